@@ -36,7 +36,8 @@ $(STAMP): $(MANIFESTS)
 	@$(PYTHON) -c 'import sys; sys.exit("Iris needs Python 3.11 or newer, not " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, triton, Iris and the tools into $(VENV): some minutes, the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=68'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
 	@touch $@
 
 demo: $(STAMP)

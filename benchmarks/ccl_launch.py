@@ -18,6 +18,7 @@ import pathlib
 import sys
 import threading
 import time
+import unittest.mock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ import triton
 
 from iris_core import bench
 from iris_core.ccl import Config
+from iris_core.device.launch_order import DeviceOrder
+from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,29 +63,37 @@ def repeated(call: Callable[[], object], *, on_gpu: bool) -> Callable[[], float]
     return seconds
 
 
-def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
-    """Return a call that does all but launch; it must be the first one of its kind."""
-    from iris_core.device.launch_order import DeviceOrder
+def without_launch(ctx: Iris, launches: Any, call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call that does all but launch kernels; it must be the first one of its kind.
 
-    known = set(ctx.ccl._bound)
-    call()
-    (new,) = set(ctx.ccl._bound) - known
-    bound: Any = ctx.ccl._bound[new]
+    `launches` is where `ctx.ccl` or `ctx.ops` keeps what it has prepared.
+    """
+    known, kernels, launch = set(launches), list[Any](), BoundKernel._first
+
+    def noted(kernel: BoundKernel, *arguments: Any) -> None:
+        kernels.append(kernel)
+        launch(kernel, *arguments)
+
+    with unittest.mock.patch.object(BoundKernel, "_first", noted):
+        call()
+    (new,) = set(launches) - known
     if ctx.device == "cpu":  # what a GPU's first call would have left
         order: Any = object.__new__(DeviceOrder)
         order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
         order._lock = threading.RLock()
+        bound = launches[new]
         bound._run = functools.partial(order.run, bound._launch, bound.plan)
-    for kernel in bound.plan.kernels:
+    for kernel in kernels:
         kernel._run = lambda raw, values: None
         if ctx.device == "cpu":
-            kernel._raw_stream, kernel._places, kernel._values = (lambda index: 0), (0, 1), [0, 0]
+            count = len(kernel._names)
+            kernel._raw_stream, kernel._places, kernel._values = (lambda index: 0), tuple(range(count)), [0] * count
     return call
 
 
 def algorithms(options: RunOptions) -> list[str]:
-    """Algorithms that every machine has."""
-    return ["ll_one_shot", "sentinel_two_shot"]
+    """Algorithms that every such machine has."""
+    return ["one_shot", "two_shot"] if options.device == "cpu" else ["ll_one_shot", "sentinel_two_shot"]
 
 
 @bench.register
@@ -102,7 +113,7 @@ def launch(state: State, ctx: Iris) -> None:
     def spoil() -> None:
         out.fill_(-1)
 
-    python_only = without_launch(ctx, lambda: ctx.ccl.all_reduce(half_out, half_inp, config=config))
+    python_only = without_launch(ctx, ctx.ccl._bound, lambda: ctx.ccl.all_reduce(half_out, half_inp, config=config))
     state.set_timer("reported")
     state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
     state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
@@ -123,8 +134,7 @@ SUITE = bench.suite(
     source=__file__,
     device="cuda",
     heap_size="64MiB",
-    cpu_heap_size="16MiB",
-    cpu_environ={"IRIS_TRITON__EMULATE_FAST": "1"},
+    on_cpu={"heap_size": "16MiB"},
     results=str(RESULTS / "ccl_launch-{ranks}.json"),
 )
 

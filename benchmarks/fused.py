@@ -267,7 +267,7 @@ SUITE = bench.suite(
     backend="gluon",
     heap_size="6GiB",
     environ=OFF,
-    cpu_heap_size="24MiB",
+    on_cpu={"heap_size": "24MiB"},
     results=str(RESULTS / "fused-{ranks}.json"),
 )
 

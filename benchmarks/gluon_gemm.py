@@ -4,7 +4,7 @@
 
 bfloat16.  Every element is compared with a product in float32.
 
-    gemm            `iris_gluon.gemm.matmul` and torch.matmul (cuBLAS), in turn, on every rank at the same time
+    gemm            the core and torch.matmul (cuBLAS), in turn, on every rank at the same time
     all_scatter     examples/24_gluon_gemm_all_scatter.py: each rank computes a slab of columns of C and stores every
                     tile to all ranks; a barrier between the devices before and behind it.  "torch" is torch.matmul and
                     all_gather_into_tensor, which leaves the slabs one below the other; "torch whole" then copies them
@@ -14,14 +14,19 @@ bfloat16.  Every element is compared with a product in float32.
 On CPU ranks (--device cpu) all_scatter runs with tiny sizes, so that it is tested; the times say nothing then.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
 from __future__ import annotations
 
 import importlib.util
 import pathlib
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl  # noqa: TC002 - kernels look it up
 
 from iris_core import bench
 from iris_gluon import gemm as core
@@ -90,23 +95,52 @@ def is_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Callable[[]
     return check
 
 
+@gluon.jit(do_not_specialize=["tiles_m", "tiles_n", "k_tiles"])  # a 1 would be a constant, which no order can hold
+def product(
+    a, b, c, tiles_m, tiles_n, k_tiles,
+    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
+):  # fmt: skip
+    """C = A @ B, of descriptors; see `iris_gluon.gemm.multiply_tiles`."""
+    order, sink = core.RowGroups(tiles_m, tiles_n, GROUP), core.StoreTile(c)
+    core.multiply_tiles(
+        a, b, order, sink, tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, TURNED_A=TURNED_A, TURNED_B=TURNED_B
+    )
+
+
+def multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    config: core.GemmConfig | None = None,
+    programs: int | None = None,
+) -> None:
+    """C = A @ B with the core, by default with a config chosen by shape, and a program for each multiprocessor."""
+    (m, k), n = a.shape, b.shape[1]
+    if programs is None:
+        programs = torch.cuda.get_device_properties(a.device).multi_processor_count
+    config, fused = config or core.choose_config(m, n, programs, k=k), example()
+    tiles = -(-m // config.block_m), -(-n // config.block_n), -(-k // config.block_k)
+    product[(min(config.tiles(m, n), programs),)](
+        *fused.operands(config, a, b), fused.describe(c, [config.block_m, config.block_n // config.parts]), *tiles,
+        **config.options, TURNED_A=fused.by_columns(a), TURNED_B=fused.by_columns(b),
+    )  # fmt: skip
+
+
 def declare_gemm(state: State, ctx: Iris, variants: dict[str, core.GemmConfig | None]) -> None:
     """Declare cuBLAS and the core with some configurations."""
     m, n, k = state["shape"]
     a, b = random_matrix(m, k, 1, ctx), random_matrix(k, n, 2, ctx)
     c = torch.empty(m, n, dtype=torch.bfloat16, device=ctx.device)
-    reason = core.unsupported(a, b, c)
+    reason = example().unsupported(a, b, c)
     if reason:
         state.skip(reason)
     common: dict[str, Any] = {"check": is_product(c, a, b), "prepare": lambda: c.fill_(float("nan"))}
     state.set_flops(2 * m * n * k)
     state.provider("cublas", lambda: torch.matmul(a, b, out=c), peer=True, **common)
 
-    def multiply(config: core.GemmConfig | None) -> Callable[[], object]:
-        return lambda: core.matmul(a, b, out=c, config=config)
-
     for name, config in variants.items():
-        state.provider(name, multiply(config), baseline="cublas", **common)
+        state.provider(name, partial(multiply, a, b, c, config), baseline="cublas", **common)
 
 
 @bench.register

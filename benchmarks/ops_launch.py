@@ -13,22 +13,18 @@ Claim: 25 us for a call on a GPU's host, 10 up to the launcher.
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from ccl_launch import repeated
+from ccl_launch import repeated, without_launch
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
 from iris_core.tuning.matmuls import SPOILED, FusedSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
@@ -46,36 +42,13 @@ SHAPE = (128, 256, 128)
 NAMED = (
     "copy_engine",
     "copy_engine_push",
-    "hopper_copy_engine",
     "hopper_copy_engine_push",
-    "hopper_fetch",
     "hopper_push",
 )
 """Algorithms that are measured by name, where they serve the operation."""
 
 ROWS_EACH = 128
 """Rows of a member for these: a tile of Hopper's."""
-
-
-def without_launch(ctx: Iris, call: Callable[[], object]) -> Callable[[], object]:
-    """Return a call that does all but launch; it must be the first one of its kind."""
-    from iris_core.device.launch_order import DeviceOrder
-
-    known = set(ctx.ops._bound)
-    call()
-    (new,) = set(ctx.ops._bound) - known
-    bound: Any = ctx.ops._bound[new]
-    if ctx.device == "cpu":  # what a GPU's first call would have left
-        order: Any = object.__new__(DeviceOrder)
-        order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
-        order._lock = threading.RLock()
-        bound._run = functools.partial(order.run, bound._launch, bound.plan)
-    kernel = bound.plan.kernel
-    kernel._run = lambda raw, values: None
-    if ctx.device == "cpu":
-        kernel._raw_stream = lambda index: 0
-        kernel._places, kernel._values = tuple(range(len(kernel._names))), [0] * len(kernel._names)
-    return call
 
 
 def operations(options: RunOptions) -> list[str]:
@@ -99,7 +72,7 @@ def launch(state: State, ctx: Iris) -> None:
     state.enter(ctx.scope())
     tensors, others = sample.tensors(ctx), other.tensors(ctx)
     want = sample.wanted(ctx.device)
-    python_only = without_launch(ctx, lambda: run(*others, config=config, **other.options))
+    python_only = without_launch(ctx, ctx.ops._bound, lambda: run(*others, config=config, **other.options))
     state.set_timer("reported")
     state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
     state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
@@ -151,7 +124,7 @@ SUITE = bench.suite(
     min_ranks=2,
     backend="gluon",
     heap_size="64MiB",
-    cpu_heap_size="16MiB",
+    on_cpu={"heap_size": "16MiB"},
     results=str(RESULTS / "ops_launch-{ranks}.json"),
 )
 

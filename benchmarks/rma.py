@@ -107,7 +107,7 @@ def pair(state: State, ctx: Iris) -> None:
     declare_route(state, ctx, state["nbytes"], {0: 1}, Config(), with_targets=state["nbytes"] == LARGE)
 
 
-@bench.register(matrix=("rank", "peer"))
+@bench.register
 @bench.axis("nbytes", ends)
 @bench.axis("rank", lambda options: range(options.num_ranks))
 @bench.axis("peer", lambda options: range(options.num_ranks))
@@ -215,7 +215,7 @@ def latency(state: State, ctx: Iris) -> None:
         state.target("signal", "time_us", at_most=LATENCY_TARGET_US)
 
 
-@bench.register(matrix=("rank", "peer"))
+@bench.register
 @bench.axis("rank", lambda options: range(options.num_ranks))
 @bench.axis("peer", lambda options: range(options.num_ranks))
 def latencies(state: State, ctx: Iris) -> None:

@@ -72,6 +72,9 @@ def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, given: 
         made = {each.name: each for each in body if isinstance(each, ast.FunctionDef)}
         if "initialize" in made:  # the contexts are not made by their constructors
             return "", returned
+        if "__init__" not in made:  # its constructor takes the fields
+            fields = [ast.unparse(each.target) for each in body if isinstance(each, ast.AnnAssign)]
+            return f"({', '.join(fields)})", returned
         arguments = made["__init__"].args
         arguments.args = [each for each in arguments.args if each.arg != "self"]
         return f"({ast.unparse(arguments)})", returned

@@ -22,7 +22,7 @@ def rows(settings_class: str, plugin: str = "") -> list[tuple[str, str, str, str
     cls = getattr(importlib.import_module(module), name)
     bare = {name: value for name, value in os.environ.items() if not name.upper().startswith("IRIS_")}
     with mock.patch.dict(os.environ, bare, clear=True):  # the defaults, whatever is set where the pages are made
-        described = [row for row in describe({plugin: cls} if plugin else {}) if row.plugin == plugin]
+        described = describe(plugin, cls if plugin else None)
     defaults = [_default(field) for field in cls.model_fields.values()]
     return [(row.variable, row.type, default, row.help) for row, default in zip(described, defaults, strict=True)]
 

@@ -81,7 +81,20 @@ def interruptible():
 @pytest.fixture(scope="session")
 def pool():
     """One pool of rank processes for the whole run; waits inside kernels are bounded, and hints must be true."""
-    warm = ("torch", "triton", "iris_triton.context", "iris_core.api")
+    algorithms = ("pull", "pull_reduce", "push", "send_recv", "two_shot")
+    kernels = (f"iris_triton.collectives.{name}" for name in algorithms)  # imported once, where workers are forked
+    warm = ("torch", "triton", "iris_triton.context", "iris_core.api", "iris_triton.interpreter.launch", *kernels)
     environ = {"IRIS_DEVICE_TIMEOUT": "30", "IRIS_TRITON__HINTS": "raise", "IRIS_GLUON__HINTS": "raise"}
     with RankPool(warm=warm, timeout_s=300.0, environ=environ, torch_distributed=True) as pool:
         yield pool
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch):
+    """`iris_core.run` has its ranks forked from the pool's server: as fresh as others, without seconds of imports."""
+
+    def run(fn, num_ranks, *args, environ=None, torch_distributed=False):
+        with RankPool(timeout_s=600.0, environ=environ, torch_distributed=torch_distributed) as ranks:
+            return ranks.run(fn, num_ranks, *args)
+
+    monkeypatch.setattr("iris_core.world.launch.run", run)

@@ -54,9 +54,6 @@ def test_a_tensor_lies_where_it_was_asked_for(allocator):
     assert t.shape == (100,)
     assert t.data_ptr() == allocator.base_ptr + 4096
     assert t.untyped_storage().nbytes() == 100
-    assert allocator.owns(t.data_ptr())
-    assert not allocator.owns(allocator.base_ptr - 1)
-    assert not allocator.owns(allocator.base_ptr + allocator.nbytes)
 
 
 def test_release_is_told_once_when_the_last_view_is_gone(allocator):
@@ -87,7 +84,7 @@ def test_a_peer_sees_the_same_memory():
     received = Segment(0, segment.nbytes, fd=os.dup(segment.fd))
     mapping = two.import_peer(0, [received])
     assert mapping.base_ptr != one.base_ptr
-    assert not two.owns(mapping.base_ptr)
+    assert mapping.base_ptr != two.base_ptr
     one.tensor(100, 1, nothing).fill_(42)
     assert ctypes.c_uint8.from_address(mapping.base_ptr + 100).value == 42
     again = two.import_peer(0, [Segment(0, segment.nbytes, fd=os.dup(segment.fd))])

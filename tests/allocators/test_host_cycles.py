@@ -6,7 +6,7 @@ from .host_jobs import many_cycles
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "cycles"), [(1, 20_000), (2, 4_000), pytest.param(2, 100_000, marks=pytest.mark.exhaustive)]
+    ("num_ranks", "cycles"), [(1, 5_000), (2, 1_500), pytest.param(2, 100_000, marks=pytest.mark.exhaustive)]
 )
 def test_nothing_is_left_of_many_cycles(pool, num_ranks, cycles):
     for before, after, mapped in pool.run(many_cycles, num_ranks, cycles):

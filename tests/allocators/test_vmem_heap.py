@@ -197,6 +197,8 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
             errors = life(c, sources)
             if len(driver.calls) < driver.fail_at:
                 num_calls = len(driver.calls) - before
+            else:
+                i.lost_a_handle = driver.calls[driver.fail_at - 1] == "release"
             driver.fail_at = None
             assert num_failures(errors) == (number <= num_calls), number
             errors.clear()
@@ -211,7 +213,7 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
 
 def test_ranks_with_different_granules_are_told_so():
     with Cluster(2) as c:
-        c.allocators[1]._granule = 2 * GRANULE
+        c.allocators[1].granularity = 2 * GRANULE
         for heap in c.heaps:
             heap._state.closed = NOT_OPEN
         errors = c.attempt(lambda heap: heap.open())
@@ -234,6 +236,7 @@ class Imports:
         self.cluster = Cluster(2, nbytes=nbytes)
         self.pieces = [Expandable(driver, *(sizes or (2 * GRANULE, GRANULE))) for driver in self.cluster.drivers]
         self.mine = [sum(sizes or (3 * GRANULE,))] * 2
+        self.lost_a_handle = False  # the driver has refused to take one back
 
     def tensors(self, start, shape):
         return [pieces.tensor(start, shape).fill_(rank + 1) for rank, pieces in enumerate(self.pieces)]
@@ -246,7 +249,7 @@ class Imports:
         gc.collect()
         for pieces in self.pieces:
             pieces.close()
-        if args[0] is None:
+        if args[0] is None and not self.lost_a_handle:
             assert self.cluster.counts == [NOTHING] * 2
 
 
@@ -404,8 +407,8 @@ def test_a_view_whose_memory_holds_other_values_is_refused_by_every_allocator():
 @pytest.mark.parametrize(
     ("name", "which"),
     [
-        *(("retain", 1), ("retain", 3), ("address_range", 1), ("export_fd", 1), ("map", 1), ("set_access", 1)),
-        *(("export_fd", 4), ("import_fd", 1), ("map", 2), ("set_access", 2)),  # in the exchange
+        *(("retain", 1), ("retain", 2), ("address_range", 1), ("export_fd", 1), ("map", 1), ("set_access", 1)),
+        *(("export_fd", 3), ("import_fd", 1), ("map", 2), ("set_access", 2)),  # in the exchange
     ],
 )
 def test_an_import_that_fails_on_one_rank_leaves_nothing_on_any(name, which):

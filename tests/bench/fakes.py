@@ -12,6 +12,7 @@ class PretendedWorld(SingleWorld):
     """A world in which every other rank says what this one says, changed by `others`."""
 
     def __init__(self, world_size, others=lambda rank, obj: obj):
+        super().__init__()
         self.world_size = world_size
         self._others = others
 

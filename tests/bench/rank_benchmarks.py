@@ -80,7 +80,7 @@ def resets(state, ctx):
 @bench.register(by_default=False)
 def hangs(state, ctx):
     """One rank never comes back."""
-    state.provider("a", (lambda: time.sleep(600)) if ctx.cur_rank == 1 else (lambda: None), check=None)
+    state.provider("a", (lambda: time.sleep(600)) if ctx.cur_rank == ctx.num_ranks - 1 else (lambda: None), check=None)
 
 
 @bench.register(by_default=False)

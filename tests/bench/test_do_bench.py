@@ -2,7 +2,8 @@
 
 import pytest
 
-from iris_core.bench import do_bench, timers
+from iris_core.bench import do_bench
+from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
 
@@ -16,7 +17,7 @@ def calls(monkeypatch):
         fn()
         return made.count("fn") / 1e3
 
-    monkeypatch.setattr(timers, "_by_clock", timed)
+    monkeypatch.setattr(first_calls, "seconds_by_clock", timed)
     return made
 
 

@@ -1,10 +1,8 @@
 """Runs on ranks, and benchmarks as programs."""
 
 import json
-import os
 import pathlib
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -12,11 +10,16 @@ import torch
 
 from iris_core import bench
 from iris_core.bench import registry
+from iris_core.bench.runner import DEVICE_TIMEOUT_S
 from iris_core.errors import PeerLostError
 
 HERE = pathlib.Path(__file__).parent
-RMA = HERE.parents[1] / "benchmarks" / "rma.py"
-OPTIONS = bench.RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", rounds=3, batch_ms=0.2)
+BENCHMARKS = HERE.parents[1] / "benchmarks"
+RMA = BENCHMARKS / "rma.py"
+OPTIONS = bench.RunOptions(
+    num_ranks=2, device="cpu", heap_size="16MiB", rounds=3, batch_ms=0.2, quick=True,
+    axes={"algorithm": ["one_shot"], "op": ["all_gather_matmul"]},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -29,12 +32,14 @@ def on_ranks(monkeypatch):
 
 @pytest.fixture(scope="module")
 def report():
-    """Of one run with all benchmarks of both files: starting ranks takes longer than what they measure here."""
+    """Of one run with all benchmarks of several files: starting ranks takes longer than what they measure here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "BENCHMARKS", {})
         patch.setattr(sys, "path", list(sys.path))
-        for name in ("rank_benchmarks", "rank_signals"):
-            bench.load(str(HERE / f"{name}.py"))
+        for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py", RMA):
+            bench.load(path)
+        for name in ("ccl_launch", "ops_launch"):
+            bench.load(BENCHMARKS / f"{name}.py")
         return bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
 
 
@@ -46,7 +51,7 @@ def of_file(report, name):
 def test_two_ranks(report):
     assert report.run["num_ranks"] == 2
     assert (report.run["allocator"], report.run["device"]) == ("host", "cpu")
-    assert report.run["device_timeout_s"] == OPTIONS.device_timeout_s
+    assert report.run["device_timeout_s"] == DEVICE_TIMEOUT_S
     right, wrong, alone, *frees, _ = of_file(report, "rank_benchmarks")
     assert right.params == {"nbytes": 8}
     assert right.local_us == (2000, 4000)
@@ -69,36 +74,33 @@ def test_a_preamble_waits_for_the_last_call_of_all_ranks(report):
 
 
 def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
-    options = bench.RunOptions(num_ranks=2, device="cpu", heap_size="1MiB", limit_s=5.0)
-    with pytest.raises(PeerLostError, match=r"rank [01]"):
+    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=12.0)
+    with pytest.raises(PeerLostError, match="rank 0"):
         on_ranks("hangs", options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
 
 
-def rma(*arguments):
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")}
-    variables["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(RMA), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
-
-
-def test_rma_on_cpu_ranks(tmp_path):
-    out = tmp_path / "rma.json"
-    done = rma("--device", "cpu", "--ranks", "2", "--quick", "--rounds", "1", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = bench.Report.read(out)
+def test_rma_on_cpu_ranks(report):
+    results = of_file(report, "rma")
     names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")
-    assert {each.benchmark for each in report.results} == {f"rma.{name}" for name in names}
-    assert all(each.verified or each.skipped for each in report.results)
-    skipped = {each.provider: each.skipped for each in report.results if each.skipped and each.provider}
+    assert {each.benchmark for each in results} == {f"rma.{name}" for name in names}
+    assert all(each.verified or each.skipped for each in results)
+    skipped = {each.provider: each.skipped for each in results if each.skipped and each.provider}
     assert skipped == dict.fromkeys(("engine push", "engine pull", "engine"), "the copy engine needs a GPU")
-    measured = [each for each in report.results if each.time_us]
+    measured = [each for each in results if each.time_us]
     assert {each.provider for each in measured} == {"push", "pull", "signal", "barrier"}
     for name in ("pairs", "ring", "all_to_all"):
         assert {each.params["nbytes"] for each in measured if each.benchmark == f"rma.{name}"} == {4096, 16384}
     for name in ("pairs", "latencies"):
         each_way = {(r.params["rank"], r.params["peer"]) for r in measured if r.benchmark == f"rma.{name}"}
         assert each_way == {(0, 1), (1, 0)}
+
+
+@pytest.mark.parametrize("name", ["ccl_launch", "ops_launch"])
+def test_a_repeated_call_is_measured_up_to_the_launcher(report, name):
+    """What launches cost the CPU: on CPU ranks, Python's part."""
+    (result,) = (each for each in of_file(report, name) if each.provider == "iris, to the launcher")
+    assert result.time_us > 0
 
 
 def test_signals_by_copies_come_in_turn(report):

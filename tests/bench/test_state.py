@@ -2,6 +2,7 @@
 
 import pytest
 
+from iris_core.bench import RunOptions
 from iris_core.bench.state import SkipPoint, State
 from iris_core.errors import BenchmarkError
 
@@ -12,7 +13,7 @@ def nothing():
 
 @pytest.fixture
 def state():
-    return State("copy", {"nbytes": 4, "sem": "relaxed"}, on_gpu=False, rounds=7)
+    return State("copy", {"nbytes": 4, "sem": "relaxed"}, RunOptions(), False, nothing)
 
 
 def test_axes_are_read_by_key_and_unknown_ones_are_named(state):
@@ -42,23 +43,20 @@ def test_timers(state):
     state.set_timer("reported")
     state.provider("b", nothing, check=None)
     assert [each.timer for each in state.providers.values()] == ["cpu", "reported"]
-    on_gpu = State("copy", {}, on_gpu=True, rounds=1)
+    on_gpu = State("copy", {}, RunOptions(), True, nothing)
     on_gpu.provider("a", nothing, check=None)
     on_gpu.set_timer("graph")
     on_gpu.provider("b", nothing, check=None)
     assert [each.timer for each in on_gpu.providers.values()] == ["events", "graph"]
 
 
-def test_exec_is_one_provider(state):
-    state.exec(nothing, preamble_fn=nothing)
+def test_exec_is_one_provider_whose_calls_are_timed_one_by_one_after_a_preamble(state):
+    log = []
+    state.exec(lambda: log.append("call"), preamble_fn=lambda: log.append("preamble"))
     (provider,) = state.providers.values()
-    assert (provider.call, provider.prepare, provider.before, provider.name) == (nothing, None, nothing, "default")
-
-
-def test_a_preamble_needs_calls_that_are_timed_one_by_one(state):
-    state.set_timer("reported")
-    with pytest.raises(BenchmarkError, match="preamble_fn"):
-        state.exec(nothing, preamble_fn=nothing)
+    assert (provider.name, provider.timer) == ("default", "reported")
+    assert provider.call() > 0
+    assert log == ["preamble", "call"]
 
 
 def test_what_is_declared_twice_is_refused(state):

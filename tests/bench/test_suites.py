@@ -1,17 +1,16 @@
-"""Files of benchmarks as programs and as arguments of `iris bench`: what they run on, and what is refused."""
+"""Files of benchmarks as programs: what they run on, and what is refused."""
 
 import argparse
 import csv
 import json
-import pathlib
+import sys
 
 import pytest
 import torch
 
 from iris_core import bench
 from iris_core.bench.registry import parse_axis
-from iris_core.bench.suites import Suite, add_options, suite_of
-from iris_core.cli import main
+from iris_core.bench.suites import Suite, add_options
 from iris_core.errors import BenchmarkError
 
 FILE = """
@@ -45,11 +44,13 @@ SUITE = bench.suite("{name}", __doc__, source=__file__, device="cpu", min_ranks=
 
 
 @pytest.fixture
-def file(tmp_path, request):
-    """A file of benchmarks whose names nobody else has."""
+def program(tmp_path, request, monkeypatch):
+    """The program that a file of benchmarks is, whose names nobody else has."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / f"suite_of_{abs(hash(request.node.name))}.py"
     path.write_text(FILE.format(name="files", results=str(tmp_path / "kept-{ranks}.json")))
-    return path
+    bench.load(path)
+    return sys.modules[f"iris_bench_{path.stem}"].SUITE.main
 
 
 def parsed(*arguments):
@@ -83,71 +84,53 @@ def test_what_is_no_axis(text):
 
 
 def test_ranks_on_gpus(monkeypatch):
-    suite = Suite("s", "", "s.py", device="cuda", min_ranks=2, max_ranks=4, allocator="torch", heap_size="2GiB")
+    options = {"device": "cuda", "allocator": "torch", "heap_size": "2GiB"}
+    suite = Suite(name="s", about="", source="s.py", min_ranks=2, max_ranks=4, **options)
     gpus(monkeypatch, 8)
-    (options,) = suite.options(parsed())
-    assert (options.num_ranks, options.allocator, options.heap_size, options.device) == (4, "torch", "2GiB", "cuda")
-    assert [each.num_ranks for each in suite.options(parsed("--ranks", "2,8"))] == [2, 8]
+    (found,) = suite.runs(parsed())
+    assert (found.num_ranks, found.allocator, found.heap_size, found.device) == (4, "torch", "2GiB", "cuda")
+    assert [each.num_ranks for each in suite.runs(parsed("--ranks", "2,8"))] == [2, 8]
     for wrong in ("1", "9", "2,9", "two"):
         with pytest.raises(BenchmarkError):
-            suite.options(parsed("--ranks", wrong))
+            suite.runs(parsed("--ranks", wrong))
     gpus(monkeypatch, 1)
     with pytest.raises(
         BenchmarkError, match=r"2 ranks need as many GPUs, and 2 at least; torch sees 1 here.*--device cpu"
     ):
-        suite.options(parsed())
-    gpus(monkeypatch, 2)
-    fussy = Suite("s", "", "s.py", device="cuda", obstacle=lambda: "too old")
-    with pytest.raises(BenchmarkError, match="too old"):
-        fussy.options(parsed())
+        suite.runs(parsed())
 
 
 def test_ranks_on_the_cpu(monkeypatch):
     gpus(monkeypatch, 0)
     suite = Suite(
-        "s", "", "s.py", device="cuda", min_ranks=3, allocator="torch", environ={"A": "1"}, cpu_heap_size="1MiB",
-        cpu_environ={"B": "2"},
+        name="s", about="", source="s.py", device="cuda", allocator="torch", environ={"A": "1"}, min_ranks=3,
+        on_cpu={"heap_size": "1MiB", "environ": {"B": "2"}},
     )  # fmt: skip
-    (options,) = suite.options(parsed("--device", "cpu", "--axis", "n=3", "--backend", "gluon"))
+    (options,) = suite.runs(parsed("--device", "cpu", "--axis", "n=3", "--backend", "gluon"))
     assert (options.num_ranks, options.allocator, options.heap_size) == (3, "auto", "1MiB")
     assert (options.environ, options.axes, options.backend) == ({"B": "2"}, {"n": [3]}, "gluon")
 
 
-def test_a_file_that_declares_nothing():
-    assert suite_of("some/where.py").name == "where"
-    assert suite_of("some/where.py").device is None
-
-
-def test_run_and_list(file, tmp_path, capsys):
-    assert main(["bench", "list", str(file)]) == 0
-    listed = capsys.readouterr().out
-    assert ".quick " in listed
-    assert "by name only" in listed
+def test_a_part(program, tmp_path, capsys):
     out = tmp_path / "out.csv"
-    assert main(["bench", "run", str(file), "--only", "quick", "--rounds", "1", "--out", str(out)]) == 0
+    assert program(["--only", "quick", "--rounds", "1", "--out", str(out)]) == 0
     rows = list(csv.DictReader(out.open()))
     assert [(row["n"], row["time_us"], row["half"]) for row in rows] == [("1", "1.0", "0.5"), ("2", "2.0", "1.0")]
     assert rows[1]["bytes_per_operation"] == "2000"
     capsys.readouterr()
-    assert main(["bench", "run", str(file), "--only", "quick", "--axis", "n=5", "--format", "json"]) == 0
+    assert program(["--only", "quick", "--axis", "n=5", "--format", "json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["params"] == {"n": 5}
-    assert main(["bench", "run", str(file), "--only", "quick", "--axis", "m=5"]) == 2
+    assert program(["--only", "quick", "--axis", "m=5"]) == 2
     assert "no chosen benchmark has an axis 'm'" in capsys.readouterr().err
     assert not list(tmp_path.glob("kept*"))  # parts are no result to be kept
 
 
-def test_each_number_of_ranks(file, tmp_path, monkeypatch, capsys):
+def test_each_number_of_ranks(program, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("IRIS_TEST_SUITE", raising=False)
-    assert main(["bench", "run", str(file), "--ranks", "1,2", "--rounds", "1"]) == 0
+    assert program(["--ranks", "1,2", "--rounds", "1"]) == 0
     capsys.readouterr()
     report = bench.Report.read(tmp_path / "kept-1-2.json")
     assert report.run["num_ranks"] == [1, 2]
     assert [(each.provider, each.num_ranks) for each in report.results] == [("a", 0), ("a", 0), ("c", 1), ("c", 2)]
     assert all(each.counters["variable"] == 7 for each in report.results if each.provider == "c")
-
-
-def test_one_file_of_results(file, capsys):
-    assert main(["bench", "run", str(file), str(file), "--out", "x.json"]) == 1
-    assert "run the files one by one" in capsys.readouterr().err
-    assert main(["bench", "run", str(pathlib.Path(file).with_name("absent.py"))]) == 1

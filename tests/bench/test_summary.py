@@ -2,7 +2,8 @@
 
 import pytest
 
-from iris_core.bench.runner import Measured, summarize
+from iris_core.bench import RunOptions
+from iris_core.bench.runner import summarize
 from iris_core.bench.state import State
 from iris_core.errors import BenchmarkError
 
@@ -11,9 +12,10 @@ IDLE = []
 
 def summary(*times):
     """The result of one provider."""
-    state = State("copy", {"a": 1.5, "b": None, "c": (1, 2)}, on_gpu=False, rounds=3)
+    state = State("copy", {"a": 1.5, "b": None, "c": (1, 2)}, RunOptions(), False, lambda: None)
     state.provider("ours", None, check=None)
-    (result,) = summarize(state, {"ours": Measured(list(times))}, len(times), {})
+    state.providers["ours"].times = list(times)
+    (result,) = summarize(state, len(times))
     return result
 
 
@@ -33,15 +35,16 @@ def test_only_what_json_knows_is_kept_as_it_is():
 
 
 def test_a_result_of_three_ranks():
-    state = State("copy", {"dtype": complex, "nbytes": 8}, on_gpu=False, rounds=3)
+    state = State("copy", {"dtype": complex, "nbytes": 8}, RunOptions(), False, lambda: None)
     state.set_bytes(6_000_000, bus_factor=4 / 3)
     state.provider("ours", None, check=None, baseline="theirs")
     state.provider("theirs", None, check=None, peer=True)
     state.provider("others", None, check=None, peer=True)
-    ours = Measured([[1e-3, 3e-3, 2e-3], [2e-3, 2e-3, 8e-3], IDLE], calls=5, verified=True)
-    theirs = Measured([[4e-3, 3e-3, 4e-3], [1e-3] * 3, IDLE], calls=5)
-    others = Measured([[5e-3, 6e-3, 7e-3], IDLE, IDLE], calls=5)
-    results = summarize(state, {"ours": ours, "theirs": theirs, "others": others}, 3, {"n": 1.0})
+    state.add_counter("n", 1)
+    state.providers["ours"].times = [[1e-3, 3e-3, 2e-3], [2e-3, 2e-3, 8e-3], IDLE]
+    state.providers["theirs"].times = [[4e-3, 3e-3, 4e-3], [1e-3] * 3, IDLE]
+    state.providers["others"].times = [[5e-3, 6e-3, 7e-3], IDLE, IDLE]
+    results = summarize(state, 3)
     mine, baseline, last = results
     assert mine.rounds_us == (2000, 3000, 8000)
     assert mine.time_us == 3000

@@ -4,7 +4,7 @@ import pytest
 
 from iris_core import bench
 from iris_core.bench import runner, timers
-from iris_core.bench.state import Provider
+from iris_core.bench.timers import Provider
 
 from .fakes import FakeGPU, PretendedWorld
 
@@ -21,10 +21,12 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
     def align():
         gpu.log.append(gpu.launches)
 
-    batch = timers.Batch(Provider("a", timer, lambda: gpu.launch(SECONDS)), 2, align, graph_calls=5)
+    provider = Provider("a", timer, lambda: gpu.launch(SECONDS), units=4)
+    if timer == "graph":
+        provider.capture(5)
     before = gpu.launches
     assert before == 0  # capturing runs nothing
-    assert batch.time(4) == pytest.approx(SECONDS)  # the pause of the device is not part of it
+    assert provider.time(2, align) == pytest.approx(SECONDS)  # the pause of the device is not part of it
     aligned = next(each for each in gpu.log if isinstance(each, int))
     assert aligned == warm
     assert gpu.launches - aligned == 1 + timed
@@ -33,10 +35,11 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
 def test_an_idle_rank_aligns_with_gpu_timers_only():
     aligned = []
     for timer in ("events", "graph", "cpu", "reported"):
-        batch = timers.Batch(Provider("a", timer), 1, lambda: aligned.append(1), graph_calls=5)
-        batch.once()
-        assert batch.time(3) == 0
-        batch.close()
+        provider = Provider("a", timer, units=3)
+        if timer == "graph":
+            provider.capture(5)
+        provider.once()
+        assert provider.time(1, lambda: aligned.append(1)) == 0
     assert len(aligned) == 2
 
 
@@ -84,7 +87,7 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
 def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure_on_gpu):
     def others(rank, obj):
         """The other rank has measured 2 us in each round."""
-        return [([2e-6] * 3, "", True)] if obj == [([], "", True)] else obj
+        return ({"kernel": [2e-6] * 3}, {"kernel": ""}) if obj == ({"kernel": []}, {"kernel": ""}) else obj
 
     def benchmark(state, ctx):
         state.set_timer("graph")

@@ -3,10 +3,10 @@
 import contextlib
 import logging
 import os
+import pathlib
 import random
 import threading
 import time
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,7 @@ from jobs_common import environment, in_vain
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.device import reports
-from iris_core.errors import ArgumentError, DeviceError, UnsupportedError
-from iris_triton.interpreter import configured
+from iris_core.errors import DeviceError, UnsupportedError
 
 SOON = "4"
 """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
@@ -81,67 +79,6 @@ def gives_up(device, following, first="all_reduce"):
         again = facts_of(lambda: ctx.ccl.all_reduce(y, x))
         again = again or facts_of(ctx.device_barrier) or facts_of(ctx.barrier)
         return said, again, y.unique().tolist()
-
-
-def known_and_refused(ctx):
-    """Tensors of a call that all members know, and the input of another one of its kind, which overlaps the output."""
-    wide = torch.ones(9, 64, device=ctx.device)
-    return wide[:4, :4], wide[5:, :4], wide[1:5, :4]
-
-
-def refuses(device):
-    """Rank 1 refuses a call on its host, while the others launch theirs; what they raise.  All reset, and go on."""
-    patience = mock.patch.object(reports, "REFUSED_S", 0.5)
-    with patience, environment(IRIS_DEVICE_TIMEOUT="600"), Iris("16MiB", device=device) as ctx:
-        y, x, overlapping = known_and_refused(ctx)
-        ctx.ccl.all_reduce(y, x)
-        meet(ctx)
-        said = None
-        if ctx.cur_rank == 1:
-            with contextlib.suppress(ArgumentError):
-                ctx.ccl.all_reduce(y, overlapping)
-        else:
-            said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
-        meet(ctx)
-        ctx.ccl.reset()
-        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), y.unique().tolist()
-
-
-def refuse_alike(device):
-    """All ranks refuse the same calls, and none takes that for a failure of another one."""
-    with mock.patch.object(reports, "REFUSED_S", 0.0), Iris("16MiB", device=device) as ctx:
-        y, x, overlapping = known_and_refused(ctx)
-        said, refused = [], 0
-        for number in range(20):
-            said.append(facts_of(lambda: ctx.ccl.all_reduce(y, x)))
-            meet(ctx)
-            try:
-                ctx.ccl.all_reduce(y, overlapping)
-            except ArgumentError:
-                refused += 1
-            if number % 4:
-                meet(ctx)
-            else:
-                ctx.barrier()
-        return [each for each in said if each], refused, y.unique().tolist()
-
-
-def fails_in_the_background(device):
-    """An asynchronous call of rank 1 fails, and it does not ask; what the next call of each rank raises."""
-    with Iris("16MiB", device=device) as ctx:
-        x, y = ctx.ones(8), ctx.zeros(8)
-        ctx.ccl.all_reduce(y, x)
-        meet(ctx)
-        if ctx.cur_rank == 1:
-            with configured(timeout_s=1.0):
-                work = ctx.ccl.all_reduce(y, x, async_op=True)
-                while not work.is_completed():
-                    time.sleep(0.01)
-        meet(ctx)
-        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
-        meet(ctx)
-        ctx.ccl.reset()
-        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), facts_of(ctx.barrier), y.unique().tolist()
 
 
 def differs(device):
@@ -255,11 +192,17 @@ def in_graphs(replays):
 
 
 @contextlib.contextmanager
-def recorded():
-    """Records of Iris's logger."""
+def recorded(warned=None):
+    """Records of Iris's logger; with the first warning of a wait, the file `warned` is made."""
     records = []
     handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
+
+    def emit(record):
+        records.append(record.getMessage())
+        if warned is not None and " has waited for " in records[-1]:
+            warned.touch()
+
+    handler.emit = emit
     logging.getLogger("iris").addHandler(handler)
     try:
         yield records
@@ -272,8 +215,8 @@ def threads():
     return [each.name for each in threading.enumerate() if each.name == "iris-watchdog"]
 
 
-def late(device):
-    """Rank 1 comes late to a call, without a bound.
+def late(device, folder):
+    """Rank 1 comes to a call when the others have been warned, without a bound.
 
     Returns what was logged of waits that are shorter than the watchdog's time, then of that one, and its threads.
     """
@@ -284,15 +227,17 @@ def late(device):
             meet(ctx)
         running = threads()
     bounds = environment(IRIS_DEVICE_TIMEOUT="", IRIS_WATCHDOG="0.3")
-    with bounds, recorded() as records, Iris("16MiB", device=device) as ctx:
+    warned = [pathlib.Path(folder) / str(rank) for rank in range(int(os.environ["WORLD_SIZE"]))]
+    with bounds, recorded(warned[int(os.environ["RANK"])]) as records, Iris("16MiB", device=device) as ctx:
         x, y = ctx.ones(8192, dtype=torch.bfloat16), ctx.zeros(8192, dtype=torch.bfloat16)
         ctx.ccl.all_reduce(y, x)
         meet(ctx)
-        if ctx.cur_rank == 1:
-            time.sleep(1.5)
+        deadline = time.monotonic() + 60
+        while ctx.cur_rank == 1 and not all(each.exists() for rank, each in enumerate(warned) if rank != 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()
-        deadline = time.monotonic() + 60
         while ctx.cur_rank != 1 and not any("no longer waits for rank 1" in text for text in records):
             assert time.monotonic() < deadline, records
             time.sleep(0.1)

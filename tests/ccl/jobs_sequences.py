@@ -233,7 +233,7 @@ def refused(device):
     with Iris("8MiB", device=device) as ctx:
         ccl, rank, size = ctx.ccl, ctx.cur_rank, ctx.num_ranks
         x, y, wide = ctx.zeros(6, 4), ctx.zeros(6, 4), ctx.zeros(size * 6, 4)
-        other = torch.zeros(6, 4, device="meta")
+        other, recorded = torch.zeros(6, 4, device="meta"), x.clone().requires_grad_()
         calls = {
             "shape": lambda: ccl.all_reduce(y[:5], x),
             "dtype": lambda: ccl.all_reduce(y.int(), x),
@@ -244,6 +244,8 @@ def refused(device):
             "average of bool": lambda: ccl.all_reduce(y.bool(), x.bool(), op=ReduceOp.AVG),
             "complex": lambda: ccl.all_reduce(y.cfloat(), x.cfloat()),
             "overlap": lambda: ccl.all_reduce(wide[:6], wide[1:7]),
+            "gradient": lambda: [ccl.all_reduce(y, each) for each in (recorded.detach(), recorded)],
+            "gradient of the output": lambda: ccl.broadcast(2 * recorded),
             "shared memory": lambda: ccl.all_reduce(y[:1].expand(6, 4), x),
             "gathered": lambda: ccl.all_gather(y, x),
             "scattered": lambda: ccl.reduce_scatter(y, x),

@@ -1,6 +1,7 @@
 """Rank jobs of test_torch_distributed: algorithms of torch.distributed, by name."""
 
 import itertools
+import os
 from unittest import mock
 
 import jobs_ccl
@@ -9,10 +10,12 @@ import torch
 import torch.distributed as dist
 from ccl_cases import Case
 from ops_cases import Case as Product
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import UnsupportedError
+from iris_core.errors import IrisError, UnsupportedError
 from iris_core.ops import FusedConfig
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -154,3 +157,38 @@ def refused_products(device):
         said["torch_symm"] = next(each.reason for each in symmetric.candidates if each.name == "torch_symm")
         ctx.barrier()
     return said
+
+
+def meshes(device):
+    """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
+    said = {}
+    with Iris("8MiB", device=device) as ctx:
+        mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
+        part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
+        y = ctx.zeros(2)
+        for name in ("dp", "tp"):
+            ctx.ccl.all_reduce(y, torch.full((2,), float(ctx.cur_rank), device=ctx.device), group=mesh[name])
+            ctx.device_barrier(mesh[name])
+            ctx.barrier(group=mesh[name])
+            said[name] = y.tolist()
+        wrong = {
+            "mesh": lambda: ctx.ccl.all_reduce(y, y, group=mesh),
+            "collective": lambda: ctx.ccl.all_reduce(part, part),
+            "product": lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part),
+        }
+        for name, call in wrong.items():
+            try:
+                call()
+            except (IrisError, TypeError) as e:
+                said[name] = f"{type(e).__name__}: {e}"
+    return said
+
+
+def gloo_sum(dying=None):
+    """Return a sum that gloo makes; or end the process of a rank."""
+    if dying == dist.get_rank():
+        os._exit(7)
+    with Iris("4MiB", device="cpu") as ctx:
+        y = ctx.zeros(2)
+        ctx.ccl.all_reduce(y, ctx.ones(2), config=Config(algorithm="gloo"))
+        return y.tolist()

@@ -9,7 +9,8 @@ from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.bench import RunOptions
-from iris_core.tuning.collectives import OPS, SPOILED, Sample, TuneOptions, tune_on_this_rank
+from iris_core.tuning.collectives import OPS, SPOILED, Sample, TuneOptions
+from iris_core.tuning.tuner import tune_on_this_rank
 
 
 def samples(device, nbytes, dtype):
@@ -20,7 +21,7 @@ def samples(device, nbytes, dtype):
             with ctx.scope():
                 sample = Sample.of_bytes(op, getattr(torch, dtype), ctx.cur_rank, ctx.num_ranks, nbytes)
                 out, inp = sample.tensors(ctx)
-                getattr(ctx.ccl, op)(*sample.arguments(out, inp))
+                getattr(ctx.ccl, op)(*((inp if out is None else out,) if op == "broadcast" else (out, inp)))
                 if out is None:
                     answers[op] = (sample.nbytes, None)
                     continue

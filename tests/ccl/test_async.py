@@ -2,9 +2,10 @@
 
 import pytest
 from jobs_async import fails, freed_and_asked_for, keeps_errors, leaves, nobody_waits
+from rank_counts import rank_counts
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[4]))
 def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
     rounds = 12 if device == "cuda" else len(some(range(12), 2))
     assert pool.run(nobody_waits, num_ranks, device, num_ranks, rounds) == [[]] * num_ranks

@@ -1,10 +1,12 @@
 """The first call of a kind measures algorithms on its own tensors (IRIS_TUNE=first), on all members alike."""
 
 import re
+from unittest import mock
 
 import jobs_first_calls as jobs
 import pytest
 
+from iris_core.dispatch import first_calls
 from iris_core.dispatch.tables import read_table
 
 WATCHED = {"one_shot", "two_shot", "third", "gloo"}
@@ -98,6 +100,15 @@ def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_p
             assert (launched, said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
             own += ["cpu-2.json"] if rank == 0 else []
         assert files == sorted(own)
+
+
+def test_one_slow_call_of_a_short_kernel_does_not_decide(monkeypatch):
+    """A single call of some microseconds is not timed well enough to leave an algorithm out."""
+    steady, first_slow = (lambda: None), (lambda: None)
+    times = {steady: iter([4e-6] * 3), first_slow: iter([9e-6, 2e-6, 2e-6])}
+    monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: next(times[launch]))
+    alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
+    assert first_calls.measure([steady, first_slow], alone, on_gpu=False) == [4e-6, 2e-6]
 
 
 @two_ranks

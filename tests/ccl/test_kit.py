@@ -29,7 +29,7 @@ for _name, _plugin in vars(kit_plugins).copy().items():
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # tests/ccl_fast and tests/gluon have one each, and tests/kit right ones of every operation
+@pytest.mark.exhaustive  # tests/gluon has one, and tests/kit right ones of every operation
 @pytest.mark.parametrize("name", ["all_reduce_two_shot", "all_gather_persistent"])
 def test_installed(name, tmp_path):
     assert kit_runner.passed(tmp_path, kit_plugins, name, HERE / "suite_portable.py") >= kit_runner.MUST_PASS

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from jobs_memory import areas, groups_beside_allocations, off_the_heap, regions, used_before, what_a_group_gets
+from rank_counts import rank_counts
 
 from iris_triton.collectives.parts.sizes import carrier_of, columns_first, layout_of
 
@@ -42,7 +43,7 @@ def test_regions_of_teams(pool, system_size, workspace):
     assert [found[1]["rank"] for found, _ in (results[2], results[0])] == [(0, 2, (2, 0)), (1, 2, (2, 0))]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device):
     for found in pool.run(used_before, num_ranks, device):
         assert found == [[num_ranks * (num_ranks + 1) / 2]] * num_ranks

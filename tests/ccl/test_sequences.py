@@ -27,10 +27,10 @@ def all_right(results):
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     sets = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0], [2]]
-    all_right(pool.run(in_groups, num_ranks, device, sets, 5))
+    all_right(pool.run(in_groups, num_ranks, device, sets, 5 if device == "cuda" else 3))
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(2, 3, seldom=[8]))
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 8]))
 def test_back_to_back(pool, num_ranks, device):
     calls = 10_000 if device == "cuda" else 60
     all_right(pool.run(back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False, timeout_s=300.0))
@@ -51,7 +51,7 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, devic
     all_right(pool.run(in_pieces, num_ranks, device, cases, "4KiB"))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
 def test_the_same_as_torch_distributed(pool, num_ranks, device):
     all_right(pool.run(against_gloo, num_ranks, device, num_ranks, 40, timeout_s=300.0))
 
@@ -61,7 +61,7 @@ def test_the_layout_of_tiles(pool, num_ranks, device):
     all_right(pool.run(in_tiles, num_ranks, device))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_messages_between_two_ranks(pool, num_ranks, device):
     all_right(pool.run(messages, num_ranks, device, 3 if device == "cuda" else 1))
 
@@ -88,6 +88,8 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool, num_ranks, de
         "average of bool": ("ArgumentError: all_reduce: AVG does not work on bool",),
         "complex": ("UnsupportedError: all_reduce: elements of torch.complex64 cannot be reduced",),
         "overlap": ("ArgumentError: all_reduce: input and output overlap",),
+        "gradient": ("ArgumentError: all_reduce: writes into its output, so torch cannot record it for gradients",),
+        "gradient of the output": ("ArgumentError: broadcast: writes into its output",),
         "shared memory": ("ArgumentError", "share memory"),
         "gathered": ("ArgumentError: all_gather", "the output must be (12, 4) or (2, 6, 4)"),
         "scattered": ("ArgumentError: reduce_scatter", "the input must be (12, 4) or (2, 6, 4)"),
@@ -136,7 +138,9 @@ def test_a_rank_that_stays_away_is_named(pool, num_ranks, device):
     assert [sums for _, sums in (first, second, third)] == [[3.0]] * 3
     for said, _ in (first, second, third):
         assert said.startswith("DeviceTimeoutError")
-        assert "where rank 1 tells program 0 that it has arrived" in said or "where the data of rank 1 arrives" in said
+        assert (
+            "where rank 1 signals program 0 that it has arrived" in said or "where the data of rank 1 arrives" in said
+        )
         assert "the collectives of ranks 0, 1, 2, whose last call on rank " in said
     assert "has reported: " in second[0]
 

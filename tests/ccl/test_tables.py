@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from table_files import HEAD, ROW, table_file
 
-from iris_core.dispatch.tables import Entry, Tables, file_name, merged, place_of, read_table, size_of, write_table
+from iris_core.dispatch.choice import Tables, file_name, place_of, size_of
+from iris_core.dispatch.tables import Entry, merged, read_table, write_table
 from iris_core.errors import SettingsError
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 
@@ -24,6 +25,14 @@ def tables(*folders):
 
 def names(found):
     return [entry.algorithm for entry in found.entries]
+
+
+def test_a_file_named_for_another_device_is_not_read(tmp_path, caplog):
+    for name in ("another-gpu-4.json", "cpu-x.json", "mine.json"):
+        (tmp_path / name).write_text("{")
+    assert tables(tmp_path).nearest(REQUEST).entries == ()
+    assert len(caplog.messages) == 2
+    assert "another-gpu" not in caplog.text
 
 
 # -- the nearest point ------------------------------------------------------------------------------------------------

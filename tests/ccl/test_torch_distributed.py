@@ -3,6 +3,9 @@
 import jobs_torch_distributed as jobs
 import pytest
 
+from iris_core.errors import PeerLostError
+from iris_core.testing import RankPool
+
 three_ranks = pytest.mark.parametrize("num_ranks", [3])
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
 members = pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
@@ -59,3 +62,22 @@ def test_products_that_it_cannot_serve_are_refused_with_the_reason(pool, num_ran
             "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
         }
         assert {what: text.partition("cannot serve this call: ")[2] or text for what, text in said.items()} == reasons
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_a_mesh_is_a_group_for_each_dimension(pool, num_ranks, device):
+    for rank, said in enumerate(pool.run(jobs.meshes, num_ranks, device)):
+        assert said.pop("dp") == [2.0 * (rank % 2) + 2] * 2
+        assert said.pop("tp") == [4.0 * (rank // 2) + 1] * 2
+        assert said["mesh"].startswith("GroupError")
+        assert "of 2 dimensions; pass one of them: mesh[name]" in said["mesh"]
+        assert said["collective"].startswith("TypeError: all_reduce: the output is a DTensor; pass this rank's part")
+        assert "tensor.to_local()" in said["product"]
+
+
+def test_a_process_that_is_newer_than_others_meets_them():
+    with RankPool(timeout_s=100, torch_distributed=True) as pool:
+        assert pool.run(jobs.gloo_sum, 2) == [[2.0, 2.0]] * 2
+        with pytest.raises(PeerLostError):
+            pool.run(jobs.gloo_sum, 2, 1)
+        assert pool.run(jobs.gloo_sum, 2) == [[2.0, 2.0]] * 2

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from jobs_tuning import chosen, samples, tune
+from rank_counts import rank_counts
 
 from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table, write_table
@@ -11,7 +12,7 @@ from iris_core.errors import ArgumentError
 from iris_core.tuning.collectives import OPS, TuneOptions
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 @pytest.mark.parametrize(("nbytes", "dtype"), [(1, "int8"), (5000, "bfloat16")])
 def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
     unit = num_ranks * 16
@@ -25,17 +26,17 @@ def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
 
 
 def test_all_ranks_find_the_same(pool, device):
-    wanted = {"ops": ("all_reduce", "scatter"), "dtypes": ("float32", "int32"), "max_nbytes": 5000, "factor": 4}
+    wanted = {"ops": ("all_reduce", "scatter"), "dtypes": ("float32", "int32"), "max_nbytes": 2500}
     first, second = pool.run(tune, 2, device, wanted)
     assert first == second
     assert first.passed_over == tuple(
-        f"scatter at {nbytes} bytes: there is nothing to choose from" for nbytes in (4096, 1024) * 2
+        f"scatter at {nbytes} bytes: there is nothing to choose from" for nbytes in (2048, 1024) * 2
     )
     assert not first.wrong
     for dtype in ("*", "int32"):
         rows = [each for each in first.entries if each.dtype == dtype]
         assert {each.op for each in rows} == {"all_reduce"}
-        assert {(each.size, each.place) for each in rows} == {((1024,), "heap"), ((4096,), "heap")}
+        assert {(each.size, each.place) for each in rows} == {((1024,), "heap"), ((2048,), "heap")}
         assert all(each.seconds > 0 for each in rows)
 
 
@@ -55,7 +56,6 @@ def test_wrong_data_is_left_out_and_named(pool):
         ({"dtypes": ()}, "one at least"),
         ({"ops": ("reduce", "reduce")}, "each operation once"),
         ({"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
-        ({"factor": 1}, "must be 2 or more"),
     ],
 )
 def test_options_that_cannot_be(wrong, message):
@@ -64,9 +64,9 @@ def test_options_that_cannot_be(wrong, message):
 
 
 def test_sizes():
-    assert TuneOptions(min_nbytes=1000, max_nbytes=8000).sizes == [1000, 2000, 4000, 8000]
-    assert TuneOptions(min_nbytes=1024, max_nbytes=1 << 30, factor=8).sizes[-1] == 1 << 28
-    assert TuneOptions(min_nbytes=5, max_nbytes=5).sizes == [5]
+    for bounds, sizes in (((1024, 8192), [8192, 4096, 2048, 1024]), ((1024, 4095), [2048, 1024]), ((64, 64), [64])):
+        wanted = TuneOptions(ops=("reduce",), min_nbytes=bounds[0], max_nbytes=bounds[1])
+        assert [each.sample.nbytes for each in wanted.points(0, 2)] == sizes
 
 
 @pytest.mark.slow
@@ -78,7 +78,6 @@ def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
     path = tmp_path / "ccl" / "cpu-2.json"
     assert f"written to {path}" in shown
     fastest = read_table(path).entries[0]
-    assert fastest.algorithm in shown
     (said, _) = pool.run(chosen, 2, str(tmp_path))
     assert said == (fastest.algorithm, f"measured as the fastest in {path}")
     assert {each.name for each in tmp_path.iterdir()} == {"ccl"}

@@ -13,8 +13,7 @@ from jobs_sequences import in_pieces
 from jobs_variants import in_a_group, inexact, mixed, with_nans
 from variant_cases import request
 
-from iris_core.dispatch.choice import Chooser
-from iris_core.dispatch.tables import Tables
+from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
@@ -22,6 +21,7 @@ from iris_triton.collectives import collectives
 
 ALGORITHMS = {(each.op, each.name): each for each in variant_cases.algorithms()}
 
+SELDOM = pytest.mark.exhaustive(device="cpu")
 CASES_OF_A_JOB = 40  # a job on ranks has a limit of time, and the machine may be busy
 
 
@@ -32,7 +32,10 @@ def check(pool, num_ranks, job, device, cases, *more):
             assert wrong == []
 
 
-@pytest.mark.parametrize(("num_ranks", "number"), [(1, 1), (2, 5), (3, 5), (4, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("num_ranks", "number"),
+    [(1, 1), (3, 5), (8, 1), *(pytest.param(*each, marks=SELDOM) for each in ((2, 5), (4, 2)))],
+)
 def test_calls_of_many_kinds(pool, num_ranks, number, device):
     check(pool, num_ranks, run_cases, device, variant_cases.some_cases(num_ranks, number), 1)
 

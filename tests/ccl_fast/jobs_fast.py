@@ -10,7 +10,8 @@ import jobs_ccl
 import torch
 import torch.distributed as dist
 from ccl_cases import Case
-from jobs_common import environment, in_vain
+from emulation import emulation
+from jobs_common import in_vain
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -31,7 +32,7 @@ def unprobed(device, encodings):
 def run_cases(device, cases, turns, workspace=None):
     """As tests/ccl runs cases, with the emulation; returns what was wrong."""
     limits = {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
-    with environment(IRIS_TRITON__EMULATE_FAST="1", **limits):
+    with emulation(**limits):
         return jobs_ccl.run_cases(device, cases, turns)
 
 
@@ -57,7 +58,7 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     order = random.Random(seed)
     own = random.Random()
     wrong = []
-    with environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_CCL_WORKSPACE=workspace), Iris("24MiB", device=device) as ctx:
+    with emulation(IRIS_CCL_WORKSPACE=workspace), Iris("24MiB", device=device) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
         kinds = [jobs_ccl.Tensors(ctx, case, rank, size) for case in cases]
         for tensors in kinds:  # prepares
@@ -90,7 +91,7 @@ def run_group(device, members, cases, turns):
     group = dist.new_group(list(members), **ordered)
     members = list(members) if ordered else sorted(members)  # older versions of torch sort them
     wrong = []
-    with environment(IRIS_TRITON__EMULATE_FAST="1"), Iris("24MiB", device=device) as ctx:
+    with emulation(), Iris("24MiB", device=device) as ctx:
         for case in cases:
             own = members.index(ctx.cur_rank) if ctx.cur_rank in members else 0
             tensors = jobs_ccl.Tensors(ctx, case, own, len(members))  # a symmetric call: on all ranks
@@ -108,7 +109,7 @@ def plan_again(device, algorithms):
     The others use the plan that they have; returns what was wrong.
     """
     wrong = []
-    with environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
+    with emulation(IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
         inp, out = (ctx.zeros(20001, dtype=torch.float32) for _ in range(2))
         for algorithm in algorithms:
             config = Config(algorithm=algorithm)
@@ -130,7 +131,7 @@ def leave_one_out(device, algorithm, op):
     """Rank 0 does not come in time; the others say that they waited, and in which call.  After a reset all is well."""
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
     with (
-        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="10"),
+        emulation(IRIS_DEVICE_TIMEOUT="10"),
         Iris("24MiB", device=device) as ctx,
     ):
         tensors = jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
@@ -166,7 +167,7 @@ def run_overlapping(device, backend, op, algorithm):
     """
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
     with (
-        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="3"),
+        emulation(IRIS_DEVICE_TIMEOUT="3"),
         Iris("24MiB", device=device, backend=backend) as ctx,
     ):
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for _ in range(2)]
@@ -209,7 +210,7 @@ def call_in_other_order(device, algorithm):
         for reduction in ("sum", "max")
     ]
     with (
-        environment(IRIS_TRITON__EMULATE_FAST="1", IRIS_DEVICE_TIMEOUT="5"),
+        emulation(IRIS_DEVICE_TIMEOUT="5"),
         Iris("24MiB", device=device) as ctx,
     ):
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
@@ -239,7 +240,7 @@ def call_in_other_order(device, algorithm):
 
 def cross_groups(device, algorithm, rounds):
     """Groups of the same ranks in two orders, called in opposite orders on odd ranks; returns whether all is right."""
-    with environment(IRIS_TRITON__EMULATE_FAST="1"), Iris("24MiB", device=device) as ctx:
+    with emulation(), Iris("24MiB", device=device) as ctx:
         members = list(range(ctx.num_ranks))
         groups = [members, members[::-1]]
         pairs = [(ctx.zeros(40), ctx.full((40,), ctx.cur_rank + 1.0)) for _ in groups]

@@ -2,6 +2,7 @@
 
 import fast_cases
 import pytest
+from ccl_cases import Case
 from fast_cases import ENCODINGS
 from jobs_fast import SMALL, run_cases
 from rank_counts import rank_counts
@@ -16,11 +17,16 @@ def check(pool, num_ranks, device, cases, turns=1, workspace=None):
             assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(2, 8, seldom=[3]))
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 8]))
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_dtypes_and_reductions(pool, some, encoding, num_ranks, device):
     cases = list(fast_cases.dtype_cases(encoding))
     check(pool, num_ranks, device, some(cases, 101 if num_ranks == 8 else 13, num_ranks))
+
+
+def test_lines_of_eight_members(pool):
+    """As many members as there can be, on the CPU; on GPUs they are a tier."""
+    check(pool, 8, "cpu", [Case("all_reduce", "bfloat16", shape=(203,), config={"algorithm": "ll128_two_shot"})])
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[3]))

@@ -10,14 +10,10 @@ HERE = pathlib.Path(__file__).parent
 
 
 NAMES = [name for name, each in vars(fast_plugins).items() if hasattr(each, "algorithm")]
-ALWAYS = ("two_shot_of_floats",)
-assert set(ALWAYS) < set(NAMES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
-)
+@pytest.mark.exhaustive  # tests/gluon has one, and tests/kit right ones of every operation
+@pytest.mark.parametrize("name", NAMES)
 def test_kit(name, tmp_path):
     passed = kit_runner.passed(tmp_path, fast_plugins, name, HERE / "suite_fast.py")
     # a rank alone is served by the core, and the kit leaves the tests out in which it is refused

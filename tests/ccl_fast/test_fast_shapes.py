@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from emulation import emulation
 from fast_kernels import spots
 
 from iris_core import Iris
@@ -121,11 +122,10 @@ def test_tunings_can_be_asked_for_and_differ(op, name, nbytes):
     assert algorithm.tunings(on_cpu) == [{}]
 
 
-def test_alignment_makes_another_kind_of_call(monkeypatch):
+def test_alignment_makes_another_kind_of_call():
     """What was compiled for aligned tensors must not be launched with others: on GPUs, it would be a fault."""
-    monkeypatch.setenv("IRIS_TRITON__EMULATE_FAST", "1")
     config = Config(algorithm="ll128_one_shot")
-    with Iris("4MiB", device="cpu") as ctx:
+    with emulation(), Iris("4MiB", device="cpu") as ctx:
         inp, out = ctx.ones(100, dtype=torch.float32), ctx.zeros(100, dtype=torch.float32)
         for begins, whole in (((0, 0), True), ((4, 8), True), ((1, 0), False), ((0, 2), False), ((3, 3), False)):
             target, source = out[begins[0] :][:64], inp[begins[1] :][:64]

@@ -55,7 +55,7 @@ def test_version(pretend):
 @pytest.mark.parametrize("ask", [hip.get_cu_count, hip.get_arch_string, hip.get_wall_clock_rate, hip.set_device])
 def test_a_device_that_is_not_there(pretend, ask):
     pretend("", 132)
-    with pytest.raises(DeviceError, match="GPU 2 was asked for, but torch sees 2"):
+    with pytest.raises(DeviceError, match="cuda:2"):
         ask(2)
 
 
@@ -63,18 +63,5 @@ def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (hip.count_devices(), hip.get_device_id(), hip.get_arch_string(), hip.get_num_xcc()) == (0, 0, "cpu", 1)
     assert hip.get_cu_count() > 0
-    for call in (lambda: hip.hip_malloc(16), lambda: hip.hip_free(0), lambda: hip.get_address_range(0)):
-        with pytest.raises(UnsupportedError, match="no GPU"):
-            call()
-    with pytest.raises(DeviceError, match="GPU 1"):
+    with pytest.raises(DeviceError, match="cuda:1"):
         hip.get_cu_count(1)
-
-
-@pytest.mark.gpu
-def test_memory():
-    ptr = hip.hip_malloc(4096)
-    base, nbytes = hip.get_address_range(ptr)
-    assert base <= ptr < ptr + 4096 <= base + nbytes
-    hip.hip_free(ptr)
-    hip.set_device(0)
-    assert hip.get_device_id() == 0

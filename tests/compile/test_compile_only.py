@@ -1,6 +1,7 @@
 """The machinery that compiles without a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,14 +9,17 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from recording import record
 from triton.runtime import driver
 
 from iris_triton import interpreter
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for, record
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
+# its path has the tests' helpers
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 MEASURE = """
 import json
-from iris_triton.testing.cases import compile_cases
+from compile_language import compile_cases
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 case = next(case for case in compile_cases() if case.name == "intrinsics")
 print(json.dumps({each: assembly(compile_for(case.kernel, case.args, case.kwargs, each)) for each in TARGETS}))
@@ -84,7 +88,7 @@ def test_record_shows_what_does_not_compile():
 
 def test_intrinsics_have_no_assembly_of_another_vendor():
     # In a process of its own: assembly of the wrong vendor may end the process, or only print and be dropped.
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr
     texts = json.loads(done.stdout)

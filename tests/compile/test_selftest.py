@@ -10,8 +10,8 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 I32, I64 = torch.int32, torch.int64
 KERNELS = {
-    "write": (selftest.write, (I32, I32, selftest.NUMEL, I64, 8, 3), {"BLOCK": 4096}),
-    "read": (selftest.read, (I32, I32, selftest.NUMEL, I64, 8, 3), {"BLOCK": 4096}),
+    "write": (selftest.move, (I32, I32, selftest.NUMEL, I64, 8, 3, False), {"BLOCK": 4096}),
+    "read": (selftest.move, (I32, I32, selftest.NUMEL, I64, 8, 3, True), {"BLOCK": 4096}),
     "add": (selftest.add, (I32, I64, selftest.ADDITIONS, I64, 8), {"BLOCK": 128}),
     "hand_over": (selftest.hand_over, (I32, I32, I32, I64, I64, 8, 3, 5), {"BLOCK": selftest.MESSAGE}),
 }

@@ -6,9 +6,9 @@ import os
 import sys
 
 import pytest
+from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
-from iris_core.testing.dist_info import install_distribution, provider_source
 
 
 @pytest.fixture
@@ -38,9 +38,11 @@ class Site:
         self.install(distribution, entry_points={group: {name: f"{module}:plugin"}}, modules={module: text})
         return module
 
-    def registry(self, **kwargs):
+    def registry(self, block=()):
         """A registry that sees this site only."""
-        return Registry(search_path=[str(self.folder)], **kwargs)
+        registry = Registry(search_path=[str(self.folder)])
+        registry.block(block)
+        return registry
 
 
 @pytest.fixture

@@ -130,13 +130,11 @@ class MemoryAllocator:
         weakref.finalize(part, on_release).atexit = False
         return out
 
-    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         self._call("import_extent")
         nbytes = tensor.untyped_storage().nbytes() + self.import_delta
-        return -(-nbytes // self.granularity) * self.granularity, self.import_delta
-
-    def imported_at(self, tensor: torch.Tensor) -> int | None:
-        return self.placed.get(tensor.untyped_storage().data_ptr())
+        there = self.placed.get(tensor.untyped_storage().data_ptr(), -1)
+        return -(-nbytes // self.granularity) * self.granularity, self.import_delta, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
@@ -149,9 +147,6 @@ class MemoryAllocator:
             self.generation += 1
         raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
         return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-    def owns(self, ptr: int) -> bool:
-        return self.base_ptr <= ptr < self.base_ptr + self.nbytes
 
     def export(self) -> Sequence[Segment]:
         self._call("export")

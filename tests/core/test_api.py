@@ -105,7 +105,7 @@ def test_a_failed_open_leaves_nothing():
 def uses_of(ctx, tensor):
     """Everything that a closed context must refuse."""
     return (
-        ctx.barrier, ctx.get_device_context, ctx.get_heap_bases, ctx.stats, ctx.scope().__enter__,
+        ctx.barrier, ctx.get_device_context, ctx.get_heap_bases, ctx.stats, ctx.scope,
         lambda: ctx.zeros(1), lambda: ctx.free(tensor), lambda: ctx.broadcast(1), lambda: ctx.as_symmetric(tensor),
         lambda: ctx.is_symmetric(tensor), lambda: ctx.allocate_symmetric(1),
     )  # fmt: skip
@@ -245,7 +245,10 @@ def test_a_device_error_is_raised_once(monkeypatch):
 
 def late(ctx):
     """Leave on the page of reports what a wait writes that has reached its bound."""
-    ctx._reports._page.write(0, Status.CODE, [stamp(1, 0, Status.CODE, STATUS_WAIT_TIMEOUT), 0, 3, 0x1000, 42, 7, 3, 0])
+    words, first = ctx._reports._page.words, ctx._reports._page.first(0)
+    for place, value in enumerate([0, 3, 0x1000, 42, 7, 3, 0], first + 1):
+        words[place] = value
+    words[first + Status.CODE] = words[0] = stamp(1, 0, Status.CODE, STATUS_WAIT_TIMEOUT)
 
 
 def test_closing_raises_what_no_barrier_has(monkeypatch):

@@ -36,7 +36,7 @@ def test_only_whole_granules_are_given_back_and_only_when_committed() -> None:
     allocator = MemoryAllocator(10 * 4096 + 512, Capability.DECOMMIT)
     backing = Backing(allocator, SingleWorld())
     backing.commit(100, 3 * 4096)
-    free = [(4000, 3 * 4096)]
+    free = [(4000, 4000 + 3 * 4096)]
     assert not backing.release_idle(free)
     assert backing.release_idle(free)
     assert [call for call in allocator.calls if call[0] == "decommit"] == [("decommit", 4096, 2 * 4096)]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from dist_info import provider_source
 
 from iris_core import cli
 from iris_core.cli._output import print_table
 from iris_core.registry import reset_default_registry
-from iris_core.testing.dist_info import provider_source
 
 
 @pytest.fixture(autouse=True)

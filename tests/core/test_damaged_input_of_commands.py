@@ -7,13 +7,13 @@ import pathlib
 from dataclasses import replace
 
 import pytest
+from dist_info import provider_source
 
 from iris_core.cli import main, tune
 from iris_core.cli.doctor import examine_packages
 from iris_core.diagnosis import Verdict
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
-from iris_core.testing.dist_info import provider_source
 from iris_core.tuning.tuner import Tuned
 from iris_core.world import launch
 
@@ -67,24 +67,6 @@ def test_doctor_names_a_damaged_distribution(site, monkeypatch):
     assert finding.verdict is Verdict.BROKEN
     assert "iris_bad-1.0.dist-info" in finding.text
     assert "iris-core" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("import there_is_no_such_module", "there_is_no_such_module', at line 2"),
-        ("raise SystemExit(3)", "SystemExit: 3, at line 2"),
-        ("def f(:", "SyntaxError"),
-        ("x = '\x00'", "cannot be imported"),
-    ],
-)
-@pytest.mark.parametrize("action", ["list", "run"])
-def test_a_file_of_benchmarks_that_cannot_be_imported(capsys, tmp_path, text, part, action):
-    path = tmp_path / "broken.py"
-    path.write_text(f"\n{text}\n")
-    line = refused(capsys, "bench", action, path)
-    assert str(path) in line
-    assert part in line
 
 
 def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):

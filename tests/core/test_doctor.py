@@ -14,7 +14,7 @@ import torch
 
 from iris_core import cli
 from iris_core.cli import doctor
-from iris_core.diagnosis import Finding, Verdict
+from iris_core.diagnosis import Verdict
 from iris_core.registry import reset_default_registry
 
 
@@ -42,7 +42,7 @@ def report(capsys, *arguments):
 
 
 # -- the report -------------------------------------------------------------------------------------------------------
-def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, monkeypatch):
+def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked_ranks, monkeypatch):
     from iris_triton._compat import TESTED, version
 
     monkeypatch.setenv("IRIS_BLOCK", "gluon")
@@ -118,19 +118,10 @@ def test_a_bound_that_is_none_is_wrong_usage(capsys, timeout):
     assert "--timeout" in capsys.readouterr().err
 
 
-def test_long_texts_are_wrapped_into_the_width():
-    finding = Finding("a subject", Verdict.NOTE, "word " * 60 + "\nsecond line\n" + "indented " * 30)
-    rows = doctor.rows([{"subject": each.subject, "verdict": each.verdict, "text": each.text}
-                        for each in (finding, Finding("b", Verdict.OK, ""))])  # fmt: skip
-    assert [row[0] for row in rows if row[0]] == ["a subject", "b"]
-    assert max(len("a subject") + len("VERDICT") + len(row[2]) + 4 for row in rows) <= 120
-    assert " ".join(row[2].strip() for row in rows).split() == finding.text.split()
-
-
 # -- what plugins bring -----------------------------------------------------------------------------------------------
 def diagnosing(name, body, **info):
     """Source of a provider that diagnoses."""
-    from iris_core.testing.dist_info import provider_source
+    from dist_info import provider_source
 
     hook = f"""
     @hookimpl
@@ -178,10 +169,9 @@ def test_a_diagnosis_is_no_hook_of_observers(site):
     assert "no hook of the kind observer" in record.reason
 
 
-def test_a_plugin_that_crashes_is_not_the_end(capsys, monkeypatch, site):
+def test_a_plugin_that_crashes_is_not_the_end(capsys, forked_ranks, site):
     body = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     site.provider("mine", source=diagnosing("mine", body))
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
     status, document, found = report(capsys, "--no-self-test")
     assert status == 1
     assert found["torch"][0] == "ok"
@@ -207,8 +197,8 @@ def gpus(monkeypatch):
                 raise init
 
         properties = types.SimpleNamespace(
-            name="H200", total_memory=140 << 30, major=9, minor=0, multi_processor_count=132, uuid="u",
-            pci_domain_id=0, pci_bus_id=0x18, pci_device_id=0, gcnArchName="gfx942:sramecc+", warp_size=64,
+            name="H200", total_memory=140 << 30, major=9, minor=0, multi_processor_count=132,
+            gcnArchName="gfx942:sramecc+", warp_size=64,
         )  # fmt: skip
         monkeypatch.setattr(torch, "version", types.SimpleNamespace(cuda=None if hip else cuda, hip=hip))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -225,15 +215,13 @@ def gpus(monkeypatch):
 def test_eight_gpus(gpus):
     found, facts = gpus(8)
     assert {each.verdict for each in found.values()} == {Verdict.OK}
-    assert found["GPU 7"].text == "H200, 140.0 GiB, sm_90, 00000000:18:00.0"
+    assert found["GPU 7"].text == "H200, 140.0 GiB, sm_90"
     assert facts["gpus"][3] == {
         "index": 3,
         "name": "H200",
         "memory_bytes": 140 << 30,
         "arch": "sm_90",
         "compute_units": 132,
-        "pci_bus_id": "00000000:18:00.0",
-        "uuid": "u",
     }
     assert len(facts["pairs"]) == 56
     assert facts["pairs"][0] == {"from": 0, "to": 1, "access": True}
@@ -244,7 +232,7 @@ def test_eight_gpus(gpus):
 def test_gpus_that_do_not_reach_each_other_are_broken(gpus, hip, way):
     found, facts = gpus(4, lambda one, other: {one, other} == {2, 3}, hip=hip)
     assert found["peer access"].verdict is Verdict.BROKEN
-    assert "0->1, 0->2, 0->3, 1->0, 1->2, 1->3, 2->0, 2->1 and 2 more. No heap" in found["peer access"].text
+    assert "0->1, 0->2, 0->3, 1->0, 1->2, 1->3, 2->0, 2->1, 3->0, 3->1. No heap" in found["peer access"].text
     assert way in found["peer access"].text
     assert facts["gpus"][0]["arch"] == ("gfx942" if hip else "sm_90")
 
@@ -288,14 +276,12 @@ def by_subject(findings):
 
 
 def test_limits_are_noted(monkeypatch, tmp_path):
-    limits = {resource.RLIMIT_NOFILE: (256, 4096), resource.RLIMIT_AS: (1 << 30, 1 << 30)}
-    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (256, 4096)}.__getitem__)
     (tmp_path / "overcommit").write_text("2\n")
     monkeypatch.setattr(doctor, "OVERCOMMIT", tmp_path / "overcommit")
     found = by_subject(doctor.examine_host())
-    assert {found[each].verdict for each in ("open files", "addresses", "overcommit")} == {Verdict.NOTE}
+    assert {found[each].verdict for each in ("open files", "overcommit")} == {Verdict.NOTE}
     assert "ulimit -n 4096" in found["open files"].text
-    assert "1.0 GiB" in found["addresses"].text
 
 
 @pytest.mark.parametrize(("call", "subject"), [("os.memfd_create", "memfd"), ("socket.send_fds", "descriptors")])

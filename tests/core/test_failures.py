@@ -19,8 +19,16 @@ class ThreeRanks(SingleWorld):
         return [obj, *self._others]
 
 
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    """What torchrun may set, and has not."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch.setenv
+
+
 def test_a_process_alone_is_a_world_of_one():
-    world = connect(None, 1.0, environ={})
+    world = connect(None, 1.0)
     assert (world.rank, world.world_size) == (0, 1)
     assert world.all_gather_ints([1, 2]) == [(1, 2)]
     assert world.broadcast_object("x", 0) == "x"
@@ -28,20 +36,23 @@ def test_a_process_alone_is_a_world_of_one():
         world.broadcast_object("x", 1)
 
 
-def test_half_of_torchruns_variables_is_not_torchrun():
-    assert connect(None, 1.0, environ={"RANK": "0", "WORLD_SIZE": "2"}).world_size == 1
+def test_half_of_torchruns_variables_is_not_torchrun(environ):
+    environ("RANK", "0")
+    environ("WORLD_SIZE", "2")
+    assert connect(None, 1.0).world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [("2", "2"), ("x", "2"), ("-1", "1")])
-def test_impossible_variables_of_torchrun(rank, world_size):
-    environ = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+def test_impossible_variables_of_torchrun(environ, rank, world_size):
+    for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        environ(name, value)
     with pytest.raises(RankMismatchError, match=r"RANK=|no number"):
-        connect(None, 1.0, environ=environ)
+        connect(None, 1.0)
 
 
 def test_a_group_without_torch_distributed():
     with pytest.raises(IrisError, match="not initialised"):
-        connect(object(), 1.0, environ={})
+        connect(object(), 1.0)
 
 
 def test_agreement():

@@ -383,7 +383,7 @@ def test_a_tensor_that_reaches_over_the_end_is_not_symmetric() -> None:
         assert not heap.is_symmetric(torch.as_strided(whole, (2, 2), (heap.nbytes - 1, 1)))
         assert heap.is_symmetric(torch.as_strided(whole, (2, 2), (heap.nbytes - 2, 1)))
         with pytest.raises(NotOnHeapError, match=r"all_reduce: the input: the tensor of shape .*ctx\.as_symmetric"):
-            heap.check_on_heap(whole, "all_reduce: the input")
+            heap.offset_of(whole, "all_reduce: the input")
 
 
 def test_offsets() -> None:
@@ -391,7 +391,7 @@ def test_offsets() -> None:
         (heap,) = c.heaps
         _first, t = heap.allocate(1, F32), heap.allocate(100, F32)
         assert heap.offset_of(t) == 256
-        assert heap.offset_of(t[10:]) == heap.check_on_heap(t[10:], "x") == 296
+        assert heap.offset_of(t[10:]) == heap.offset_of(t[10:], "x") == 296
         with pytest.raises(NotOnHeapError):
             heap.offset_of(torch.ones(1))
 

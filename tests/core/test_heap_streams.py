@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from iris_core.errors import HeapError, NotOnHeapError, SymmetryError
-from iris_core.heap.streams import StreamOrder, _Fences
+from iris_core.heap.streams import StreamOrder
 from iris_core.types import Capability
 
 from .fakes import Cluster
@@ -391,10 +391,19 @@ def test_a_divergence_is_still_found() -> None:
 
 
 # -- the ranges -------------------------------------------------------------------------------------------------------
+class Freed:
+    """A block that was freed, as far as the order of streams looks at it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.streams = [stream]
+        self.uses = ((stream, Event(stream)),)
+
+
 def test_fences_against_a_plain_model() -> None:
     """Random ranges; the model has an entry per unit."""
     source = random.Random(1)
-    fences, model = _Fences(), {}
+    device, model = Device(), {}
+    order = StreamOrder(device)
     streams = [Stream() for _ in range(5)]
     for number in range(3000):
         start = source.randrange(200)
@@ -404,24 +413,25 @@ def test_fences_against_a_plain_model() -> None:
                 continue
             stream = source.choice(streams)
             stream.launch()
-            uses = ((stream, Event(stream)),)
-            fences.add(start, end, uses)
-            model |= dict.fromkeys(range(start, end), uses)
+            freed = Freed(stream)
+            order.fence(start, end, freed)
+            model |= dict.fromkeys(range(start, end), freed.uses[0][1])
         elif source.random() < 0.8:
-            taken = fences.take(start, end)
-            expected = {id(model.pop(i)) for i in range(start, end) if i in model}
-            assert {id(uses) for uses in taken} == expected, number
+            device.main.waits.clear()
+            order.hand_out(start, end)
+            expected = {model.pop(i) for i in range(start, end) if i in model}
+            assert set(device.main.waits) == expected, number
         else:
             source.choice(streams).finish()
-            fences.prune()
-            model = {i: uses for i, uses in model.items() if not uses[0][1].query()}
-        gaps = [i for offset, size in fences.gaps(0, 250) for i in range(offset, offset + size)]
-        assert gaps == [i for i in range(250) if i not in model], number
-        assert bool(fences) == bool(model)
+            model = {i: event for i, event in model.items() if not event.query()}
+            used = [i for i in range(250) if i not in model]
+            assert [i for first, last in order.unfenced([(0, 250)]) for i in range(first, last)] == used, number
+        used = {i for first, last in order.in_use() for i in range(first, last)}
+        assert used == {i for i, event in model.items() if not event.query()}
 
 
 def test_past_fences_do_not_pile_up() -> None:
     order, stream = StreamOrder(Device()), Stream()
     for i in range(10_000):
-        order.fences.add(2 * i, 2 * i + 1, ((stream, Event(stream)),))
-    assert len(order.fences._ranges) < 200
+        order.fence(2 * i, 2 * i + 1, Freed(stream))
+    assert len(order.fences) < 200

@@ -7,6 +7,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+from dist_info import install_distribution, provider_source
 
 from iris_core.errors import (
     HeapExhaustedError,
@@ -21,7 +22,6 @@ from iris_core.hooks import hookimpl
 from iris_core.registry import Registry, default_registry, reset_default_registry
 from iris_core.registry.records import REGISTERED
 from iris_core.settings import PluginSettings
-from iris_core.testing.dist_info import install_distribution, provider_source
 from iris_core.types import (
     PLUGIN_API,
     Availability,
@@ -210,22 +210,6 @@ def test_the_plugin_api_is_checked(site, api, usable):
     assert ours in str(caught.value)
     assert ("upgrade iris-core" in str(caught.value)) == (api > PLUGIN_API)
     assert only(registry).state is PluginState.INCOMPATIBLE
-
-
-def test_attributes_of_a_plugin_are_not_evaluated(site):
-    """Up to 1.6 pluggy reads every attribute that dir() lists, which imports what a module loads lazily."""
-    text = provider_source("mine")
-    text += "\ntype(plugin).eager = property(lambda self: 1 / 0)\nseen = []\n"
-    text += "def __getattr__(name):\n    seen.append(name)\n    raise AttributeError(name)\n"
-    text += "def __dir__(): return [*globals(), 'lazy']\n"
-    text += "iris_plugin_info = plugin.iris_plugin_info\niris_plugin_settings = plugin.iris_plugin_settings\n"
-    text += "iris_plugin_probe = plugin.iris_plugin_probe\niris_plugin_create = plugin.iris_plugin_create\n"
-    site.provider("mine", source=text)
-    site.install("iris-module", entry_points={"iris.allocators": {"mine": "site_iris_mine_mine"}})
-    registry = site.registry()
-    for record in registry.records():
-        assert registry.load(record).state is PluginState.LOADED
-    assert "lazy" not in sys.modules["site_iris_mine_mine"].seen
 
 
 # -- states -----------------------------------------------------------------------------------------------------------

@@ -211,13 +211,12 @@ def test_variables_of_installed_plugins_are_known_and_of_others_not(monkeypatch,
 def test_describe_lists_every_setting_with_its_source(monkeypatch):
     monkeypatch.setenv("IRIS_HEAP_SIZE", "2MiB")
     monkeypatch.setenv("IRIS_SAMPLE__INNER__DEPTH", "3")
-    rows = {row.variable: row for row in describe({"sample": Sample}, given={"backend": "gluon", "device": None})}
+    rows = {row.variable: row for row in (*describe(), *describe("sample", Sample))}
     core = [variable for variable, row in rows.items() if not row.plugin]
     assert core == [f"IRIS_{name.upper()}" for name in IrisSettings.model_fields]
     heap = rows["IRIS_HEAP_SIZE"]
     assert (heap.type, heap.value, heap.source) == ("size", 2 << 20, "environment")
     assert heap.help == "Size of each rank's symmetric heap."
-    assert (rows["IRIS_BACKEND"].value, rows["IRIS_BACKEND"].source) == ("gluon", "argument")
     assert (rows["IRIS_DEVICE"].type, rows["IRIS_DEVICE"].source) == ("str | unset", "default")
     assert rows["IRIS_BLOCK"].type == "names, separated by commas"
     assert rows["IRIS_SAMPLE__NUMBERS"].type == "list, as JSON"
@@ -227,10 +226,11 @@ def test_describe_lists_every_setting_with_its_source(monkeypatch):
 
 
 def test_every_setting_is_described():
-    from iris_core.cli.config import settings_classes
+    from iris_core.cli.config import survey
     from iris_core.registry import Registry
 
-    rows = describe(settings_classes(Registry()))
+    rows, problems, _ = survey(Registry())
+    assert problems == []
     assert {"IRIS_HEAP_SIZE", "IRIS_HOST__HUGE_PAGES", "IRIS_TRITON__BOUNDS_CHECK"} <= {row.variable for row in rows}
     assert [row.variable for row in rows if not row.help.endswith(".")] == []
 

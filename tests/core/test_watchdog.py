@@ -1,9 +1,12 @@
 """When long waits are warned about."""
 
+import queue
+from types import SimpleNamespace
+
 import pytest
 
-from iris_core.device import watchdog
-from iris_core.device.watchdog import LongWait, Watchdog
+from iris_core.device import reports
+from iris_core.device.reports import LongWait, Watchdog
 
 
 class Log:
@@ -21,9 +24,10 @@ class Log:
 def watch(monkeypatch):
     """A watchdog of rank 3 that looks when it is told to, at a time that the test says; its thread sleeps meanwhile."""
     state = {"now": 1000.0, "wait": None, "error": ""}
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: state["now"])
+    monkeypatch.setattr(reports.time, "monotonic", lambda: state["now"])
     state["log"] = Log()
-    dog = Watchdog(3, 60.0, lambda: state["wait"], lambda: state["error"], state["log"])
+    said = SimpleNamespace(long_wait=lambda: state["wait"], unheard=lambda: state["error"])
+    dog = Watchdog(3, 60.0, said, state["log"])
 
     def look(now, wait=None, error=""):
         state.update(now=now, wait=wait or state["wait"], error=error)
@@ -54,3 +58,17 @@ def test_an_error_that_is_not_raised_is_logged_once(watch):
     assert watch(1005.0, error="late").errors == ["the next call raises: late"]
     assert watch(1010.0, error="late").errors == ["the next call raises: late"]
     assert watch(1015.0).errors == watch(1020.0, error="other").errors
+
+
+def test_a_context_may_be_collected_by_its_watchdog():
+    """The garbage collector closes a dropped context on any thread, also on the one that closing waits for."""
+    started, ended = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def look():
+        ended.put(started.get(timeout=60).close())
+
+    dog = Watchdog(3, 0.01, SimpleNamespace(long_wait=look, unheard=lambda: ""), Log())
+    started.put(dog)
+    assert ended.get(timeout=60) is False
+    assert dog.close() is True
+    assert ended.empty()

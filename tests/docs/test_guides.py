@@ -4,8 +4,6 @@ import os
 import pathlib
 import re
 import runpy
-import subprocess
-import sys
 
 import pytest
 
@@ -72,13 +70,7 @@ def test_the_message_is_the_real_one():
     assert message.startswith(" ".join(shown.split()))
 
 
-def run(path):
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
-
-
-def test_the_tutorial_shows_the_examples(tmp_path):
+def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     text = (DOCS / "tutorial.md").read_text()
     blocks = list(shown(text))
     assert len(blocks) == 3
@@ -86,8 +78,7 @@ def test_the_tutorial_shows_the_examples(tmp_path):
         assert in_page == in_file, marker
     snippet = tmp_path / "snippet.py"
     snippet.write_text(re.search(r"not writing it yourself\n\n```python\n(.*?)```", text, re.DOTALL | re.I).group(1))
-    done = run(snippet)
-    assert done.returncode == 0, done.stderr
+    run_program(snippet)
 
 
 def test_the_program_of_the_programming_model_runs(tmp_path, monkeypatch):
@@ -101,16 +92,17 @@ def test_the_program_of_the_programming_model_runs(tmp_path, monkeypatch):
     assert space["main"]() is True
 
 
-def test_the_mistake_of_the_tutorial_is_found(tmp_path):
+def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):
     example = (DOCS.parent / "examples" / "02_store.py").read_text()
     assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
     mistaken = tmp_path / "mistaken.py"
     assert "iris_core.run(main, 4)" in example  # two are enough to see it
     text = example.replace("iris_core.run(main, 4)", "iris_core.run(main, 2)")
     mistaken.write_text(text.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
-    done = run(mistaken)
-    assert done.returncode != 0
-    assert re.search(r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store", done.stderr)
+    with pytest.raises(
+        errors.IrisError, match=r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store"
+    ):
+        run_program(mistaken)
 
 
 def test_the_pages_can_be_found():

@@ -1,39 +1,28 @@
 """What the README shows is what happens."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+
+from iris_core import cli
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def run(*command):
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")}
-    variables["CUDA_VISIBLE_DEVICES"] = ""
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False, cwd=ROOT)
-
-
-def test_the_program_is_the_example_and_prints_what_is_shown():
+def test_the_program_is_the_example_and_prints_what_is_shown(run_program):
     name, code = re.search(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL).groups()
     assert code == (ROOT / name).read_text()
     shown = re.search(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL).group(1)
-    done = run(sys.executable, name)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == shown
+    assert run_program(ROOT / name) == shown
 
 
-def test_the_host_snippet_runs(tmp_path):
+def test_the_host_snippet_runs(run_program, tmp_path):
     (snippet,) = re.findall(r"## On the host\n\n```python\n(.*?)```", README, re.DOTALL)
     script = tmp_path / "snippet.py"
     script.write_text(snippet)
-    done = run(sys.executable, str(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("0 ")
+    assert run_program(script).startswith("0 ")
 
 
 @pytest.mark.parametrize("target", re.findall(r"^make (\w+)", README, re.MULTILINE))
@@ -49,21 +38,19 @@ def test_links_point_to_files():
         assert (ROOT / link).exists(), link
 
 
-def test_every_command_of_the_command_line_is_there():
+def test_every_command_of_the_command_line_is_there(capsys):
     commands = re.findall(r"^iris (\w+)", README, re.MULTILINE)
     assert commands
     for command in commands:
-        done = run(sys.executable, "-m", "iris_core", command, "--help")
-        assert done.returncode == 0, done.stderr
+        assert cli.main([command, "--help"]) == 0
+        assert f"iris {command}" in capsys.readouterr().out
 
 
-def test_the_example_of_cpu_execution_runs(tmp_path):
+def test_the_example_of_cpu_execution_runs(run_program, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cpu_execution.md").read_text(), re.DOTALL)
     script = tmp_path / "double.py"
     script.write_text(code)
-    done = run(sys.executable, str(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"
+    assert run_program(script).strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"
 
 
 def test_the_readme_is_short():

@@ -5,7 +5,9 @@ import os
 import pathlib
 import sys
 
-from iris_triton.testing.compile_only import TARGETS, record
+from recording import record
+
+from iris_triton.testing.compile_only import TARGETS
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 

@@ -32,7 +32,7 @@ EXPECTED = {
     "21_gemm_all_scatter_producer_consumer.py": "rank 1 of 2 on cpu: C is right 2 times",
     "22_gemm_all_scatter_specialised.py": "rank 1 of 2 on cpu: C is right 2 times",
     "23_gemm_all_scatter_bulk_synchronous.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "24_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA need",
+    "24_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA",
     "25_gemm_all_reduce.py": "rank 1 of 2 on cpu: C is right 3 times, and the same on all ranks",
     "26_gemm_all_reduce_atomics.py": "rank 1 of 2 on cpu: C is right 2 times",
     "27_gemm_all_reduce_one_shot.py": "rank 1 of 2 on cpu: C is right 4 times",
@@ -43,13 +43,12 @@ EXPECTED = {
     "32_ring_attention.py": "rank 1 of 2 on cpu: error",
     "33_moe.py": "experts, error",
     "34_norm.py": "norms of",
-    "35_collectives.py": "calls are right",
+    "35_collectives.py": "18 calls are right",
     "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
-    "37_gluon_tracing.py": "rank 2 of 3 on cpu",
     "38_jacobi.py": "rank 3 of 4 on cpu: 8 x 16 cells",
     "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
 }
-"""What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38."""
+"""What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38, and runs 37."""
 
 ANY_NUMBER = [
     name
@@ -163,9 +162,8 @@ def test_on_other_numbers_of_ranks(run_example, name, count):
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("13_message_passing_gluon.py", 4),
-        ("24_gluon_gemm_all_scatter.py", 3),
         pytest.param("13_message_passing_gluon.py", 5, marks=pytest.mark.exhaustive),
+        pytest.param("24_gluon_gemm_all_scatter.py", 3, marks=pytest.mark.exhaustive),
         pytest.param("24_gluon_gemm_all_scatter.py", 5, marks=pytest.mark.exhaustive),
     ],
 )

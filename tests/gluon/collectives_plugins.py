@@ -46,4 +46,4 @@ class InGluon:
 
 all_gather = InGluon("all_gather", "gluon_push")
 all_to_all = InGluon("all_to_all", "gluon_push")
-all_reduce_two_shot = InGluon("all_reduce", "gluon_two_shot")
+all_reduce = InGluon("all_reduce", "gluon_two_shot")

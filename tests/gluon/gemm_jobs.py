@@ -1,5 +1,6 @@
 """Rank jobs of test_gemm: the example's kernels on CPU ranks, where the executor computes TMA and wgmma."""
 
+import functools
 import importlib.util
 import pathlib
 
@@ -8,16 +9,27 @@ import torch
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "24_gluon_gemm_all_scatter.py"
+ROOT = pathlib.Path(__file__).parents[2]
 TINY = gemm.GemmConfig(block_m=64, block_n=64, parts=2, stages=3, num_warps=4, group=2)
 
 
-def example():
-    """The module of the example; its name is not one that can be imported."""
-    spec = importlib.util.spec_from_file_location("gluon_gemm_all_scatter_example", EXAMPLE)
+@functools.cache
+def loaded(path):
+    """A module of the repository that is no part of a package; the example's name is not one that can be imported."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem.lstrip("0123456789_"), ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def example():
+    """GEMM + all-scatter."""
+    return loaded("examples/24_gluon_gemm_all_scatter.py")
+
+
+def benchmark():
+    """The plain product."""
+    return loaded("benchmarks/gluon_gemm.py")
 
 
 def matrix(rows, columns, seed, inner, dtype=torch.bfloat16, device="cpu"):
@@ -50,7 +62,7 @@ def scatter_by_core(m, n, k, programs, turned=False):
         c = ctx.full((m, n * world), float("nan"), dtype=torch.bfloat16)
         ctx.barrier()
         example().on_hopper[(programs,)](
-            IrisDeviceCtx, ctx.get_device_context(), *TINY.operands(a, own), c, m, n, k, c.stride(0),
+            IrisDeviceCtx, ctx.get_device_context(), *example().operands(TINY, a, own), c, m, n, k, c.stride(0),
             WORLD=world, TURNED_A=turned, TURNED_B=turned, **TINY.options,
         )  # fmt: skip
         ctx.barrier()

@@ -31,8 +31,7 @@ def ours(cases):
     """Those calls that an algorithm here serves."""
     for case in cases:
         if case.op in ALGORITHMS:
-            (name,) = ALGORITHMS[case.op]
-            yield replace(case, config=case.config | {"use_gluon": True, "algorithm": name})
+            yield replace(case, config=case.config | {"use_gluon": True, "algorithm": ALGORITHMS[case.op]})
 
 
 def all_right(results):
@@ -49,12 +48,14 @@ def check(pool, num_ranks, device, cases, turns=1):
 
 # -- against torch ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 4, seldom=[3]))
-def test_dtypes_and_reductions(pool, num_ranks, device):
-    cases = [*reducing_cases(4 if num_ranks == 2 else 1), *moving_cases()]
-    check(pool, num_ranks, device, ours(cases if num_ranks == 2 else cases[num_ranks % 3 :: 2]))
+def test_dtypes_and_reductions(pool, some, num_ranks, device):
+    cases = list(ours([*reducing_cases(4 if num_ranks == 2 else 1), *moving_cases()]))
+    if device == "cpu":
+        cases = some(cases, 2 if num_ranks == 2 else 5, num_ranks)
+    check(pool, num_ranks, device, cases)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
 def test_shapes(pool, num_ranks, device):
     check(pool, num_ranks, device, ours(shape_cases()))
 
@@ -62,17 +63,17 @@ def test_shapes(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_places(pool, some, num_ranks, device):
     cases = list(ours(place_cases()))
-    check(pool, num_ranks, device, some(cases, 3) if device == "cpu" else cases[num_ranks % 2 :: 2])
+    check(pool, num_ranks, device, some(cases, 6) if device == "cpu" else cases[num_ranks % 2 :: 2])
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[1, 2]))
 def test_ways(pool, some, num_ranks, device):
     cases = list(ours(way_cases(num_ranks)))
-    check(pool, num_ranks, device, some(cases, 4, num_ranks) if device == "cpu" else cases[num_ranks % 2 :: 2], 2)
+    check(pool, num_ranks, device, some(cases, 9, num_ranks) if device == "cpu" else cases[num_ranks % 2 :: 2], 2)
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_columns(pool, num_ranks, device):
+def test_columns(pool, some, num_ranks, device):
     """Rows that are whole vectors and rows that are not, on the heap and off it, of every width of elements."""
     cases = [
         Case("all_to_all", dtype, shape=(rows, columns), layout="columns", place=place)
@@ -83,41 +84,46 @@ def test_columns(pool, num_ranks, device):
         for place in ("heap", "ordinary", "skewed", "strided", "transposed", "output only")
     ]  # fmt: skip
     programs = with_config(cases[::5], comm_sms=3, block_size_m=2, block_size_n=8)
-    check(pool, num_ranks, device, ours([*cases, *programs][num_ranks - 2 :: num_ranks - 1]))
+    cases = list(ours([*cases, *programs][num_ranks - 2 :: num_ranks - 1]))
+    check(pool, num_ranks, device, some(cases, 3) if device == "cpu" else cases)
 
 
 @pytest.mark.parametrize("num_ranks", [3])
-def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, num_ranks, device):
+def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, num_ranks, device):
     cases = [
         Case("all_gather", "int32", shape=(3, 201), place="ordinary"),
         Case("all_to_all", "int32", shape=(3, 201), place="ordinary"),
         Case("all_to_all", splits="uneven", shape=(250, 3), place="ordinary"),
     ]
     for place in ("input only", "ordinary", "output only"):  # results land, both do, inputs do
-        cases += [Case("all_reduce", "int32", shape=(3, 501), place=place, config={"algorithm": "gluon_two_shot"})]
+        cases += [Case("all_reduce", "int32", shape=(3, 501), place=place)]
     programs = with_config(cases[:4], comm_sms=3, block_size_n=2)
     cases += [Case("all_to_all", splits="one way", shape=(250, 3), place="ordinary")]
     cases += [Case("all_to_all", "bfloat16", layout="columns", shape=(30, 40), place="ordinary"), *programs]
-    all_right(pool.run(in_gluon, num_ranks, "jobs_sequences", "in_pieces", device, list(ours(cases)), "4KiB"))
+    cases = list(ours(cases))
+    if device == "cpu":
+        cases = some(cases, 3, 1)  # every algorithm, with one program and with several
+    all_right(pool.run(in_gluon, num_ranks, "jobs_sequences", "in_pieces", device, cases, "4KiB"))
 
 
 # -- beside Triton ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_the_same_bits_as_in_triton(pool, num_ranks, device):
-    results = pool.run(same_bits, num_ranks, device, ("float32", "bfloat16", "int8"), ("product", "avg"), 1003)
+    dtypes = ("bfloat16", "int8") if device == "cpu" else ("float32", "bfloat16", "int8")
+    results = pool.run(same_bits, num_ranks, device, dtypes, ("product", "avg"), 1003)
     assert [wrong for wrong, _ in results] == [[]] * num_ranks
     assert len({tuple(digests) for _, digests in results}) == 1
 
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_calls_in_both_languages_follow_each_other(pool, num_ranks, device):
-    calls, kinds = (2000, 24) if device == "cuda" else (60, 12)
+    calls, kinds = (2000, 24) if device == "cuda" else (30, 8)
     all_right(pool.run(mixed, num_ranks, "back_to_back", device, calls, kinds, False, timeout_s=300.0))
 
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_slow_ranks(pool, num_ranks, device):
-    all_right(pool.run(mixed, num_ranks, "back_to_back", device, 500 if device == "cuda" else 20, 8, True))
+    all_right(pool.run(mixed, num_ranks, "back_to_back", device, 500 if device == "cuda" else 12, 5, True))
 
 
 @pytest.mark.parametrize("num_ranks", [4])
@@ -136,8 +142,7 @@ def test_every_operation_works_with_this_backend(pool, num_ranks, device):
 def test_replays_of_a_graph(pool, num_ranks):
     cases = [
         Case(op, "bfloat16", shape=(4099,), place=place, config={"algorithm": algorithm})
-        for op, known in ALGORITHMS.items()
-        for algorithm in known
+        for op, algorithm in ALGORITHMS.items()
         for place in ("heap", "ordinary", "skewed")
     ]
     cases += [Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": "gluon_two_shot"})]
@@ -147,16 +152,15 @@ def test_replays_of_a_graph(pool, num_ranks):
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
 @pytest.mark.parametrize("num_ranks", [3])
-def test_a_rank_that_stays_away_is_named(pool, num_ranks, algorithm, device):
-    first, second, third = pool.run(stays_away, num_ranks, device, algorithm)
+def test_a_rank_that_stays_away_is_named(pool, num_ranks, device):
+    first, second, third = pool.run(stays_away, num_ranks, device)
     assert [sums for _, sums in (first, second, third)] == [[3.0, 3.0]] * 3
     assert "has reported: " in second[0]
     for said, _ in (first, second, third):
         assert said.startswith("DeviceTimeoutError")
-        assert "rank 1 tells program 0 that it has arrived" in said
-        assert f"was all_reduce 6 x 4 x float32 ({algorithm})" in said
+        assert "rank 1 signals program 0 that it has arrived" in said
+        assert "was all_reduce 6 x 4 x float32 (gluon_two_shot)" in said
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -184,9 +188,8 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
         }.items():
             assert ": no algorithm, " in said[name]
             assert reason in said[name]
-        for name in ALGORITHMS["all_reduce"]:
-            assert f"{name} (gluon): " in said["free"]
-            assert "no, " not in said["free"].partition(f"{name} (gluon): ")[2].partition("\n")[0]
+        assert "gluon_two_shot (gluon): " in said["free"]
+        assert "no, " not in said["free"].partition("gluon_two_shot (gluon): ")[2].partition("\n")[0]
 
 
 @pytest.mark.parametrize("algorithm", collectives(), ids=lambda each: f"{each.op}-{each.name}")

@@ -20,7 +20,7 @@ for _name, _suite in vars(suite_collectives).copy().items():
 
 @pytest.mark.slow
 @pytest.mark.exhaustive  # test_collectives has its calls; tests/ccl_fast has one algorithm in a process of its own
-@pytest.mark.parametrize("name", ["all_reduce_two_shot"])
+@pytest.mark.parametrize("name", ["all_reduce"])
 def test_kit_on_ranks(name, tmp_path):
     """In a process of its own, which finds the plugin by its entry point."""
     suite = HERE / "suite_collectives.py"

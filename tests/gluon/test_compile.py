@@ -6,13 +6,13 @@ import jobs_atomics
 import jobs_sync
 import pytest
 import torch
+from gluon_cases import compile_cases
 from gluon_kernels import kernels_of
 from jobs_sync import BLOCK
 from targets import case_targets
 
 from iris_core.types import DeviceType
 from iris_gluon import IrisDeviceCtx, language
-from iris_gluon.cases import compile_cases
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 CASES = {case.name: case for case in compile_cases()}
@@ -20,9 +20,22 @@ KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
 INT32, INT64 = torch.int32, torch.int64
 
 
+TILES = [name for name in CASES if name.startswith("tile-")]
+METHODS = [name for name in CASES if name.endswith("-method")]
+SELDOM = {*TILES} - {*TILES[::4]} | {*METHODS} - {*METHODS[::3]}
+SELDOM |= {"collective-gluon-push-landing", "collective-gluon-two-shot-reading"}  # others land, or read
+"""Compiled in this form with --exhaustive: tests/compile has the same functions in Triton."""
+
+
 @pytest.mark.parametrize(
-    ("name", "target"), case_targets(CASES, each_vendor=False)
-)  # tests/compile has the same functions
+    ("name", "target"),
+    [
+        pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.exhaustive])
+        if each.values[0] in SELDOM
+        else each
+        for each in case_targets(CASES, each_vendor=False)
+    ],
+)
 def test_assembly(name, target):
     case = CASES[name]
     text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
@@ -63,7 +76,13 @@ LAUNCHED = {
 }
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[] if each in ("ring put_signal", "handshake", "lock") else [pytest.mark.exhaustive])
+        for each in LAUNCHED
+    ],
+)
 def test_what_the_tests_launch_compiles(name):
     kernel, args, kwargs = LAUNCHED[name]
     assert assembly(compile_for(kernel, args, kwargs, "sm_90"))

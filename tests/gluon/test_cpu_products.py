@@ -197,16 +197,16 @@ REFUSED = {
     "blocked accumulator": "accumulator must have an NVMMADistributedLayout of version",
     "version": "accumulator must have an NVMMADistributedLayout of version",
     "b in registers": "b must be in shared memory",
-    "a in registers": "unexpected operand layout for NvidiaMmaEncodingAttr v3",
-    "b swizzled": "unexpected operand layout for NvidiaMmaEncodingAttr v3",
-    "inner size": "expected the last dimension of the first operand to be equal to the second-to-last dimension",
-    "outer size": "expected the output shape to be the concatenation",
+    "a in registers": "b must be in shared memory with an NVMMASharedLayout, a there or have a DotOperandLayout",
+    "b swizzled": "b must be in shared memory with an NVMMASharedLayout",
+    "inner size": r"a of \[64, 64\] and b of \[32, 64\] do not make an accumulator",
+    "outer size": r"b of \[64, 32\] do not make an accumulator of \[64, 64\]",
     "element types": "a is bf16 and b is fp16",
-    "sum type": "accumulator for bf16 must be fp32, not bf16",
-    "rows": "need a multiple of 64 rows",
-    "instruction": r"instr_shape must be \[16, 8 to 256 and a power of 2, 16\] for operands of 16 bits, not",
-    "columns": "the instruction has 128 columns",
-    "not transposed": "with operands of type int8 the inner dimension of both must be the contiguous one: b has",
+    "sum type": "no wgmma that sums products of bf16 in bf16",
+    "rows": r"no instruction \[16, 64, 16\] multiplies \[32, 64\]",
+    "instruction": r"no instruction \[16, 64, 8\] multiplies .* of 16 bits",
+    "columns": r"no instruction \[16, 128, 16\]",
+    "not transposed": "with operands of type int8 the inner dimension of both must be the contiguous one",
     "no deps": "warpgroup_mma_wait deps must be given",
 }
 
@@ -277,31 +277,12 @@ def test_instructions_on_registers(which):
 
 MFMA_SMALL = gl.amd.AMDMFMALayout(version=3, instr_shape=[16, 16, 4], transposed=True, warps_per_cta=[4, 1])
 MFMA_BYTES = gl.amd.AMDMFMALayout(version=3, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[4, 1])
-LACKING = {
-    "mma_v2 f64": (AMPERE, 2, mma_v2, torch.float64, torch.float64, "sm_90", "k_width of .* fp64 must be 1, not 2"),
-    "mma_v2 f8": (AMPERE, 2, mma_v2, torch.float8_e5m2, torch.float32, "sm_90", "fp8e5 must be a multiple of 4, not 2"),
-    "mma_v2 sum": (AMPERE, 2, mma_v2, torch.bfloat16, torch.float16, "sm_90", "accumulator for bf16 must be fp32"),
-    "mfma f32": (MFMA, 4, gl.amd.cdna3.mfma, torch.float32, torch.float32, "gfx942", r"has no instruction \[32, 32, 8"),
-    "mfma f64": (MFMA, 4, gl.amd.cdna3.mfma, torch.float64, torch.float64, "gfx942", r"may be: \[16, 16, 4\]"),
-    "mfma i8": (MFMA, 8, gl.amd.cdna3.mfma, torch.int8, torch.int32, "gfx942", r"may be: \[32, 32, 16\]"),
-}
 EXISTING = {
     "mma_v2 f64": (AMPERE, 1, mma_v2, torch.float64, torch.float64, "sm_90"),
     "mfma f32": (MFMA_SMALL, 4, gl.amd.cdna3.mfma, torch.float32, torch.float32, "gfx942"),
     "mfma f64": (MFMA_SMALL, 1, gl.amd.cdna3.mfma, torch.float64, torch.float64, "gfx942"),
     "mfma i8": (MFMA_BYTES, 8, gl.amd.cdna3.mfma, torch.int8, torch.int32, "gfx942"),
 }
-
-
-@pytest.mark.parametrize("which", LACKING)
-def test_instructions_that_do_not_exist(which):
-    layout, k_width, multiply, dtype, sum_dtype, target, message = LACKING[which]
-    a, c = torch.zeros(64, 64, dtype=dtype), torch.zeros(64, 64, dtype=sum_dtype)
-    with pytest.raises(ValueError, match=f"line .*{message}"):
-        on_registers[(1,)](a, a, c, c, 64, 64, 64, layout, k_width, multiply)
-    types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
-    with pytest.raises((triton.CompilationError, RuntimeError)):
-        compile_for(on_registers, types, {}, target)
 
 
 @pytest.mark.parametrize("which", EXISTING)

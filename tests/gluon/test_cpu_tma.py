@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as TritonDescriptor
 
 import iris_gluon.interpreter  # noqa: F401
+from iris_core.errors import UnsupportedError
 from iris_gluon._compat import tma_load, tma_store
 from iris_gluon.interpreter.cta import complete_stores
 from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
@@ -20,7 +21,6 @@ from iris_triton.testing.compile_only import assembly, compile_for
 
 copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr(tma.store_wait, "signature") else False
-HAS_REDUCTIONS = hasattr(tma, "async_atomic_add")
 
 
 @pytest.fixture(autouse=True)
@@ -447,13 +447,8 @@ def never_waited(x_desc, x, what: gl.constexpr):
         copy_to_shared(line, x + i)
         if what == "group":
             async_copy.commit_group()
-        elif what == "barrier" or what == "barrier invalidated":
+        elif what == "barrier":
             async_copy.mbarrier_arrive(ready)
-        elif what == "waited in another way":  # the barrier is signalled by then, whether somebody looks or not
-            async_copy.mbarrier_arrive(ready)
-            async_copy.wait_group(0)
-        if what == "barrier invalidated" or what == "waited in another way":
-            mbarrier.invalidate(ready)
     else:
         copy_to_shared(line, x + i, mask=i < 0)  # reads nothing
 
@@ -463,12 +458,11 @@ NEVER_WAITED = {
     "invalidated": (MBarrierError, "line .*: mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
     "group": (RaceError, r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"),
     "no group": (RaceError, r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"),
-    "barrier": (RaceError, "ends while async_copy.mbarrier_arrive in line .* may be under way: wait for mbarrier 're"),
-    "barrier invalidated": (MBarrierError, "is invalidated while async_copy.mbarrier_arrive in line"),
+    "barrier": (UnsupportedError, "'async_copy_mbarrier_arrive': commit and await groups instead"),
 }
 
 
-@pytest.mark.parametrize("what", [*NEVER_WAITED, "nothing", "waited in another way"])
+@pytest.mark.parametrize("what", [*NEVER_WAITED, "nothing"])
 def test_what_is_under_way_at_the_end(what):
     x = torch.randn(16, 32)
     launch = functools.partial(never_waited[(1,)], describe(x, [16, 32]), x, what)
@@ -489,35 +483,6 @@ def uninitialised_store(out_desc):
 def test_a_store_of_memory_that_was_never_written():
     with pytest.raises(UninitializedMemoryError, match="a TMA store reads 'memory'"):
         uninitialised_store[(1,)](describe(torch.zeros(16, 32), [16, 32]))
-
-
-@gluon.jit
-def reductions(target, value, kind: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0])
-    memory = gl.allocate_shared_memory(target.dtype, target.block_type.shape, target.layout)
-    memory.store(gl.full([16, 32], value, target.dtype, layout))
-    fence_async_shared()
-    if kind == "add":
-        tma.async_atomic_add(target, [8, 0], memory)
-    elif kind == "min":
-        tma.async_atomic_min(target, [8, 0], memory)
-    else:
-        tma.async_atomic_xor(target, [8, 0], memory)
-    tma.store_wait(0)
-
-
-@pytest.mark.skipif(not HAS_REDUCTIONS, reason="this Triton has no TMA reductions")
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("add", torch.int32), ("add", torch.float32), ("min", torch.int32), ("xor", torch.int32)]
-)
-def test_reductions(kind, dtype):
-    x = torch.randint(0, 9, (16, 32)).to(dtype)
-    expected = x.clone()
-    op = {"add": torch.add, "min": torch.minimum, "xor": torch.bitwise_xor}[kind]
-    for _ in range(3):
-        expected[8:] = op(expected[8:], torch.full((8, 32), 5).to(dtype))
-    reductions[(3,)](describe(x, [16, 32]), 5, kind)
-    assert torch.equal(x, expected)
 
 
 # -- copies in groups -------------------------------------------------------------------------------------------------
@@ -557,58 +522,23 @@ def test_missing_wait_for_copies(what):
 
 
 @gluon.jit
-def copies_and_barrier(x, out, what: gl.constexpr):
+def masked_copy(x, out):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     i = gl.arange(0, 128, layout=layout)
     memory = gl.allocate_shared_memory(gl.float32, [128], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    if what == "counted":
-        mbarrier.init(bar, count=128)
-    else:
-        mbarrier.init(bar, count=1)
     copy_to_shared(memory, x + i, mask=i < 100)
-    if what == "counted":
-        async_copy.mbarrier_arrive(bar, increment_count=False)
-    else:
-        async_copy.mbarrier_arrive(bar)
-        mbarrier.arrive(bar, count=1)
-    if what != "no wait":
-        mbarrier.wait(bar, 0)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
     gl.store(out + i, memory.load(layout))
 
 
-@pytest.mark.parametrize("what", ["", "counted"])
-def test_copies_that_arrive_at_a_barrier(what):
+def test_what_is_masked_off_arrives_as_0():
     x, out = torch.randn(128), torch.ones(128)
-    copies_and_barrier[(1,)](x, out, what)
+    masked_copy[(1,)](x, out)
     assert torch.equal(out[:100], x[:100])
-    assert not out[100:].any()  # what is masked off arrives as 0
-    with pytest.raises(RaceError, match="asynchronous copy"):
-        copies_and_barrier[(1,)](x, out, "no wait")
-
-
-@gluon.jit
-def narrow_copy(x, layout: gl.constexpr):
-    i = gl.arange(0, 256, layout=layout)
-    memory = gl.allocate_shared_memory(gl.float16, [256], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    copy_to_shared(memory, x + i)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-
-
-@pytest.mark.parametrize(("vector", "skipped", "fits"), [(1, 0, False), (2, 1, False), (2, 0, True), (2, 2, True)])
-def test_copies_of_less_than_four_bytes_per_thread(vector, skipped, fits):
-    x = torch.zeros(300, dtype=torch.float16)[skipped:]
-    layout = gl.BlockedLayout([vector], [32], [4], [0])
-    if fits:
-        narrow_copy[(1,)](x, layout)
-        return
-    with pytest.raises(ValueError, match=r"line .*cp\.async does not support transfers smaller than 4 bytes"):
-        narrow_copy[(1,)](x, layout)
-    with pytest.raises((CompilationError, RuntimeError)):
-        compile_for(narrow_copy, (x, layout), {}, "sm_90")
+    assert not out[100:].any()
 
 
 def test_the_bounds_of_copies_are_checked():
     with pytest.raises(interpreter.OutOfBoundsError, match="lane 60"):
-        copies_and_barrier[(1,)](torch.randn(60), torch.ones(128), "")
+        masked_copy[(1,)](torch.randn(60), torch.ones(128))

@@ -4,7 +4,7 @@ import pytest
 from kit_mutants import killers
 from kit_mutants.backends import OPTIONAL as KILLERS
 from kit_mutants.killers import RUN_ALL, functions_about
-from kit_mutants.plugins import BACKENDS, DEVICE, FAMILIES, OPTIONAL
+from kit_mutants.plugins import BACKENDS, FAMILIES, OPTIONAL
 
 from iris_core.testing import BackendConformance, StackConformance
 
@@ -14,10 +14,10 @@ class _Backend(BackendConformance):
 
     @pytest.fixture
     def cases(self, backend):
-        return [case for case in backend.compile_cases() if case.name == "initialize"]
+        return backend.compile_cases()[:1]
 
 
-PASSED = {"test_static_info_is_complete", "test_static_hooks_are_valid", "test_static_device_functions_exist"}
+PASSED = {"test_static_info_is_complete", "test_static_hooks_are_valid"}
 """What mutants pass, if it is not about their mistakes."""
 
 
@@ -31,7 +31,8 @@ def alone(name, plugin):
 
 
 TESTS = {name for name in dir(StackConformance) if name.startswith("test_world_")}
-MESSAGES = {"test_world_ring_put_with_signal", "test_world_all_to_all_store", "test_world_barrier"}
+BARRIER = "test_world_device_barrier_of_the_host"
+"""What most pass."""
 
 
 def stack(name, backend, tests, allocator="right-allocator", **attributes):
@@ -41,16 +42,12 @@ def stack(name, backend, tests, allocator="right-allocator", **attributes):
 
 for _name, _plugin in BACKENDS.items():
     globals()[f"Test_{_name}"] = alone(_name, _plugin)
-for _name in DEVICE:
-    # what this one waits for never comes
-    _attributes = {"timeout_s": 0.3} if _name == "no-signal-sent" else {}
-    globals()[f"Test_{_name}"] = stack(_name, _name, MESSAGES, **_attributes)
 for _name in OPTIONAL:
-    _tests = functions_about(KILLERS[_name])
-    globals()[f"Test_{_name}"] = stack(_name, _name, _tests | {"test_world_all_to_all_store"})
+    _passed = {"test_world_wait_that_gives_up" if _name == "open-barrier" else BARRIER}
+    globals()[f"Test_{_name}"] = stack(_name, _name, functions_about(KILLERS[_name]) | _passed)
 for _name in FAMILIES:
     _test = "test_world_device_method" if _name == "mute-methods" else "test_world_device_function"
     _ranks = 3 if RUN_ALL or _name == "near" else 2  # a near copy is right where the rank after the next is this one
     globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=_ranks, timeout_s=0.6)
 Test_right_stack = stack("right-stack", "right-backend", TESTS, num_ranks=3)
-Test_crossed_stack = stack("crossed-stack", "right-backend", MESSAGES, "own-peer", timeout_s=0.3)
+Test_crossed_stack = stack("crossed-stack", "right-backend", {BARRIER}, "own-peer", timeout_s=0.3)

@@ -21,6 +21,7 @@ def test_the_example_passes(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes seconds
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "test_conformance.py"],
         capture_output=True,
@@ -31,7 +32,7 @@ def test_the_example_passes(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
-    assert int(passed) > 80
+    assert int(passed) > 70
     reasons = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done.stdout, re.MULTILINE)
     assert sum(int(count) for count, _ in reasons) == int(skipped)
     assert {reason for _, reason in reasons} <= {

@@ -56,8 +56,10 @@ def tiers(tmp_path):
         (tmp_path / "test_suite.py").write_text(suite)
         (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
         command = [sys.executable, "-m", "pytest", "-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
+        command += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
         paths = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
-        environ = os.environ | {"PYTHONPATH": paths}
+        # no other plugin: to import hypothesis takes longer than all else here
+        environ = os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
         return done.returncode, done.stdout + done.stderr
 

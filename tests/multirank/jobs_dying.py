@@ -21,8 +21,9 @@ from iris_core.world.launch import join_rank
 
 def rank_main(pipe, folder, rank, num_ranks, job, *args):
     """Run a job as one rank, whose process others have announced; sends what it returns."""
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)})
-    if folder is not None:
+    if folder is None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
+    else:
         join_rank(folder, rank, num_ranks, torch_distributed=False)
     pipe.send(job(*args))
     pipe.close()

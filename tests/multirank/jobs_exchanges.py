@@ -228,7 +228,7 @@ def elsewhere():
     if int(os.environ["RANK"]) == 1:
         rendezvous.host_id = lambda: "elsewhere"
     try:
-        return attempt(lambda: connect(None, 30.0))
+        return attempt(lambda: connect(None, 1.0))
     finally:
         rendezvous.host_id = real
 

@@ -21,6 +21,14 @@ def describe(word):
     return word, world.rank, world.world_size, os.environ["RANK"], os.environ["LOCAL_RANK"]
 
 
+def all_of_it(word):
+    """What a rank may do, with helpers of its own, as a DataLoader has."""
+    from torch.utils.data import DataLoader
+
+    batches = [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
+    return *describe(word), os.environ["IRIS_X_TEST"], batches, dist.is_initialized()
+
+
 def initialised():
     return dist.is_initialized() and dist.get_rank() == rank()
 
@@ -74,13 +82,6 @@ def spawned(rank, num_ranks, device, store, answers):
         answers.put((ctx.cur_rank, ctx.num_ranks, x.sum().item()))
     dist.barrier()  # the program's group is still there after the context
     dist.destroy_process_group()
-
-
-def start_a_process():
-    """A rank may have helpers of its own, as a DataLoader has."""
-    from torch.utils.data import DataLoader
-
-    return [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
 
 
 def fork_and_use(device):

@@ -66,4 +66,4 @@ def test_a_world_of_one_has_nobody_to_wait_for():
         assert ctx.heap_size == 1 << 20
         assert ctx.heap.stats().num_blocks == 0
         assert ctx.heap.stats().free == 1 << 20
-        assert ctx.heap.system_nbytes >= 64 << 10
+        assert ctx.heap.system_area.nbytes >= 64 << 10

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 
 import jobs_launch as jobs
 import pytest
@@ -18,37 +20,28 @@ def left_behind():
 
 
 def test_results_come_back_in_the_order_of_ranks():
-    assert iris_core.run(jobs.describe, 3, "hello") == [("hello", r, 3, str(r), str(r)) for r in range(3)]
+    """Variables reach the ranks and not us; a rank may start processes; torch.distributed is not there by itself."""
+    found = iris_core.run(jobs.all_of_it, 2, "hello", environ={"IRIS_X_TEST": "7"})
+    assert found == [("hello", r, 2, str(r), str(r), "7", [[1, 2], [3, 4]], False) for r in range(2)]
+    assert "IRIS_X_TEST" not in os.environ
     assert left_behind() == []
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_torch_distributed_is_there_if_it_is_asked_for(wanted):
-    assert iris_core.run(jobs.initialised, 2, torch_distributed=wanted) == [wanted] * 2
-
-
-def test_variables_reach_the_ranks_and_not_us():
-    assert iris_core.run(jobs.variable, 1, "IRIS_X_TEST", environ={"IRIS_X_TEST": "7"}) == ["7"]
-    assert "IRIS_X_TEST" not in os.environ
+def test_torch_distributed_is_there_if_it_is_asked_for():
+    assert iris_core.run(jobs.initialised, 2, torch_distributed=True) == [True] * 2
 
 
 def test_the_cause_is_shown_not_its_consequences():
     with pytest.raises(RankError, match="deliberate, on 1") as caught:
-        iris_core.run(jobs.raise_on, 3, 1)
+        iris_core.run(jobs.raise_on, 2, 1)
     assert caught.value.rank == 1
     assert left_behind() == []
 
 
-def test_a_rank_that_dies_is_named():
+def test_a_rank_that_dies_is_named(forked_ranks):
     with pytest.raises(PeerLostError, match="rank 0 ended with exit code 7") as caught:
         iris_core.run(jobs.die_on, 2, 0)
     assert caught.value.ranks == (0,)
-    assert left_behind() == []
-
-
-def test_a_result_that_cannot_be_sent_is_an_error():
-    with pytest.raises(RankError, match="unpicklable"):
-        iris_core.run(jobs.unpicklable, 1)
 
 
 def test_no_ranks_is_an_error():
@@ -74,16 +67,17 @@ def test_workers_take_variables_at_their_start_and_have_addresses_of_their_own(p
 
 
 def test_the_pool_survives_failures(monkeypatch):
-    monkeypatch.setattr("iris_core.testing.pool._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("iris_core.testing.pool._GRACE_S", 0.5)
     with RankPool(timeout_s=60) as pool:
         with pytest.raises(RankError, match="deliberate, on 0"):
             pool.run(jobs.raise_on, 2, 0)
-        with pytest.raises(PeerLostError, match=r"\[1\]"):
+        with pytest.raises(PeerLostError, match="rank 1 ended with exit code 7"):
             pool.run(jobs.die_on, 2, 1)
         pool.run(jobs.process_id, 2)  # the new worker has started
         with pytest.raises(CollectiveTimeoutError, match="job hang_on: rank 1 of 2 still ran after 1 s") as caught:
             pool.run(jobs.hang_on, 2, 1, timeout_s=1.0)
         assert caught.value.missing_ranks == (1,)
+        assert "in hang_on" in str(caught.value)
         with pytest.raises(RankError, match="cannot be sent"):
             pool.run(jobs.unpicklable, 1)
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
@@ -98,10 +92,47 @@ def test_ranks_of_mp_spawn(tmp_path, num_ranks, device):
     assert sorted(answers.get() for _ in range(num_ranks)) == [(0, 2, 0.0), (1, 2, 4.0)]
 
 
-def test_ranks_may_start_processes():
-    assert iris_core.run(jobs.start_a_process, 1) == [[[1, 2], [3, 4]]]
-
-
 @pytest.mark.parametrize("num_ranks", [2])
 def test_a_forked_child_is_refused_and_disturbs_nothing(pool, num_ranks, device):
     assert pool.run(jobs.fork_and_use, num_ranks, device) == [("([], [])", 3.0)] * num_ranks
+
+
+CELL = """
+import torch, triton, triton.language as tl
+import iris_core
+import iris_triton as iris
+
+@triton.jit
+def shift(x, y, rank, world, heap_bases):
+    tl.store(y, iris.load(x, rank, (rank + 1) % world, heap_bases))
+
+def job(add):
+    with iris.iris(1 << 22) as ctx:
+        x, y = ctx.full((1,), float(ctx.cur_rank)), ctx.zeros(1)
+        ctx.barrier()
+        shift[(1,)](x, y, ctx.cur_rank, ctx.num_ranks, ctx.get_heap_bases())
+        ctx.barrier()
+        return y.item() + add
+
+torch.randn(512, 512) @ torch.randn(512, 512)  # with threads, which a forked process has not
+print(iris_core.run(job, 3, 10))
+torch.cuda.is_initialized = lambda: True
+try:
+    iris_core.run(job, 3, 10)
+except iris_core.errors.UnsupportedError as error:
+    print(error)
+"""
+SESSION = """
+import linecache
+linecache.cache["<cell 1>"] = len({0}), None, {0}.splitlines(True), "<cell 1>"  # as IPython does
+exec(compile({0}, "<cell 1>", "exec"), __import__("__main__").__dict__)
+"""
+
+
+def test_functions_and_kernels_of_a_notebook():
+    command = [sys.executable, "-c", SESSION.format(repr(CELL))]
+    environ = {**os.environ, "IRIS_DEVICE": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    first, second = done.stdout.splitlines() or [done.stderr, ""]
+    assert first == "[11.0, 12.0, 10.0]"
+    assert second.startswith("job belongs to an interactive session that uses CUDA already")

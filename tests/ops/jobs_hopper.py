@@ -28,12 +28,14 @@ def cases(on_cpu):
         how["out_place"] = ("heap", "heap", "ordinary")[number]
         how["config"] = {**several, "block_size_n": 128} if bias and not on_cpu else several
         yield Case("matmul_all_gather", "hopper_push", turned, "bfloat16", **how)
-    for place, fetchers, bias in (("heap", 1, ""), ("transposed", 2, "columns"), ("ordinary", 1, "rows")):
-        config = {**several, "num_fetch_sms": fetchers}
-        operands = {"place": place, "out_place": ("ordinary", "gaps")[fetchers - 1], "bias": bias}
-        yield Case("all_gather_matmul", "hopper_fetch", (m, n, k), "float16", dim=0, config=config, **operands)
-        for name in ("hopper_copy_engine", "hopper_copy_engine_push"):
-            yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
+    name = "hopper_copy_engine_push"
+    for place, out_place, bias in (
+        ("heap", "ordinary", ""),
+        ("transposed", "gaps", "columns"),
+        ("ordinary", "heap", "rows"),
+    ):
+        operands = {"place": place, "out_place": out_place, "bias": bias}
+        yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
 
 
 def one_of_each(on_cpu, shapes=None):
@@ -48,8 +50,7 @@ def one_of_each(on_cpu, shapes=None):
         how = {"bias": "columns", "config": config, "place": place, "out_place": place}
         yield Case("matmul_reduce_scatter", "hopper_push", shape, dtype, **how)
         yield Case("matmul_all_gather", "hopper_push", shape, dtype, dim=1, **how)
-        for name in ("hopper_fetch", "hopper_copy_engine", "hopper_copy_engine_push"):
-            yield Case("all_gather_matmul", name, shape, dtype, dim=0, **how)
+        yield Case("all_gather_matmul", "hopper_copy_engine_push", shape, dtype, dim=0, **how)
 
 
 def run(device, turns):
@@ -93,8 +94,8 @@ def refused(device):
         ask("rows", scatter, "hopper_push", make(24, 64), make(24 * size, 64), make(64, 64))
         ask("tiles", scatter, "hopper_push", make(64, 64), make(64, 64), make(64, 64), layout="tiles")
         ask("block", gather, "hopper_push", out, make(64, 64), make(64, 64), more={"block_size_n": 32})
-        ask("columns", "all_gather_matmul", "hopper_fetch", make(64, 64), make(64, 64), make(64 * size, 64))
-        few = {"num_sms": 1}
-        ask("few", "all_gather_matmul", "hopper_fetch", out, make(64, 64), make(64, 64), gather_dim=0, more=few)
+        gather = "all_gather_matmul", "hopper_copy_engine_push"
+        ask("columns", *gather, make(64, 64), make(64, 64), make(64 * size, 64))
+        ask("fetching", *gather, out, make(64, 64), make(64, 64), gather_dim=0, more={"num_fetch_sms": 1})
         ctx.barrier()
     return said

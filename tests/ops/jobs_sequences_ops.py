@@ -296,7 +296,9 @@ def refused(device):
             "workspace": lambda: ops.matmul_all_reduce(out, a, b, workspace={}),
             "algorithm": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="magic")),
             "ring": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(all_reduce_variant="ring")),
-            "unused": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot", num_pieces=8)),
+            "unused": lambda: ops.matmul_all_reduce(
+                out, a, b, config=FusedConfig(algorithm="two_shot", num_fetch_sms=8)
+            ),
             "block": lambda: ops.matmul_all_reduce(
                 out, a, b, config=FusedConfig(algorithm="two_shot", block_size_m=48)
             ),
@@ -328,8 +330,8 @@ def refused(device):
             "variant": lambda: ops.all_gather_matmul(
                 out, a[:6], b, gather_dim=0, config=FusedConfig(all_reduce_variant="ring")
             ),
-            "rings of another": lambda: ops.matmul_reduce_scatter(
-                part, a, b, config=FusedConfig(algorithm="push", all_reduce_num_rings=1)
+            "fetchers of another": lambda: ops.matmul_reduce_scatter(
+                part, a, b, config=FusedConfig(algorithm="push", num_fetch_sms=1)
             ),
         }
         for name, wrong in calls.items():

@@ -10,7 +10,8 @@ from jobs_tuning import measuring_all
 from iris_core import Iris
 from iris_core.bench import RunOptions
 from iris_core.ops import FusedConfig
-from iris_core.tuning.matmuls import KINDS, SPOILED, FusedSample, FusedTuneOptions, tune_operations_on_this_rank
+from iris_core.tuning.matmuls import KINDS, SPOILED, FusedSample, FusedTuneOptions
+from iris_core.tuning.tuner import tune_on_this_rank
 
 
 def samples(device, dtype, algorithm=None):
@@ -64,7 +65,7 @@ def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     launch = _no_room if refuses else (lambda *_: None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
     with _broken("matmul_all_reduce", broken, launch) if broken else contextlib.nullcontext(), measuring_all():
-        found = tune_operations_on_this_rank(FusedTuneOptions(**wanted), options)
+        found = tune_on_this_rank(FusedTuneOptions(**wanted), options)
     return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
 
 

@@ -81,18 +81,13 @@ def kinds(size):
 
 
 def piece_cases(size):
-    """Products in pieces, the last one shorter."""
-    for op in OPS:
-        if op == "all_gather_matmul":
-            for bias, pieces in (("", 1), ("columns", 2), ("rows", 3), ("rows", 9)):
-                place = ("heap", "gaps")[pieces % 2]
-                config = {"num_pieces": pieces}
-                yield Case(op, "copy_engine_push", (7, 44, 9), "bfloat16", bias=bias, dim=0, place=place, config=config)
-        if op in ("matmul_reduce_scatter", "matmul_all_reduce"):
-            for bias, pieces in (("", 2), ("columns", 9), ("rows", 3)):
-                shape, place = ((7, 44, 9), (1, 5, 3), (9, 40, 16))[pieces % 4 - 1], ("heap", "gaps")[pieces % 2]
-                dtype, config = ("float32", "bfloat16")[pieces % 2], {"num_pieces": pieces}
-                yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place, config=config)
+    """A product for each member, the last one shorter."""
+    for number, bias in enumerate(("", "columns", "rows")):
+        shape, place = ((7, 44, 9), (1, 5, 3), (9, 40, 16))[number], ("heap", "gaps")[number % 2]
+        yield Case("all_gather_matmul", "copy_engine_push", shape, "bfloat16", bias=bias, dim=0, place=place)
+        for op in ("matmul_reduce_scatter", "matmul_all_reduce"):
+            dtype = ("float32", "bfloat16")[number % 2]
+            yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place)
 
 
 def die_cases(size):

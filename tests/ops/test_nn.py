@@ -3,6 +3,7 @@
 import pytest
 import torch
 from jobs_nn import frozen, in_a_group, indivisible, of_a_layer, refused_by_one, train
+from rank_counts import rank_counts
 
 from iris_core import Iris
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -20,7 +21,7 @@ def check(results, tolerance):
 
 
 @pytest.mark.parametrize("form", ["plain", "sequence", "whole"])
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
 def test_training(pool, num_ranks, device, form):
     check(pool.run(train, num_ranks, device, form, torch.float32, 3), 1e-4)
 

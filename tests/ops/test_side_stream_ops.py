@@ -7,8 +7,8 @@ import torch
 
 from iris_gluon.gemm.gather_product import beside_copies
 from iris_triton.gemm import copy_engine_product
-from iris_triton.gemm.copy_engine_product import Carried, GatheredProducts, Product, ReducedProducts
-from iris_triton.gemm.parts.shards import Shards, Side, Words
+from iris_triton.gemm.copy_engine_product import carry_products, multiply_shards
+from iris_triton.gemm.parts.shards import Shards, Side
 
 
 class Stream:
@@ -80,52 +80,41 @@ def multiplied(streams, monkeypatch):
 
 
 RAW = Stream.cuda_stream
-PULLED, PUSHED = [(1, 1, 11), (2, 2, 12)], [(1, 11, None), (2, 12, None)]
-"""Two others; addresses are numbers: 1 and 2 are their places here, 11 and 12 there."""
+OTHERS = [(11, 101), (12, 102)]
+"""Places of the rows and of the word at two others; addresses are numbers."""
 
 
-def side_of(streams, copied):
-    """A second stream; `copied` is called with the target and the source of every copy."""
+def side_of(streams):
+    """A second stream."""
     log, _, side = streams
 
     def copy(target, source, nbytes, stream):
-        assert (nbytes, stream) == (48, RAW)
+        assert (nbytes, stream) == (80 if target in (11, 12) and source < 10 else 48, RAW)
         log.append(("side", "copies", (target, source) if target < 100 and source < 100 else "own"))
-        copied(target, source)
 
-    return Side(Kernel(log, "meets"), copy, int, side, RAW, Event("ready", log))
+    def write(address, value, flags, stream):
+        assert (value, flags, stream) == (1, 0, RAW)
+        log.append(("side", "writes", address))
+
+    return Side(Kernel(log, "waits for all"), copy, write, int, side, RAW, Event("ready", log))
+
+
+def shards_of(streams, matrix):
+    words = torch.zeros(4, dtype=torch.int32)
+    return Shards(matrix, matrix[:4], words, OTHERS, side_of(streams))
 
 
 def operands():
     return torch.randn(4, 3), torch.randn(3, 5), torch.randn(12, 1)
 
 
-def words_of(log, own):
-    """Words that are written down when they are set."""
-
-    def write(address, value, flags, stream):
-        assert (value, flags, stream) == (1, 0, RAW)
-        log.append(("side", "writes", address))
-
-    return Words(own, (100, 101, 102), write)
-
-
 BEGIN = [("main", "records", "ready"), ("side", "waits for", "ready")]
 PUSHES = [
-    ("side", "meets", 0),
+    ("side", "waits for all", 0),
     ("side", "copies", "own"),
     ("side", "writes", 101),
     ("side", "copies", "own"),
     ("side", "writes", 102),
-]
-PULLS = [
-    ("side", "copies", "own"),
-    ("side", "meets", 0),
-    ("side", "copies", (1, 11)),
-    ("side", "writes", 101),
-    ("side", "copies", (2, 12)),
-    ("side", "writes", 102),
-    ("side", "meets", 0),
 ]
 
 
@@ -134,11 +123,8 @@ def test_products_begin_when_their_rows_are_there(streams, multiplied):
     a, b, bias = operands()
     others = [torch.randn(4, 3), torch.randn(4, 3)]
     matrix, out = torch.cat([torch.zeros(4, 3), *others]), torch.zeros(12, 5)
-    shards = Shards(matrix, matrix[:4], PUSHED, True, side_of(streams, lambda *_: None), matrix)
-    products = [Product(0, 4, True, ()), Product(4, 8, False, (1,)), Product(8, 12, False, (2,))]
-    waits = {member: Kernel(log, f"waits for {member}") for member in (1, 2)}
-    words = words_of(log, torch.zeros(4, dtype=torch.int32))
-    GatheredProducts(shards, words, products, waits, False)(None, out, a, b, bias)
+    order = [(0, None), *((member, Kernel(log, f"waits for {member}")) for member in (1, 2))]
+    multiply_shards(shards_of(streams, matrix), order, False)(None, out, a, b, bias)
     assert log == [
         *BEGIN,
         *PUSHES,
@@ -152,30 +138,22 @@ def test_products_begin_when_their_rows_are_there(streams, multiplied):
     torch.testing.assert_close(out, torch.cat([a, *others]) @ b + bias)
 
 
-@pytest.mark.parametrize("pushes", [False, True])
-def test_words_are_written_before_the_product_that_waits_for_them_is_launched(streams, pushes):
+def test_words_are_written_before_the_product_that_waits_for_them_is_launched(streams):
     log, *_ = streams
     a, b, _ = operands()
     matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
-    others = PUSHED if pushes else PULLED
-    shards = Shards(matrix, matrix[:4], others, pushes, side_of(streams, lambda *_: None), matrix)
-    words = words_of(log, torch.zeros(4, dtype=torch.int32))
-    beside_copies(shards, words, Kernel(log, "multiplies"))(None, out, a, b)
-    copies = PUSHES if pushes else PULLS
-    assert log == [*BEGIN, *copies, ("main", "multiplies", 3), ("main", "waits for", "side")]
+    beside_copies(shards_of(streams, matrix), Kernel(log, "multiplies"))(None, out, a, b)
+    assert log == [*BEGIN, *PUSHES, ("main", "multiplies", 3), ("main", "waits for", "side")]
 
 
 def test_rows_with_gaps_are_copied_before(streams):
     """In front of the event: the second stream takes them, the product multiplies them."""
-    log, *_ = streams
     a = operands()[0]
     wide, matrix = torch.zeros(4, 6), torch.zeros(12, 3)
     wide[:, :3] = a
-    shards = Shards(matrix, matrix[:4], PULLED, False, side_of(streams, lambda *_: None), matrix)
-    own = shards.move(wide[:, :3], words_of(log, torch.zeros(4, dtype=torch.int32)))
+    own = shards_of(streams, matrix).move(wide[:, :3])
     assert own.data_ptr() == matrix.data_ptr()
     assert torch.equal(own, a)
-    assert ("side", "copies", "own") not in log
 
 
 def test_products_are_carried_beside_the_next_one(streams, multiplied):
@@ -183,15 +161,15 @@ def test_products_are_carried_beside_the_next_one(streams, multiplied):
     a, b = torch.randn(12, 3), torch.randn(3, 5)
     product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
     carried = [
-        Carried(4, 8, ((11, 1, 48),), Event("of 1", log)),
-        Carried(8, 12, ((12, 2, 48),), Event("of 2", log)),
+        (4, 8, product[4:8], 11, 1, Event("of 1", log)),
+        (8, 12, product[8:], 12, 2, Event("of 2", log)),
     ]
-    side = side_of(streams, lambda *_: None)
-    ReducedProducts(side, carried, product, 0, 4, slots[0], Kernel(log, "adds"), True, False)(None, out, a, b)
+    side = side_of(streams)
+    carry_products(side, carried, (0, slots[0]), Kernel(log, "adds"), True, False)(None, out, a, b)
     assert log == [
         ("main", "records", "ready"),
         ("side", "waits for", "ready"),
-        ("side", "meets", 0),
+        ("side", "waits for all", 0),
         ("main", "multiplies", 4),
         ("main", "records", "of 1"),
         ("side", "waits for", "of 1"),
@@ -201,7 +179,7 @@ def test_products_are_carried_beside_the_next_one(streams, multiplied):
         ("side", "waits for", "of 2"),
         ("side", "copies", (12, 2)),
         ("main", "multiplies", 0),
-        ("side", "meets", 0),
+        ("side", "waits for all", 0),
         ("main", "waits for", "side"),
         ("main", "adds", 1),
     ]

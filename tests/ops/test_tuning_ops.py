@@ -71,16 +71,16 @@ def test_options_that_cannot_be(wrong, message):
 
 
 def test_what_is_measured():
-    found = FusedTuneOptions().samples(0, 8)
+    found = [point.sample for point in FusedTuneOptions().points(0, 8)]
     assert len(found) == len(KINDS) * len(LAYERS) == len(set(found))
-    sizes = [sample.heap_nbytes for _, sample in found]
+    sizes = [sample.heap_nbytes for sample in found]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 12 << 30
-    shapes = {(sample.op, sample.gather_dim): sample.shape for _, sample in found if 8192 in sample.shape}
+    shapes = {(sample.op, sample.gather_dim): sample.shape for sample in found if 8192 in sample.shape}
     assert FusedSample.of_layer("all_gather_matmul", 1, torch.half, 1, 8, (512, 64, 80)).a_shape == (512, 10)
     assert set(shapes) == set(KINDS)
     with pytest.raises(ArgumentError, match="3 ranks cannot divide 8192 rows and a weight of 28672 x 8192"):
-        FusedTuneOptions().samples(0, 3)
+        FusedTuneOptions().points(0, 3)
     with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
         FusedSample("all_gather_matmul", 1, torch.half, 0, 2, (4, 4, 5))
     with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
@@ -88,7 +88,7 @@ def test_what_is_measured():
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     arguments = ["tune", "--ops", "--device", "cpu", "--ranks", "2", "--op", "matmul_all_reduce"]
     assert main([*arguments, "--shape", "40x32x48"]) == 0
@@ -105,7 +105,7 @@ def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
         (["--shape", "4x4x4"], "--shape is one of fused operations"),
         (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
         (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
-        (["--ops", "--max", "1MiB", "--factor", "2"], "--max, --factor: fused operations have shapes"),
+        (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
         (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
         (["--ops", "--device", "cpu"], "give small ones by --shape"),
         (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),

@@ -42,7 +42,7 @@ def test_what_nobody_requires_is_not_there(gluon_only):
     known = {"torch", "numpy", "pluggy", "pydantic", "rich", "triton"}
     present = {each for each in importlib.metadata.packages_distributions() if each.isidentifier()}
     program = "import importlib.util, sys; print([each for each in sys.argv[1:] if importlib.util.find_spec(each)])"
-    asked = sorted(known | present & {"pytest", "hypothesis", "matplotlib", "mypy", "ruff", "sphinx", "pip"})
+    asked = sorted(known | present & {"pytest", "hypothesis", "mypy", "ruff", "sphinx", "pip"})
     assert len(asked) > len(known)
     assert output(gluon_only.run("python", "-c", program, *asked)).strip() == str(sorted(known))
 
@@ -59,12 +59,6 @@ def test_the_command_line_works(gluon_only):
     names = {each["name"] for each in listed}
     assert {"host", "torch", "vmem", "triton", "gluon"} <= names
     assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
-    report = json.loads(output(gluon_only.run("iris", "doctor", "--no-self-test", "--json")))
-    assert report["ok"]
-    for folder in FOLDERS:
-        about = project(folder)
-        assert report["versions"]["distributions"][about["name"]] == about["version"]
-    assert report["versions"]["torch"] == importlib.metadata.version("torch")
 
 
 KERNELS = """

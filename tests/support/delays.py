@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from iris_triton.interpreter.memory import raw_atomics
+from iris_triton.interpreter.memory import accesses
 
 QUIET_S, MOST_S = 0.1, 5.0
 
@@ -27,7 +27,7 @@ def late_after_signals(path, rank, num_ranks, share):
     with open(path, "ab") as file:  # all make it as long as it has to be
         file.truncate(8 * num_ranks)
     changes = np.memmap(path, np.int64, "r+")
-    kept, chance = raw_atomics.rmw, random.Random(rank)
+    kept, chance = accesses.native_rmw, random.Random(rank)
 
     def late(op, addresses, values, *rest):
         old = kept(op, addresses, values, *rest)
@@ -42,8 +42,8 @@ def late_after_signals(path, rank, num_ranks, share):
                     time.sleep(0.01)
         return old
 
-    raw_atomics.rmw = late
+    accesses.native_rmw = late
     try:
         yield
     finally:
-        raw_atomics.rmw = kept
+        accesses.native_rmw = kept

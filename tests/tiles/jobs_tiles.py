@@ -19,7 +19,7 @@ from iris_triton.language.sync import gather_stores
 from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
 
 BLOCK_M, BLOCK_N = 8, 16
-LAUNCHES = 5
+LAUNCHES = 3
 SENTINEL = 77  # exact in every dtype
 WITH_LOCKS = ("one_shot", "two_shot", "owner", "ring", "reduce_scatter")
 RAISED = ("one_shot", "two_shot", "owner", "reduce_scatter")

@@ -111,6 +111,7 @@ def test_what_is_wrong_on_one_rank_all_know(pool, tmp_path, num_ranks, device):
 
 # -- without a GPU: what is compiled ----------------------------------------------------------------------------------
 WORDS = (torch.int32, torch.int32, torch.int32, torch.int64, 1, 8)
+TARGETS = ["sm_90", "gfx942", pytest.param("gfx950", marks=pytest.mark.exhaustive)]
 
 
 def instructions(text):
@@ -120,7 +121,7 @@ def instructions(text):
     return [line.replace("by_method", "k").replace("by_function", "k") for line in kept if ":" not in line]
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_nothing_is_left_of_it_where_it_is_off(target):
     method, function = (
         assembly(compile_for(kernel, (torch.int32, torch.int32, torch.int64, 1, 8), {}, target))
@@ -130,7 +131,7 @@ def test_nothing_is_left_of_it_where_it_is_off(target):
     assert instructions(method) == instructions(function)
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles(target):
     lanes = 32 if target == "sm_90" else 64
     clock = "globaltimer" if target == "sm_90" else "s_memrealtime"

@@ -44,7 +44,7 @@ class World:
         """One block, the whole heap."""
         return [Block(0, self.nbytes, "heap")]
 
-    def check_peers(self, address: int = 0) -> None:
+    def check_peers(self) -> None:
         """All ranks are in this process."""
 
     def stands_still(self, quiet: bool) -> bool:

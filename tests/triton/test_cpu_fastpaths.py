@@ -11,8 +11,7 @@ import triton.language as tl
 
 from iris_triton.interpreter.frontend.calls import triton_dialect
 from iris_triton.interpreter.frontend.operators import BINARY
-from iris_triton.interpreter.frontend.typefacts import block_type
-from iris_triton.interpreter.frontend.values import numpy_dtype, wrap
+from iris_triton.interpreter.frontend.values import block_type, numpy_dtype, wrap
 
 DIALECT = triton_dialect()
 TYPES = [tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import linecache
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import triton.language as tl
 from iris_core.types import Block
 from iris_triton import interpreter
 from iris_triton.interpreter import OutOfBoundsError, hints
+from iris_triton.interpreter.memory import regions
 from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
 
 
@@ -47,7 +49,7 @@ class FakeHeap:
     def stands_still(self, quiet):
         return False
 
-    def check_peers(self, address=0):
+    def check_peers(self):
         pass
 
 
@@ -64,6 +66,25 @@ def heap():
     token = interpreter.register_memory(heap)
     yield heap
     interpreter.unregister_memory(token)
+
+
+def test_a_heap_may_go_while_the_table_is_made(monkeypatch):
+    """The garbage collector closes dropped contexts wherever this thread allocates: also while it makes the table."""
+
+    class Dropped(FakeHeap):
+        def live_blocks(self):
+            interpreter.unregister_memory(other)
+            return super().live_blocks()
+
+    monkeypatch.setattr(regions, "_heaps", {})
+    other = interpreter.register_memory(FakeHeap())
+    interpreter.register_memory(Dropped())
+    making = threading.Thread(target=current_regions, daemon=True)
+    making.start()
+    making.join(60)
+    assert not making.is_alive()
+    assert [type(each) for each in regions.registered_heaps()] == [Dropped]
+    assert len(current_regions().heaps) == 2
 
 
 @triton.jit

@@ -132,7 +132,7 @@ class Peers:
     def stands_still(self, quiet):
         return False
 
-    def check_peers(self, address=0):
+    def check_peers(self):
         self.calls += 1
         if self.calls > self.lost_after:
             raise PeerLostError("rank 1 has ended", ranks=(1,))
@@ -191,7 +191,7 @@ def test_a_word_that_keeps_changing_is_no_deadlock():
     word = flags(1)
 
     class Writes(Peers):
-        def check_peers(self, address=0):  # about five times a second, while all programs wait
+        def check_peers(self):  # about five times a second, while all programs wait
             word.add_(1)
 
     token = interpreter.register_memory(Writes(lost_after=0))
@@ -289,7 +289,7 @@ def test_an_interrupt_ends_the_launch(interruptible, programs):
     import _thread
 
     class Interrupts(Peers):
-        def check_peers(self, address=0):  # when all programs wait
+        def check_peers(self):  # when all programs wait
             self.calls += 1
             if self.calls == 1:
                 _thread.interrupt_main()

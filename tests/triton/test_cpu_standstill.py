@@ -13,8 +13,8 @@ from iris_core import Iris
 from iris_core.device.status import Standstill
 from iris_core.errors import DeviceTimeoutError
 from iris_triton import interpreter
-from iris_triton.interpreter import DeadlockError
-from iris_triton.language.asm import clock_ns
+from iris_triton.interpreter import DeadlockError, scheduler
+from iris_triton.language.asm import read_realtime
 
 NEVER = 1e6
 """Seconds; a test in which only the bound of time ends a wait does not end."""
@@ -32,8 +32,8 @@ def wait_kernel(flag, out, HOW: tl.constexpr):
         while tl.max(tl.load(flag + tl.arange(0, 8)), 0) == 0:
             pass
     elif HOW == "clock":
-        end = clock_ns() + 1_500_000_000
-        while (tl.load(flag, volatile=True) == 0) & (clock_ns() < end):
+        end = read_realtime() + 1_500_000_000
+        while (tl.load(flag, volatile=True) == 0) & (read_realtime() < end):
             pass
     else:
         while tl.load(flag, volatile=True) == 0:
@@ -59,7 +59,8 @@ def test_alone_a_deadlock_is_an_error_at_once(heap):
 
 
 @pytest.mark.parametrize("how", ["plain", "two plain", "block"])
-def test_loops_of_plain_loads_end(how):
+def test_loops_of_plain_loads_end(how, monkeypatch):
+    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
     interpreter.enable()
     with interpreter.configured(timeout_s=0.5), pytest.raises(DeadlockError) as caught:
         wait_kernel[(2,)](words(), words(), how)
@@ -67,12 +68,13 @@ def test_loops_of_plain_loads_end(how):
 
 
 @pytest.mark.parametrize("how", ["plain", "volatile"])
-def test_another_thread_may_end_the_wait(how):
+def test_another_thread_may_end_the_wait(how, monkeypatch):
+    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
     interpreter.enable()
     flag, out, go = words(), words(), threading.Event()
 
     def write():
-        go.wait(1.5)
+        go.wait(1.0)
         flag.fill_(1)
 
     writer = threading.Thread(target=write)

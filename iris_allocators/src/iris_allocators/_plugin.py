@@ -6,16 +6,13 @@ import importlib.util
 import os
 import sys
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from iris_allocators.info import HOST_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import hookimpl
 from iris_core.types import Availability, DeviceType, PluginInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.diagnosis import Finding
     from iris_core.protocols import Allocator
     from iris_core.settings import PluginSettings
     from iris_core.types import CreateRequest, DeviceTarget
@@ -27,12 +24,7 @@ _BINDINGS = {
 
 
 class AllocatorPlugin:
-    """Provides one allocator.
-
-    Args:
-        info: what it says about itself.
-        allocator, settings: where its classes are, as `pkgutil.resolve_name` takes it.
-    """
+    """Provides one allocator; `allocator` and `settings` name its classes, as `pkgutil.resolve_name` takes them."""
 
     def __init__(self, info: PluginInfo, allocator: str, settings: str) -> None:
         self._info, self._allocator, self._settings = info, allocator, settings
@@ -69,16 +61,7 @@ class HostPlugin(AllocatorPlugin):
 
 
 class GpuPlugin(AllocatorPlugin):
-    """Provides an allocator of GPU memory.
-
-    Args:
-        means, instead: by what it shares memory, and the allocator to take where that fails.
-        **plugin: as in `AllocatorPlugin`.
-    """
-
-    def __init__(self, *, means: str, instead: str, **plugin: Any) -> None:
-        super().__init__(**plugin)
-        self._means, self._instead = means, instead
+    """Provides an allocator of GPU memory."""
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
@@ -92,26 +75,7 @@ class GpuPlugin(AllocatorPlugin):
             found = None
         return Availability.no(problem) if found is None else Availability.yes()
 
-    @hookimpl
-    def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> list[Finding]:
-        """Say for `iris doctor` whether memory can be made and shared."""
-        from iris_allocators.diagnosis import diagnose
-
-        return diagnose(self._means, self._instead, targets, self.iris_plugin_create, self.iris_plugin_settings()())
-
 
 host = HostPlugin(HOST_INFO, "iris_allocators.host:HostAllocator", "iris_allocators.settings:HostSettings")
-torch_pool = GpuPlugin(
-    info=TORCH_INFO,
-    allocator="iris_allocators.torch_ipc:TorchAllocator",
-    settings="iris_allocators.settings:TorchSettings",
-    means="IPC handles",
-    instead="vmem",
-)
-vmem = GpuPlugin(
-    info=VMEM_INFO,
-    allocator="iris_allocators.vmem.allocator:VmemAllocator",
-    settings="iris_allocators.settings:VmemSettings",
-    means="virtual memory",
-    instead="torch",
-)
+torch_pool = GpuPlugin(TORCH_INFO, "iris_allocators.torch_ipc:TorchAllocator", "iris_allocators.settings:TorchSettings")
+vmem = GpuPlugin(VMEM_INFO, "iris_allocators.vmem.allocator:VmemAllocator", "iris_allocators.settings:VmemSettings")

@@ -25,11 +25,12 @@ import torch
 from iris_allocators.info import HOST_INFO
 from iris_core.errors import HeapClosedError, HeapError
 from iris_core.types import PeerMapping, Segment
+from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.types import CreateRequest, PluginInfo
+    from iris_core.types import CreateRequest
 
 GRANULE = 2 << 20
 """Bytes by which freed memory is given back to the system."""
@@ -41,16 +42,17 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class HostAllocator:
     """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator` and `SupportsDecommit`.
 
-    Args:
-        request: rank, world size, size of the heap in bytes and `HostSettings`.
-
     Raises:
         HeapError: the system refuses the memory file or the mapping.
     """
 
+    info = HOST_INFO
+    granularity = GRANULE
+    generation = 1  # the whole heap is exported at once and never grows
+
     def __init__(self, request: CreateRequest) -> None:
         self._rank = request.rank
-        self._nbytes = max(1, -(-request.heap_nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self.nbytes = max(1, -(-request.heap_nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         self._huge_pages = bool(getattr(request.settings, "huge_pages", False))
         self._peers: dict[int, tuple[mmap.mmap, PeerMapping]] = {}
         try:
@@ -58,45 +60,19 @@ class HostAllocator:
         except OSError as e:
             raise HeapError(f"cannot create a memory file for rank {self._rank}'s heap: {e.strerror}") from e
         try:
-            os.ftruncate(fd, self._nbytes)
+            os.ftruncate(fd, self.nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._map: mmap.mmap | None = self._map_fd(fd, self._nbytes)
+            self._map: mmap.mmap | None = self._map_fd(fd, self.nbytes)
             self._view: memoryview | None = memoryview(self._map)
         except (OSError, HeapError, OverflowError) as e:
             os.close(fd)
             if isinstance(e, HeapError):
                 raise
-            raise HeapError(f"cannot make a heap of {self._nbytes} bytes for rank {self._rank}: {e}") from e
+            raise HeapError(f"cannot make a heap of {self.nbytes} bytes for rank {self._rank}: {e}") from e
         self._fd: int | None = fd
-        self._base_ptr = _address(self._map)
+        self.base_ptr = _address(self._map)
         # a process that forgets close() must not keep the descriptor when the allocator is collected
         self._fd_guard = weakref.finalize(self, os.close, fd)
-
-    # -- description --------------------------------------------------------------------------------------------------
-    @property
-    def info(self) -> PluginInfo:
-        """The plugin's description."""
-        return HOST_INFO
-
-    @property
-    def base_ptr(self) -> int:
-        """Address of this rank's heap."""
-        return self._base_ptr
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the heap in bytes, rounded up to whole pages."""
-        return self._nbytes
-
-    @property
-    def granularity(self) -> int:
-        """Bytes by which memory is given back."""
-        return GRANULE
-
-    @property
-    def generation(self) -> int:
-        """Always 1: the whole heap is exported at once and never grows."""
-        return 1
 
     @property
     def committed_bytes(self) -> int:
@@ -105,25 +81,12 @@ class HostAllocator:
             raise HeapClosedError("the heap is closed")
         return os.fstat(self._fd).st_blocks * 512
 
-    def owns(self, ptr: int) -> bool:
-        """Whether an address lies in this rank's own heap."""
-        return self._base_ptr <= ptr < self._base_ptr + self._nbytes
-
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
         """Nothing to do: pages come into being when they are touched."""
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Give whole granules back to the system; they read as zero afterwards.
-
-        Args:
-            offset_bytes: start in the heap, a multiple of `granularity`.
-            nbytes: length, a multiple of `granularity` or reaching the end of the heap.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-            HeapError: the system refuses.
-        """
+        """Give whole granules back to the system; they read as zero afterwards."""
         if self._map is None:
             raise HeapClosedError("the heap is closed")
         try:
@@ -132,39 +95,23 @@ class HostAllocator:
             raise HeapError(f"cannot give {nbytes} bytes at offset {offset_bytes} back: {e.strerror}") from e
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive.
-
-        Args:
-            offset_bytes: start in the heap.
-            nbytes: length, at least 1.
-            on_release: called once when the last tensor on this storage is gone.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-        """
+        """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive."""
         if self._view is None:
             raise HeapClosedError("the heap is closed")
         part = self._view[offset_bytes : offset_bytes + nbytes]
-        out = torch.frombuffer(part, dtype=torch.uint8)
         # torch holds `part` until the storage dies, and `part` holds the map
-        guard = weakref.finalize(part, on_release)
-        guard.atexit = False
-        return out
+        weakref.finalize(part, on_release).atexit = False
+        return torch.frombuffer(part, dtype=torch.uint8)
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
         """The whole heap as one descriptor."""
         if self._fd is None:
             raise HeapClosedError("the heap is closed")
-        return (Segment(offset_bytes=0, nbytes=self._nbytes, fd=self._fd),)
+        return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._fd),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map a peer's heap and close the received descriptors.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-            HeapError: the descriptors do not describe one heap of this kind.
-        """
+        """Map a peer's heap and close the received descriptors; HeapError if they are not one heap of this kind."""
         try:
             if self._map is None:
                 raise HeapClosedError("the heap is closed")
@@ -180,9 +127,7 @@ class HostAllocator:
             self._peers[rank] = (mapped, mapping)
             return mapping
         finally:
-            for segment in segments:
-                if segment.fd is not None:
-                    os.close(segment.fd)
+            close_all(each.fd for each in segments if each.fd is not None)
 
     def close(self) -> None:
         """Drop peers' mappings, then the own one; tensors that still live keep theirs."""

@@ -12,18 +12,10 @@ if TYPE_CHECKING:
 
 
 class Range:
-    """A range of memory: `__cuda_array_interface__`, version 3.
-
-    Args:
-        ptr: its address.
-        nbytes: its size.
-        keep: what has to live as long as the storage.
-    """
+    """A range of memory: `__cuda_array_interface__`, version 3.  `keep` lives as long as the storage."""
 
     def __init__(self, ptr: int, nbytes: int, keep: object) -> None:
-        self._keep = keep
-        self.ptr = ptr
-        self.nbytes = nbytes
+        self.ptr, self.nbytes, self._keep = ptr, nbytes, keep
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",

@@ -8,7 +8,6 @@ this one allocation, and torch's settings are as before afterwards.
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,12 @@ from iris_allocators.info import TORCH_INFO
 from iris_allocators.ranges import Range
 from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccessError, UnsupportedError
 from iris_core.types import PeerMapping, Segment
+from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from iris_core.types import CreateRequest, PluginInfo
+    from iris_core.types import CreateRequest
 
 ALIGNMENT = 4096
 """Bytes of which the heap's base is a multiple; the device functions build on it."""
@@ -36,15 +36,18 @@ class TorchAllocator:
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
     Args:
-        request: rank, device and size of the heap in bytes.
+        request: what the heap is to be.
         driver: calls into the GPU's driver; that of the device by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range` and keeps the range alive as long as its storage;
-            torch.as_tensor on the device by default.
+        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
 
     Raises:
         HeapError: the device has not that much memory.
         UnsupportedError: this system cannot share GPU memory by IPC handle.
     """
+
+    info = TORCH_INFO
+    granularity = ALIGNMENT  # what the size is a multiple of; all of it is there from the beginning
+    generation = 1  # the whole heap is exported at once and never grows
 
     def __init__(
         self,
@@ -56,83 +59,45 @@ class TorchAllocator:
         self._device = request.target.torch_device
         self._topology = topology_command(request.target.type)
         self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
-        self._nbytes = max(1, -(-request.heap_nbytes // ALIGNMENT)) * ALIGNMENT
+        self.nbytes = max(1, -(-request.heap_nbytes // ALIGNMENT)) * ALIGNMENT
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
         try:
             with _without_expandable_segments():
-                pool = torch.empty(self._nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)  # room to align
+                pool = torch.empty(self.nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)  # room to align
             handle = self._driver.ipc_export(pool.data_ptr())
             # Never the address of the pool itself: torch knows its own blocks by address, and a memory pool on the heap
             # (ctx.mem_pool) gives it addresses from the heap's beginning on.
-            self._base_ptr = (pool.data_ptr() // ALIGNMENT + 1) * ALIGNMENT
-            allocation, _ = self._driver.address_range(self._base_ptr)
+            self.base_ptr = (pool.data_ptr() // ALIGNMENT + 1) * ALIGNMENT
+            allocation, _ = self._driver.address_range(self.base_ptr)
         except torch.OutOfMemoryError as e:
-            raise HeapError(f"{self._device} has no room for a heap of {self._nbytes} bytes: {e}") from e
+            raise HeapError(f"{self._device} has no room for a heap of {self.nbytes} bytes: {e}") from e
         except DriverError as e:
             raise UnsupportedError(
                 f"{self._device}: this system does not share torch's memory by IPC handle ({e}): some containers do "
                 "not, nor does torch's backend cudaMallocAsync; allocator='vmem' shares memory by file descriptor"
             ) from e
         self._pool: torch.Tensor | None = pool
-        self._payload = (self._base_ptr - allocation).to_bytes(_OFFSET_NBYTES, "little") + handle
-
-    @property
-    def info(self) -> PluginInfo:
-        """The plugin's description."""
-        return TORCH_INFO
-
-    @property
-    def base_ptr(self) -> int:
-        """Address of this rank's heap."""
-        return self._base_ptr
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the heap in bytes."""
-        return self._nbytes
-
-    @property
-    def granularity(self) -> int:
-        """What the size is a multiple of; all of it is there from the beginning."""
-        return ALIGNMENT
-
-    @property
-    def generation(self) -> int:
-        """Always 1: the whole heap is exported at once and never grows."""
-        return 1
+        self._payload = (self.base_ptr - allocation).to_bytes(_OFFSET_NBYTES, "little") + handle
 
     def commit(self, offset_bytes: int, nbytes: int) -> None:
         """Nothing to do: the memory is there."""
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the pool alive.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-        """
+        """Return a 1-D uint8 tensor over a range; its storage keeps the pool alive."""
         if self._pool is None:
             raise HeapClosedError("the heap is closed")
-        return Range(self._base_ptr + offset_bytes, nbytes, self._pool).tensor(self._as_bytes, on_release)
-
-    def owns(self, ptr: int) -> bool:
-        """Whether an address lies in this rank's own heap."""
-        return self._base_ptr <= ptr < self._base_ptr + self._nbytes
+        return Range(self.base_ptr + offset_bytes, nbytes, self._pool).tensor(self._as_bytes, on_release)
 
     def export(self) -> Sequence[Segment]:
-        """The heap as one IPC handle and the heap's offset in what the handle stands for.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-        """
+        """The heap as one IPC handle and the heap's offset in what the handle stands for."""
         if self._pool is None:
             raise HeapClosedError("the heap is closed")
-        return (Segment(offset_bytes=0, nbytes=self._nbytes, payload=self._payload),)
+        return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=self._payload),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
         """Map a peer's heap.
 
         Raises:
-            HeapClosedError: the allocator is closed.
             HeapError: the segments do not describe one heap of this kind.
             PeerAccessError: this device cannot map that memory.
         """
@@ -155,9 +120,7 @@ class TorchAllocator:
                 "container, or --ipc=host). allocator='vmem' needs no IPC namespace"
             ) from e
         finally:
-            for segment in segments:
-                if segment.fd is not None:
-                    os.close(segment.fd)
+            close_all(each.fd for each in segments if each.fd is not None)
 
     def close(self) -> None:
         """Unmap peers, then drop the pool; tensors that still live keep it.  Idempotent.

@@ -1,8 +1,4 @@
-"""The host API: one `Iris` per rank opens the world, owns the heap and closes everything again.
-
-The path of a context: open the heap (`iris_core.open_context`) -> collectives and operations -> (tensors, kernels,
-barriers) -> close.
-"""
+"""The host API: one `Iris` per rank opens the world (`iris_core.open_context`), owns the heap and closes everything."""
 
 from __future__ import annotations
 
@@ -17,23 +13,27 @@ from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
 from iris_core.device import targets
 from iris_core.dispatch.bind import Binder
-from iris_core.errors import DeviceError, HeapClosedError, PeerLostError
+from iris_core.errors import DeviceError, HeapClosedError, PeerLostError, RankMismatchError
 from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories
 from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
 from iris_core.providers import Providers
-from iris_core.registry.observers import allocation_notifier, notify
+from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import torch
     import torch.distributed as dist
 
+    from iris_core.heap.blocks import Scope
     from iris_core.types import HeapStats
+
+
+_CLOSED = "this Iris context is closed; open a new one"
 
 
 class Iris(TensorFactories):
@@ -49,9 +49,8 @@ class Iris(TensorFactories):
         backend: device backend by name, `name@distribution`, or "auto" (then IRIS_BACKEND, then the best usable one).
         device: "cpu", "cuda", "cuda:1"; by default a GPU where one is usable, else the CPU.
         group: the process group whose ranks share the heap; all ranks by default.
-        options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.  All
-            are checked; for those of an allocator or backend that was not chosen, a warning says that they have no
-            effect.
+        options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.  Those
+            of an allocator or backend that was not chosen are checked, too, and a warning says that they are not used.
 
     Raises:
         SettingsError: a size, name or option is wrong.
@@ -85,12 +84,10 @@ class Iris(TensorFactories):
         group: dist.ProcessGroup | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._closed = True  # until everything is open
-        self._forked_from = ""  # in a process that was forked off: what is to be said there
+        self._closed = _CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
-        # the process first: from here on, the others know whom they have lost if it dies
         with world.arrive(group) as arrival:
             self._open_all(arrival, asked, dict(options or {}))
 
@@ -99,7 +96,7 @@ class Iris(TensorFactories):
     ) -> None:
         self.settings = open_context.settings_of(asked)
         with contextlib.ExitStack() as undo:
-            tell = allocation_notifier(self)
+            tell = partial(_tell_allocated, weakref.ref(self))
             opened = open_context.open_heap(self.settings, options, arrival, on_allocated=tell, undo=undo)
             self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
             self._device_barriers, self._context = opened.device_barriers, opened.context_tensor
@@ -110,7 +107,6 @@ class Iris(TensorFactories):
             binder = self._binder = Binder(
                 self,
                 opened.heap,
-                opened.system_area,
                 opened.world,
                 opened.spec,
                 opened.reports,
@@ -121,7 +117,7 @@ class Iris(TensorFactories):
             opened.reports.describers.append(binder.explain_report)
             self._world.barrier()
             closing = undo.pop_all()
-        self._closed = False
+        self._closed = ""
         self._pid = os.getpid()
         # A context that is dropped without close() still gives everything back, without waiting for the others.
         self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
@@ -163,12 +159,12 @@ class Iris(TensorFactories):
         return self.num_ranks
 
     def get_device(self) -> str:
-        """Return torch's name of this rank's device: "cpu" or "cuda:N"."""
+        """Same as `device`, torch's name of this rank's device: "cpu" or "cuda:N"."""
         return self.device
 
     def get_device_id(self) -> int:
-        """Return the index of this rank's device; 0 on the CPU."""
-        return self.target.index
+        """Same as `gpu_id`."""
+        return self.gpu_id
 
     def get_cu_count(self) -> int:
         """Return the number of the device's compute units (SMs, CUs); on the CPU, of cores this process may use."""
@@ -213,15 +209,13 @@ class Iris(TensorFactories):
         """Finish this rank's device work, then wait for the other ranks.
 
         Collective: every rank of the world, or of `group`, calls it.
-        Stream: waits for all work of the device, or of `stream` alone where one is given.
 
         A barrier of the whole world also compares the ranks' allocation histories and frees what every rank has freed
-        or dropped; a barrier of a group does not.  With a stream, blocks that other streams still use stay as they are
-        (see `heap.record_stream`).
+        or dropped; a barrier of a group does not.  With a stream, blocks that other streams use stay as they are.
 
         Args:
-            stream: a torch stream; None for the whole device.  On the CPU a kernel is finished when its launch returns,
-                and device work are the calls with `async_op=True`.
+            stream: a torch stream, whose work alone is waited for; None for the whole device.  On the CPU a kernel is
+                finished when its launch returns, and device work are the calls with `async_op=True`.
             group: a process group of torch.distributed; None for the whole world.
 
         Raises:
@@ -236,17 +230,13 @@ class Iris(TensorFactories):
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
         if group is None:
-            try:
-                self.heap.barrier_agreement(stream)
-            except DeviceError:  # on all ranks
-                self._reports.all_were_here()
-                raise
-            self._reports.all_were_here()
+            self.heap.barrier_agreement(stream)
         else:
             members = self._world.members_of(group)
             step = partial(self.heap.streams.synchronize, stream)
-            on_all_ranks(self._world.subgroup(group), NOT_FINISHED, step, DeviceError, members)
-        self._reports.check(stream)
+            on_all_ranks(self._world.subworld(members), NOT_FINISHED, step, DeviceError, members)
+        if self._reports.alarm[0] != self._reports.heard:
+            self._reports.raise_new()
 
     def device_barrier(
         self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
@@ -268,8 +258,7 @@ class Iris(TensorFactories):
 
         Raises:
             CapabilityError: the backend has no such barrier.
-            UnsupportedError: a graph is being captured, and this is the first call with this group and `sem`, or there
-                are no flags left for another graph.
+            UnsupportedError: a graph is being captured, and this group and `sem` are new, or no flags are left for it.
             IrisError: this rank is not a member of `group`, or a member does not share this heap.
             CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
             DeviceTimeoutError, DeviceError: as `barrier` raises them, of earlier kernels; nothing was launched.
@@ -323,7 +312,6 @@ class Iris(TensorFactories):
         Raises:
             HeapExhaustedError: no free block is large enough.
         """
-        self._check_open()
         return self.heap.allocate_symmetric(*size, dtype=dtype)
 
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
@@ -351,14 +339,13 @@ class Iris(TensorFactories):
             ...     ctx.is_symmetric(weights)
             True
         """
-        self._check_open()
         return self.heap.as_symmetric(external)
 
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor, for operators and copies of torch that this rank starts.
 
         Local.  The result is like the tensor, on this rank's device; its memory is the other rank's.  Nothing orders
-        what is done with it: a barrier, or a signal, comes before and behind.  It must not be used any more when the
+        what is done with it: a barrier, or a signal, comes before and after.  It must not be used any more when the
         other rank has freed the tensor, or a context is closed.
 
         Args:
@@ -368,8 +355,7 @@ class Iris(TensorFactories):
         Raises:
             ArgumentError: (a ValueError) the rank is out of range.
             NotOnHeapError: (a ValueError) the tensor does not lie wholly on the symmetric heap.
-            UnsupportedError: it lies in memory of Iris itself, which the peers need not have mapped, or is a lazy view
-                (`conj()`).
+            UnsupportedError: it lies in memory of Iris itself, which peers may not have mapped, or is a lazy view.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
@@ -387,9 +373,8 @@ class Iris(TensorFactories):
         heap.  They are symmetric if every rank does the same there: the same operations with the same sizes, in the
         same order, for any may wait for the other ranks; and tensors end their lives at the same places (none in a
         reference cycle), for torch reuses their memory at once.  What torch makes once and keeps, like the workspace of
-        matrix products, is better made before, outside.  Different requests for segments are noticed at the next
-        barrier (SymmetryError).  How torch divides a segment is not: compare `ctx.heap.offset_of(tensor)` over the
-        ranks when in doubt.
+        matrix products, is better made before, outside.  Different requests for segments raise SymmetryError at the
+        next barrier.  How torch divides a segment is not compared; `ctx.heap.offset_of(tensor)` says where it lies.
 
         Segments that torch no longer uses go back to the heap with `torch.cuda.empty_cache()` on every rank, and with
         the pool.  When there is no memory for a segment, the operator raises torch.OutOfMemoryError and the reason is
@@ -406,8 +391,7 @@ class Iris(TensorFactories):
             self._mem_pool = make_mem_pool(self.heap, self.target)
         return self._mem_pool
 
-    @contextlib.contextmanager
-    def use_mem_pool(self) -> Iterator[None]:
+    def use_mem_pool(self) -> contextlib.AbstractContextManager[None]:
         """Put the results of torch operators on the heap, as `torch.cuda.use_mem_pool(ctx.mem_pool())` does.
 
         Collective in effect: what `mem_pool` asks of the ranks holds inside the block.  What keeps torch from getting
@@ -425,8 +409,7 @@ class Iris(TensorFactories):
         """
         from iris_core.heap import mempool
 
-        with mempool.use_mem_pool(self.mem_pool(), self.target):
-            yield
+        return mempool.use_mem_pool(self.mem_pool(), self.target)
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Return whether the whole extent of a tensor lies on this rank's heap."""
@@ -446,8 +429,7 @@ class Iris(TensorFactories):
         self._check_tensor(tensor, "free")
         self.heap.free(tensor)
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[Any]:
+    def scope(self) -> Scope:
         """Free every tensor that is allocated in the block when it ends; `keep(t)` of the scope lets one escape.
 
         Collective: every rank enters and leaves it at the same place in its sequence of calls.
@@ -460,9 +442,7 @@ class Iris(TensorFactories):
             ...     ctx.heap.stats().num_blocks
             1
         """
-        self._check_open()
-        with self.heap.scope() as scope:
-            yield scope
+        return self.heap.scope()
 
     def stats(self) -> HeapStats:
         """Return the heap's figures; see `HeapStats`."""
@@ -502,7 +482,7 @@ class Iris(TensorFactories):
     def _close(self, *, synchronize: bool, failing: bool) -> None:
         if self._closed:
             return
-        self._closed = True
+        self._closed = _CLOSED
         notify("iris_closing", context=self)
         error = None
         try:
@@ -511,11 +491,11 @@ class Iris(TensorFactories):
                 self._reports.idle = True
         except DeviceError as e:
             error = e
-        except (PeerLostError, TimeoutError) as e:
+        except (PeerLostError, RankMismatchError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
         finally:
             if os.getpid() == self._pid:
-                error = self._reports.last_error(self._log) or error
+                error = self._reports.error(at_end=True) or error
             self._mem_pool = None  # its segments are the heap's
             self._finalizer()
         if error is not None:
@@ -533,7 +513,7 @@ class Iris(TensorFactories):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HeapClosedError(self._forked_from or "this Iris context is closed; open a new one")
+            raise HeapClosedError(self._closed)
 
     def _check_tensor(self, tensor: Any, what: str) -> None:
         self._check_open()
@@ -562,12 +542,18 @@ def _after_fork() -> None:
                 f"this process ({os.getpid()}) was forked off process {context._pid}, which has opened this and alone "
                 "can use it; start processes with the method spawn, or before the context"
             )
-            context._closed, context._forked_from = True, why
-            context.heap.refuse(why)
-            context._binder.forget(why)
+            context._closed = why
+            for each in (context._world.refuse, context.heap.refuse, context._binder.forget):
+                each(why)
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _tell_allocated(context: weakref.ref[Iris], offset_bytes: int, nbytes: int) -> None:
+    """Notify observers of an allocation; what calls this does not keep the context alive."""
+    if "iris_allocated" in MAY_BE_WATCHED and (found := context()) is not None:
+        notify("iris_allocated", context=found, offset_bytes=offset_bytes, nbytes=nbytes)
 
 
 def _close_here(closing: contextlib.ExitStack, pid: int) -> None:

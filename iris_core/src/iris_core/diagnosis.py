@@ -43,8 +43,7 @@ class PairCheck:
         op: the operation: "write", "read", "atomic_add", "signal", or another short name.
         rank: the rank that did it.
         peer: the rank whose memory it was; `rank` itself for a test of its own memory.
-        problem: what went wrong, as a phrase that goes on after the operation's name ("lost 3 of 1000 additions");
-            empty if nothing did.
+        problem: what went wrong, to be read after the operation's name ("lost 3 of 1000 additions"); or empty.
     """
 
     op: str

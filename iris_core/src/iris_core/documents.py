@@ -16,11 +16,7 @@ MAX_NBYTES = 1 << 30
 
 
 def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
-    """Read a JSON file.
-
-    Args:
-        path: the file.
-        kind: what it must contain; its strict types convert nothing.
+    """Read a JSON file, which must contain what `kind` says; its strict types convert nothing.
 
     Raises:
         ValueError: the file cannot be read, or contains something else; the text is one line without the file's name.

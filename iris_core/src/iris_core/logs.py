@@ -63,10 +63,6 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
 def rank_logger(rank: int, world_size: int) -> RankLogger:
     """Return a logger that puts the rank into every record.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks.
-
     Example:
         >>> rank_logger(0, 4).warning("heap is nearly full")  # 12:00:00 WARNING [Iris] [0/4] heap is nearly full
     """
@@ -74,14 +70,7 @@ def rank_logger(rank: int, world_size: int) -> RankLogger:
 
 
 def set_logger_level(level: int | str) -> None:
-    """Set the level of Iris's logger.
-
-    Args:
-        level: DEBUG, INFO, WARNING, ERROR or such a name in any case.
-
-    Raises:
-        ValueError: the name is none of these.
-    """
+    """Set the level of Iris's logger: DEBUG, INFO, WARNING, ERROR, or such a name in any case; else ValueError."""
     if isinstance(level, str):
         if level.strip().upper() not in LEVELS:
             raise ValueError(f"log level {level!r} is not one of {', '.join(LEVELS)}")

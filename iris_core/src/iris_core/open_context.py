@@ -1,9 +1,6 @@
 """Opening: from a context's arguments to a heap that all ranks share, on all of them or on none.
 
-The path: connect to the world -> choose plugins -> agree with the other ranks -> allocator -> backend -> heap -> system
-area -> context tensor -> the backend is attached.  Every step that can fail on one rank alone is followed by an
-exchange, so the others raise, too (`on_all_ranks`).
-
+Every step that can fail on one rank alone is followed by an exchange, so the others raise, too (`on_all_ranks`).
 Nothing here knows the context that it is done for: a context holds what was opened, and never the other way round.
 """
 
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping
 
-    from iris_core.heap.regions import SystemArea
     from iris_core.protocols import Allocator, DeviceBackend
     from iris_core.registry import PluginRecord
     from iris_core.registry.select import Plan
@@ -96,7 +92,6 @@ class Opened:
     allocator: Allocator
     backend: DeviceBackend
     heap: SymmetricHeap
-    system_area: SystemArea
     device_barriers: DeviceBarriers
     reports: KernelReports
     spec: ContextSpec
@@ -127,8 +122,7 @@ def open_heap(
 
     Args:
         settings: of the context.
-        options: settings of plugins by plugin name; what has no effect is warned about at the line that called the
-            caller.
+        options: settings of plugins by plugin name; what has no effect is warned about at the caller's caller.
         arrival: this rank, whose process the others know.
         on_allocated: called with (offset_bytes, nbytes) after every allocation.
         undo: gets what closes each thing that was opened; for the caller to close, also after an error.
@@ -138,7 +132,14 @@ def open_heap(
     """
     world = arrival.open(settings.barrier_timeout)
     undo.callback(world.close)
-    plan = _on_all(world, "choose plugins", lambda: _choose(settings, options, world.rank))
+
+    def choose() -> Plan:
+        plan = select.select(default_registry(), settings, targets=device_targets(settings.device, world.rank))
+        # the level: choose, on_all_ranks and its caller, open_heap, the context in two steps, its caller
+        check_options(default_registry(), options, (plan.allocator, plan.backend), stacklevel=7)
+        return plan
+
+    plan = _on_all(world, "choose plugins", choose)
     target = plan.target
     maker = Maker(world, target, settings, options)
     workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
@@ -165,7 +166,7 @@ def open_heap(
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
     area = heap.system_area
     graphs = 0 if target.type is DeviceType.CPU else GRAPHS
-    barriers = DeviceBarriers(heap, world, backend, plan.backend.name, graphs)
+    barriers = DeviceBarriers(heap, world, backend, graphs)
 
     def clear() -> None:
         area.clear()
@@ -176,14 +177,27 @@ def open_heap(
         row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
         heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
     page = StatusPage(world)
-    reports, spec, tensor = _on_all(
-        world, "make the device context", lambda: _make_context(world, heap, page, backend, target, settings)
-    )
+
+    def make_context() -> tuple[KernelReports, ContextSpec, torch.Tensor]:
+        log = rank_logger(world.rank, world.world_size)
+        base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
+        reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
+        spec = ContextSpec(
+            rank=world.rank,
+            world_size=world.world_size,
+            heap_bases=heap.heap_bases,
+            timeout_ns=reports.timeout_ns,
+            status_ptr=reports.words.data_ptr(),
+            report_range=(page.address, page.nbytes),
+            device=target.torch_device,
+        )
+        return reports, spec, backend.make_context(spec)
+
+    reports, spec, tensor = _on_all(world, "make the device context", make_context)
     reports.describers.append(barriers.explain_report)
-    heap.check_hosts = reports.check_hosts
     undo.callback(reports.close)
     _on_all(world, "attach the backend", lambda: backend.attach(heap))
-    return Opened(world, plan, maker, allocator, backend, heap, area, barriers, reports, spec, tensor)
+    return Opened(world, plan, maker, allocator, backend, heap, barriers, reports, spec, tensor)
 
 
 def _on_all(world: World, what: str, step: Callable[[], T]) -> T:
@@ -202,34 +216,3 @@ def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
         "backend": f"{plan.backend.name} ({plan.backend.distribution} {plan.backend.version})",
         "context layout": str(context_words.CONTEXT_LAYOUT),
     }
-
-
-def _choose(settings: IrisSettings, options: Options, rank: int) -> Plan:
-    registry = default_registry()
-    plan = select.select(registry, settings, targets=device_targets(settings.device, rank))
-    # the level: _choose, the step, on_all_ranks and its caller, open_heap, the context in two steps, its caller
-    check_options(registry, options, (plan.allocator, plan.backend), stacklevel=8)
-    return plan
-
-
-def _make_context(
-    world: World,
-    heap: SymmetricHeap,
-    page: StatusPage,
-    backend: DeviceBackend,
-    target: DeviceTarget,
-    settings: IrisSettings,
-) -> tuple[KernelReports, ContextSpec, torch.Tensor]:
-    log = rank_logger(world.rank, world.world_size)
-    base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
-    reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
-    spec = ContextSpec(
-        rank=world.rank,
-        world_size=world.world_size,
-        heap_bases=heap.heap_bases,
-        timeout_ns=reports.timeout_ns,
-        status_ptr=reports.words.data_ptr(),
-        report_range=(page.address, page.nbytes),
-        device=target.torch_device,
-    )
-    return reports, spec, backend.make_context(spec)

@@ -1,10 +1,7 @@
 """Protocols between the core and its plugins.
 
-Structural types: a plugin's class need not inherit from them.  `isinstance` is deliberately not offered (a runtime
-check sees names, not signatures); mypy and the conformance kit (`iris_core.testing`) check implementations.
-
-Allocators never communicate.  Only the heap runs collective exchanges, so an allocator cannot deadlock and the order of
-exchanges is the same on all ranks.
+Structural types: a plugin's class need not inherit from them; mypy and the conformance kit (`iris_core.testing`) check
+implementations.  Allocators never communicate: only the heap runs exchanges, in the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -72,9 +69,6 @@ class Allocator(Protocol):
         the last tensor that shares this storage is gone; it may be called from any thread and must not raise.
         """
 
-    def owns(self, ptr: int) -> bool:
-        """Whether an address lies in this rank's own heap (not in a peer's mapping)."""
-
     def export(self) -> Sequence[Segment]:
         """Describe the memory for peers.  Descriptors stay the allocator's."""
 
@@ -109,8 +103,8 @@ class SupportsDecommit(Protocol):
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
         """Give a granule-aligned range back; its content is undefined afterwards.
 
-        The heap calls it with the same range on every rank, after all have agreed that nobody uses it.  So it also
-        unmaps what this process sees of the peers' memory there, for only then is that memory free.
+        The heap calls it with the same range on every rank, after all have agreed that none uses it.  It also unmaps
+        what this process sees of the peers' memory there, for only then is that memory free.
         """
 
     @property
@@ -121,23 +115,18 @@ class SupportsDecommit(Protocol):
 class SupportsImportTensor(SupportsDecommit, Protocol):
     """An allocator that can put an existing tensor's memory on the heap without a copy; `decommit` takes it off."""
 
-    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """Return how many bytes of the heap the tensor's memory needs, and where its storage will begin in them.
 
+        And at which offset of the heap the storage lies already, wholly in memory imported before; -1 if it does not.
         The size is a multiple of `granularity`.  UnsupportedError if this tensor's memory cannot be imported.
-        """
-
-    def imported_at(self, tensor: torch.Tensor) -> int | None:
-        """Return at which offset of the heap the tensor's storage lies already, wholly in memory imported before.
-
-        None if it does not.  UnsupportedError if this tensor's memory cannot be imported.
         """
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Map the tensor's memory at an offset of the heap and return a tensor of the same shape that shares it.
 
         `on_release` is called as by `Allocator.tensor`.  The offset is a multiple of `granularity`; nothing else is
-        mapped there, unless it is where an earlier import that `imported_at` found begins: then nothing is mapped.
+        mapped there, unless it is where an earlier import that `import_extent` found begins: then nothing is mapped.
         The storage of `tensor` lives at least as long as that of the result.
         """
 
@@ -167,16 +156,8 @@ class MemoryMap(Protocol):
         Every rank has the allocations at the same offsets, and every member of a group has its memory at the same one.
         """
 
-    def check_peers(self, address: int = 0) -> None:
-        """Raise if a peer cannot end a wait.  Cheap; called while a kernel waits.
-
-        Args:
-            address: of the word that it waits for; 0 for none.
-
-        Raises:
-            PeerLostError: the process of a peer has ended.
-            DeviceError: a call of the group to which the word belongs has failed on a peer's host.
-        """
+    def check_peers(self) -> None:
+        """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""
 
     def stands_still(self, quiet: bool) -> bool:
         """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
@@ -232,14 +213,13 @@ class SupportsDeviceBarrier(Protocol):
     def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
         """Launch a kernel that ends when every member of the slot's group has launched as many as this rank.
 
-        It raises this rank's word on every member, and waits until all of its own words are as high.  The host waits
-        for nothing, and nothing is allocated, so that it can be captured in a graph once it was called, with any slot
-        of that size.  Launches with one slot do not overlap.
+        It raises this rank's word on every member, and waits until all of its own words are as high.  The host neither
+        waits nor allocates, so that it can be captured in a graph once it was called with any slot of that size.
+        Launches with one slot do not overlap.
 
         Args:
             slot: the group's flags.
-            sem: "release" if what this rank has done on the stream before must be visible to the members afterwards,
-                "relaxed" if they are only to wait.
+            sem: "release" if what this rank has done on the stream before must be visible afterwards; or "relaxed".
             stream: a torch stream; None for the current one.
         """
 
@@ -351,9 +331,8 @@ class SupportsSelfTest(Protocol):
 
         Args:
             context: an open context, which the doctor closes.
-            begin: to be called with (operation, peer) before each step that may hang or crash, peer None for all peers
-                at once, and with ("barrier", None) before waiting for the other ranks on the host; so the report can
-                say where a rank was.
+            begin: to be called with (operation, peer) before each step that may hang or crash, peer None for all peers,
+                and with ("barrier", None) before waiting for the other ranks; so the report says where a rank was.
         """
 
 
@@ -379,9 +358,7 @@ class Algorithm(Protocol[R]):
     Optional members: `measured_only = True`, if it is to be chosen where it was measured and by name only;
     `always_measured = True`, if first calls are to measure it whatever it estimates; `tunings(request)`, which
     returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each another
-    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, where that may be longer than
-    what it costs the device; `repeatable = False`, if results may differ from run to run: such an algorithm is to be
-    `measured_only`, and is not measured.
+    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, if that may be the longer time.
     """
 
     @property

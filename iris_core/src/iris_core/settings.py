@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as _Source
 from pydantic_settings import SettingsError as _DecodeError
 
 from iris_core.errors import FAILURES, SettingsError, error_text
@@ -48,13 +49,8 @@ class SettingsBase(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        cls, settings_cls: type[BaseSettings], init_settings: _Source, env_settings: _Source, *_: Any, **others: Any
+    ) -> tuple[_Source, ...]:
         """Read arguments, then the environment if there is a prefix: else a field `path` would be read from PATH."""
         prefixed = isinstance(env_settings, EnvSettingsSource) and env_settings.env_prefix
         return (init_settings, env_settings) if prefixed else (init_settings,)
@@ -71,22 +67,6 @@ class PluginSettings(SettingsBase):
         ...     chunk_nbytes: ByteSize = ByteSize(1 << 20)
         ...     "Bytes per chunk."
     """
-
-
-MIN_HEAP_NBYTES = 4096
-"""Smallest heap: one page."""
-
-MIN_SYSTEM_NBYTES = 64 << 10
-"""Smallest system area: flags of barriers for a few dozen groups."""
-
-
-def _at_least(least: int, what: str) -> AfterValidator:
-    def check(value: ByteSize) -> ByteSize:
-        if value < least:
-            raise ValueError(f"{what} needs {least} bytes at least")
-        return value
-
-    return AfterValidator(check)
 
 
 def _cache_dir() -> str:
@@ -118,9 +98,9 @@ class IrisSettings(SettingsBase):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX)
 
-    heap_size: Annotated[_Size, _at_least(MIN_HEAP_NBYTES, "a heap")] = ByteSize(1 << 30)
+    heap_size: Annotated[_Size, Field(ge=4096)] = ByteSize(1 << 30)
     """Size of each rank's symmetric heap."""
-    system_size: Annotated[_Size, _at_least(MIN_SYSTEM_NBYTES, "the system area")] | None = None
+    system_size: Annotated[_Size, Field(ge=64 << 10)] | None = None
     """Size of what each rank's heap has beyond that for Iris itself: flags of groups of ranks, and workspaces of their
     collectives; unset: 64 MiB on GPUs, 8 MiB on CPUs, where only what is used takes memory."""
     ccl_workspace: _Size | None = None
@@ -132,8 +112,6 @@ class IrisSettings(SettingsBase):
     none; unset: first on GPUs, off on CPUs."""
     cache_dir: str = Field(default_factory=_cache_dir)
     """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
-    kernel_artifacts_dir: str | None = None
-    """Folder in which a backend keeps what the compiler made of each kernel (IR, assembly); unset: nowhere."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
     backend: Annotated[str, Field(min_length=1)] = "auto"
@@ -166,7 +144,7 @@ class SettingRow:
         variable: environment variable that sets it.
         type: what it accepts.
         value: its value now.
-        source: "default", "environment" or "argument".
+        source: "default" or "environment".
         help: what it is for.
         plugin: the plugin that it belongs to; empty for the core.
     """
@@ -260,27 +238,20 @@ def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
     return tuple(messages)
 
 
-def describe(
-    plugins: Mapping[str, type[PluginSettings]] | None = None,
-    *,
-    given: Mapping[str, Any] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[SettingRow, ...]:
-    """Return every setting with type, value and source.
-
-    Args:
-        plugins: settings classes by plugin name.
-        given: arguments as for `load_settings`.
-        options: arguments by plugin name as for `load_plugin_settings`.
+def describe(plugin: str = "", cls: type[PluginSettings] | None = None) -> tuple[SettingRow, ...]:
+    """Return the settings of a plugin, by its name and settings class, or of the core, with type, value and source.
 
     Raises:
         SettingsError: a value is wrong or a name unknown.
     """
-    arguments = {name: value for name, value in (given or {}).items() if value is not None}
-    rows = _rows(load_settings(**arguments), PREFIX, arguments)
-    for name, cls in sorted((plugins or {}).items()):
-        own = (options or {}).get(name, {})
-        rows += _rows(load_plugin_settings(name, cls, own), plugin_prefix(name), own, plugin=name)
+    settings = load_settings() if cls is None else load_plugin_settings(plugin, cls)
+    prefix = PREFIX if cls is None else plugin_prefix(plugin)
+    rows = []
+    for name, field in type(settings).model_fields.items():
+        value, kind, variable = getattr(settings, name), _type_name(field.annotation), prefix + name.upper()
+        if isinstance(value, pydantic.BaseModel):
+            value = value.model_dump(mode="json")
+        rows.append(SettingRow(variable, kind, value, _source(name, prefix, ()), field.description or "", plugin))
     return tuple(rows)
 
 
@@ -332,17 +303,6 @@ def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], labe
     else:  # part of a structured value, or a default that does not hold
         where = f"{variable}={detail['input']!r}"
     return f"{where} is not valid: {reason}"
-
-
-def _rows(settings: BaseSettings, prefix: str, given: Mapping[str, Any], plugin: str = "") -> list[SettingRow]:
-    rows = []
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if isinstance(value, pydantic.BaseModel):
-            value = value.model_dump(mode="json")
-        variable, source = prefix + name.upper(), _source(name, prefix, given)
-        rows.append(SettingRow(variable, _type_name(field.annotation), value, source, field.description or "", plugin))
-    return rows
 
 
 def _source(name: str, prefix: str, given: Iterable[str]) -> str:

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     from iris_core.settings import PluginSettings
+
+    Group = dist.ProcessGroup | DeviceMesh | Sequence[int] | None  # a mesh of one dimension; None: all ranks
 
 VERSION = "0.2.0"
 """Version of iris-core, which its siblings share."""
@@ -31,15 +35,7 @@ class PluginKind(enum.StrEnum):
     @property
     def group(self) -> str:
         """The entry-point group of this kind."""
-        return _GROUPS[self]
-
-
-_GROUPS = {
-    PluginKind.ALLOCATOR: "iris.allocators",
-    PluginKind.BACKEND: "iris.backends",
-    PluginKind.COLLECTIVE: "iris.collectives",
-    PluginKind.OBSERVER: "iris.plugins",
-}
+        return "iris.plugins" if self is PluginKind.OBSERVER else f"iris.{self}s"
 
 
 class PluginState(enum.StrEnum):
@@ -100,7 +96,7 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Answer to "can this be used?"; `reason` is empty when it can."""
+    """Whether something can be used, and if not, for which `reason`."""
 
     ok: bool
     reason: str = ""
@@ -116,7 +112,7 @@ class Availability:
 
     @classmethod
     def no(cls, reason: str) -> Availability:
-        """It cannot be used, for `reason`: what is missing and, where there is one, the way out."""
+        """It cannot be used: what is missing and, where there is one, the way out."""
         return cls(False, reason)
 
     def __bool__(self) -> bool:
@@ -131,7 +127,7 @@ class DeviceTarget:
         type: cpu, cuda or hip.
         index: torch's device index; 0 for the CPU.
         arch: "sm_90", "gfx942", ...; empty if unknown or CPU.
-        warp_size: lanes of a warp or wave; 1 on the CPU executor's behalf is never needed, so 32 there.
+        warp_size: lanes of a warp or wave; 32 for the CPU.
     """
 
     type: DeviceType
@@ -274,12 +270,12 @@ class Demo:
     Attributes:
         name: short name, for the command line.
         title: one line for the table.
-        run: called on every rank with the context and a function `progress(done)`, 0 to 1.
+        run: called on every rank with the context.
     """
 
     name: str
     title: str
-    run: Callable[[Any, Callable[[float], None]], DemoResult]
+    run: Callable[[Any], DemoResult]
 
 
 class ReduceOp(enum.IntEnum):
@@ -312,8 +308,7 @@ class CollectiveRequest:
         group_size: ranks that take part.
         target: device of this rank.
         options: operation-specific options (reduction, root, in_place, ...); docs/collectives.md has them all.
-        members: ranks of the world that take part, in the group's order.  Empty: not said, as where an algorithm is
-            asked without a world.
+        members: ranks of the world that take part, in the group's order; empty where there is no world.
         direct_in: peers can address this rank's input: it lies on the heap and is contiguous.
         direct_out: the same of its output.
     """
@@ -347,8 +342,7 @@ class FusedRequest:
         a_stride, b_stride, out_stride: of the tensors, in elements.
         out_shape: rows and columns of the output.
         bias_stride: how far, in elements of the bias, a step down and a step to the right go; None without a bias.
-        reach_a, reach_out: peers can address A, or the output: it lies on the heap, its rows have no gaps, and begin
-            at multiples of 16 bytes.
+        reach_a, reach_out: peers can address A, or the output: on the heap, without gaps in rows, at 16-byte addresses.
         aligned: A, B, the output and the bias begin at multiples of 16 bytes; one answer for each.
         options: "gather_dim", "layout" ("torch" or "tiles"), "bias" (what it lies along: "columns", "rows" or "none"),
             "config" (FusedConfig's fields that were given), "tf32" (products of float32 may be of TF32: what the config
@@ -399,10 +393,9 @@ class ContextSpec:
         world_size: number of ranks.
         heap_bases: address of every rank's heap in this process.
         timeout_ns: bound of device-side waits in nanoseconds; 0 means unbounded, and so does a negative one, after
-            which a wait describes itself (`Waiting`).
+            which a wait describes itself (WAITING).
         status_ptr: address of the status words, 0 if none.
-        report_range: address and size in bytes of the memory of the host to which kernels write reports, as the host
-            sees it; (0, 0) for none.
+        report_range: the host's address and size in bytes of the memory to which kernels write reports, or (0, 0).
         device: torch device string of the tensor.
         trace: the tracing words; empty means tracing is off.
     """

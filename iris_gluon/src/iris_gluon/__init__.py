@@ -24,12 +24,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from iris_gluon.context import GluonDeviceTracing as GluonDeviceTracing
-    from iris_gluon.context import IrisDeviceCtx as IrisDeviceCtx
-    from iris_gluon.layouts import blocked_layout as blocked_layout
-    from iris_gluon.layouts import default_layout as default_layout
-    from iris_gluon.layouts import warp_size as warp_size
-    from iris_triton.language.trace import TraceEvent as TraceEvent
+    from iris_gluon.context import GluonDeviceTracing, IrisDeviceCtx
+    from iris_gluon.layouts import blocked_layout, default_layout, warp_size
+    from iris_triton.language.trace import TraceEvent
     from iris_triton.rocm_iris.ported_context import Iris
 
 __version__ = "0.2.0"
@@ -38,9 +35,7 @@ _HOMES = {
     "GluonDeviceTracing": "iris_gluon.context",
     "IrisDeviceCtx": "iris_gluon.context",
     "TraceEvent": "iris_triton.language.trace",
-    "blocked_layout": "iris_gluon.layouts",
-    "default_layout": "iris_gluon.layouts",
-    "warp_size": "iris_gluon.layouts",
+    **dict.fromkeys(["blocked_layout", "default_layout", "warp_size"], "iris_gluon.layouts"),
 }
 
 __all__ = [
@@ -52,23 +47,16 @@ __all__ = [
 def iris(
     heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
 ) -> Iris:
-    """Open a context with the Gluon backend; otherwise as `iris_triton.iris`.
-
-    Example:
-        >>> import iris_gluon
-        >>> ctx = iris_gluon.iris(1 << 20)  # doctest: +SKIP
-    """
+    """Open a context with the Gluon backend; otherwise as `iris_triton.iris`."""
     from iris_triton.rocm_iris.ported_context import Iris
 
     return Iris(heap_size, allocator_type, engines, backend="gluon")
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
     return value
 
 

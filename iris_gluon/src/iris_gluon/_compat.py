@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
+from iris_triton._compat import aggregate as aggregate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,44 +33,22 @@ except ImportError as error:
 
 core: Any = _core
 layouts: Any = _layouts
-constexpr: Any = gl.constexpr
-
-DistributedLayout = _layouts.DistributedLayout
-AutoLayouts = (_layouts.AutoLayout, _layouts.CoalescedLayout)
-"""Layouts that a pass of the compiler chooses later."""
-
-distributed_type = _core.distributed_type
-
-tensor: Any = _core.tensor
-
 hopper: Any = _hopper
-HostDescriptor: Any = _HostDescriptor
-"""A description of a tensor made on the host, for TMA."""
-
-aggregate = _compat.aggregate
+constexpr: Any = gl.constexpr
+distributed_type = _core.distributed_type
+DistributedLayout = _layouts.DistributedLayout
+AutoLayouts = (_layouts.AutoLayout, _layouts.CoalescedLayout)  # which a pass of the compiler chooses later
+HostDescriptor: Any = _HostDescriptor  # a description of a tensor made on the host, for TMA
 
 tma_load = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
-"""The builtin that begins to copy a block from global to shared memory by TMA."""
-
 tma_store = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
-"""The builtin that begins to copy a block from shared to global memory by TMA."""
-
-group_copy = getattr(_hopper.async_copy, "async_load", None) or _hopper.async_copy.async_copy_global_to_shared
-"""The builtin that begins to copy elements from global to shared memory by cp.async."""
-
-mfmas = (gl.amd.cdna3.mfma, gl.amd.cdna4.mfma)
-"""The builtins for AMD's matrix instructions; the same one in some versions."""
-
+"""The builtins that begin to copy a block to shared memory, and from it, by TMA."""
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """The builtin that synchronises the threads of a program."""
 
 
 def new_builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
-    """Make an IR builder that stands in an empty function.
-
-    Returns:
-        The builder, and what must be kept alive for it.
-    """
+    """Make an IR builder that stands in an empty function, and what must be kept alive for it."""
     context = ir.context()
     ir.load_dialects(context)
     builder = gluon_ir.GluonOpBuilder(context)
@@ -114,4 +93,4 @@ def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[No
 def forwarded(name: str) -> Any | None:
     """Gluon's name for a builtin of Triton's language, if it has one of its own."""
     function = getattr(gl, name, None)
-    return function if function is not None and function is not getattr(_compat.core, name, None) else None
+    return None if function is getattr(_compat.core, name, None) else function

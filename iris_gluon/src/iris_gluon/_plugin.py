@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
 from typing import TYPE_CHECKING
 
 from iris_core.hooks import hookimpl
@@ -33,24 +31,18 @@ class GluonPlugin:
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
-        """Say whether a recent enough Triton with Gluon is installed, which compiles for a device.
-
-        Triton is not imported.
-        """
+        """Say whether a recent enough Triton with Gluon is installed, which compiles for a device; import nothing."""
         from iris_triton._plugin import plugin as triton
+        from iris_triton._plugin import triton_home
 
         availability: Availability = triton.iris_plugin_probe(target)
-        if not availability.ok:
+        home = triton_home()
+        if not availability.ok or home is None or (home / "experimental" / "gluon").is_dir():
             return availability
-        spec = importlib.util.find_spec("triton")
-        assert spec is not None
-        assert spec.origin is not None
-        if not (pathlib.Path(spec.origin).parent / "experimental" / "gluon").is_dir():
-            return Availability.no(
-                f"the Triton at {pathlib.Path(spec.origin).parent} has no Gluon (triton.experimental.gluon): "
-                "install Triton's own wheel, or use backend='triton'"
-            )
-        return Availability.yes()
+        return Availability.no(
+            f"the Triton at {home} has no Gluon (triton.experimental.gluon): install Triton's own wheel, or use "
+            "backend='triton'"
+        )
 
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> GluonBackend:

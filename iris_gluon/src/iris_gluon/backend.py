@@ -24,11 +24,7 @@ def prepare(*, on_cpu: bool) -> None:
 
 
 class GluonBackend(TritonBackend):
-    """Kernels in Gluon; on the CPU they run in the executor of `iris_triton.interpreter`.
-
-    The context tensor, the heap in the executor, and the kernels that the host launches by itself (barriers between
-    devices, the self-test of `iris doctor`) are those of the Triton backend.
-    """
+    """Kernels in Gluon; what the host launches by itself, and the context tensor, are those of the Triton backend."""
 
     @property
     def info(self) -> PluginInfo:
@@ -41,7 +37,7 @@ class GluonBackend(TritonBackend):
         super().attach(memory)
 
     def collectives(self) -> Sequence[Collective]:
-        """The algorithms for `ctx.ccl`: those of Triton, which have been measured, and those in Gluon."""
+        """The algorithms for `ctx.ccl`: those of Triton, and those in Gluon."""
         from iris_gluon.collectives import collectives
 
         return [*super().collectives(), *collectives()]
@@ -62,9 +58,10 @@ class GluonBackend(TritonBackend):
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """Kernels that must compile for every GPU target, without a GPU."""
-        from iris_gluon.cases import compile_cases
+        from iris_triton.testing.cases import compile_cases
+        from iris_triton.testing.languages import in_gluon
 
-        return compile_cases()
+        return compile_cases(self.device_api(), in_gluon)
 
     def demos(self) -> Sequence[Demo]:
         """No programs of its own for `iris demo`: the Triton backend has them."""

@@ -15,15 +15,9 @@ from iris_gluon.layouts import default_layout
 from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language.address import translate
 
-_ROW_BYTES = gl.constexpr(128)
-"""Bytes of a row of described memory: one line of the widest swizzle."""
-
-_WORDS = gl.constexpr(32)
-"""int32 in a row."""
-
-_ALIGNMENT = gl.constexpr(16)
-"""Bytes of which addresses must be multiples."""
-
+_ROW_BYTES = gl.constexpr(128)  # of a row of described memory: one line of the widest swizzle
+_WORDS = gl.constexpr(32)  # int32 in a row
+_ALIGNMENT = gl.constexpr(16)  # bytes of which addresses must be multiples
 _PLAIN_BLOCK = gl.constexpr(1024)
 
 
@@ -34,18 +28,19 @@ def supports_bulk():
 
 
 @gluon.constexpr_function
-def _is_scalar(pointer):
-    return not pointer.type.is_block()
-
-
-@gluon.constexpr_function
-def _item_bytes(element_type):
-    return max(8, element_type.primitive_bitwidth) // 8  # a bool is stored as a byte
+def _are_scalars(source, target):
+    return not (source.type.is_block() or target.type.is_block())
 
 
 @gluon.constexpr_function
 def _is_chunk(nbytes):
     return nbytes in (1024, 2048, 4096, 8192, 16384, 32768)
+
+
+@gluon.constexpr_function
+def _per_row(element_type):
+    """Elements of a row; a bool is stored as a byte."""
+    return _ROW_BYTES.value * 8 // max(8, element_type.primitive_bitwidth)
 
 
 @gluon.jit
@@ -65,13 +60,13 @@ def await_bulk_stores():
 def fence_async_global(WHOLE_PROGRAM: gl.constexpr = True):
     """Let TMA accesses that follow see the global memory that ordinary accesses do: a proxy fence.
 
-    TMA reads and writes memory on a path of its own, which nothing of `wait` or of a barrier orders.  So call this
-    between a `wait` and TMA loads of what was awaited, and between ordinary stores and TMA accesses to the same memory;
-    behind TMA stores, before a `signal`, comes `await_bulk_stores`.  It is nothing where there is no TMA.
+    TMA reads and writes memory on a path of its own, which neither `wait` nor a barrier orders.  So call this between a
+    `wait` and TMA loads of what was awaited, and between ordinary stores and TMA accesses to the same memory; behind
+    TMA stores, before a `signal`, comes `await_bulk_stores`.  It is nothing where there is no TMA.
 
     Args:
-        WHOLE_PROGRAM: for what all threads have stored or acquired; with a barrier before and behind.  False:
-            for the calling threads' own, as in a partition of one warp that has waited by itself.
+        WHOLE_PROGRAM: for what all threads have stored or acquired, with a barrier before and behind.  False: for the
+            calling threads' own, as in a partition of one warp that has waited by itself.
 
     Example:
         ctx.wait(flag, 1)
@@ -132,12 +127,12 @@ def _copy_plainly(source, target, first, end):
 @gluon.jit
 def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
     gl.static_assert(supports_bulk(), "bulk copies need NVIDIA Hopper or newer (sm_90): use put or get on this target")
-    gl.static_assert(_is_scalar(source) and _is_scalar(target), "a bulk copy needs two pointers, no blocks of pointers")
+    gl.static_assert(_are_scalars(source, target), "a bulk copy needs two pointers, no blocks of pointers")
     gl.static_assert(source.dtype == target.dtype, "a bulk copy needs pointers to the same type")
     gl.static_assert(_is_chunk(CHUNK_BYTES), "CHUNK_BYTES must be a power of 2 from 1024 to 32768")
     gl.static_assert(STAGES >= 2, "a bulk copy needs two stages or more")
     gl.device_assert(numel >= 0, "a bulk copy of less than no elements")
-    PER_ROW: gl.constexpr = _ROW_BYTES // _item_bytes(source.dtype.element_ty)
+    PER_ROW: gl.constexpr = _per_row(source.dtype.element_ty)
     rows = (gl.cast(numel, gl.int64) // PER_ROW).to(gl.int32)
     if (gl.cast(source, gl.int64) | gl.cast(target, gl.int64)) % _ALIGNMENT != 0:
         rows = rows * 0
@@ -166,11 +161,8 @@ def put_bulk(
     Args:
         from_ptr: any address that the caller may read (scalar pointer).
         to_ptr: address in the heap of from_rank, the caller (scalar pointer to the same type).
-        numel: number of elements, 0 or more; less fires an assertion on the CPU and, on GPUs, in kernels that are
-            compiled with debug=True.
-        from_rank: the caller.
-        to_rank: rank whose memory is written.
-        heap_bases: int64[world_size].
+        numel: number of elements; less than 0 is an assertion on the CPU, and on GPUs with debug=True.
+        to_rank, heap_bases: rank whose memory is written, int64[world_size].
         CHUNK_BYTES: bytes that are moved at a time, a power of 2 from 1024 to 32768.
         STAGES: chunks in shared memory, one of them on its way out, the others on their way in.
 
@@ -187,13 +179,8 @@ def get_bulk(
 ):  # fmt: skip
     """Copy consecutive elements from to_rank's memory to the caller's own memory; returns when they are there.
 
-    Args:
-        from_ptr: address in the heap of from_rank, the caller (scalar pointer).
-        to_ptr: any address that the caller may write (scalar pointer to the same type).
-        numel: number of elements.
-        from_rank: the caller.
-        to_rank: rank whose memory is read.
-        heap_bases, CHUNK_BYTES, STAGES: see `put_bulk`, whose rules hold here, too.
+    The rules and arguments of `put_bulk` hold here, too, but `from_ptr` is the address in the heap of from_rank, the
+    caller, and `to_ptr` any address that the caller may write.
     """
     _copy(translate(from_ptr, from_rank, to_rank, heap_bases), to_ptr, numel, CHUNK_BYTES, STAGES)
 
@@ -206,11 +193,8 @@ def peer_descriptor(
 
     Args:
         pointer: the matrix in the heap of from_rank, the caller (scalar pointer, a multiple of 16 bytes).
-        from_rank: the caller.
-        to_rank: rank whose memory is described.
-        heap_bases: int64[world_size].
-        shape: of the matrix.
-        strides: in elements; multiples of 16 bytes, the last one 1.
+        to_rank, heap_bases: rank whose memory is described, int64[world_size].
+        shape, strides: of the matrix; strides in elements, multiples of 16 bytes, the last one 1.
         block_shape: what one copy moves.
         layout: gl.NVMMASharedLayout of such a block in shared memory.
     """
@@ -218,9 +202,7 @@ def peer_descriptor(
     return tma.make_tensor_descriptor(target, shape, strides, block_shape, layout)
 
 
-@cpu_entry(fence_async_global)
-def _cpu_fence_async_global(program, WHOLE_PROGRAM=True):
-    return None  # the CPU has one kind of access
+cpu_entry(fence_async_global)(lambda program, WHOLE_PROGRAM=True: None)  # the CPU has one kind of access
 
 
 @cpu_entry(await_bulk_stores)

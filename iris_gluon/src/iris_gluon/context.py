@@ -27,19 +27,15 @@ GluonDeviceTracing = DeviceTracing
 class IrisDeviceCtx(DeviceMethods):
     """The world as a Gluon kernel knows it, and the device functions as methods.
 
-    The caller's rank is filled in; every other parameter means what it means in `iris_gluon.language`.  The waits
-    are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.  The class is passed to the
-    kernel as a constexpr; rank and world size are read at run time, so one binary serves all ranks.
+    The methods are those of `iris_triton.DeviceContext`, and bulk copies; what they return has the pointers' shape,
+    layout and element type.  The class is passed to the kernel as a constexpr; rank and world size are read at run
+    time, so one binary serves all ranks.
 
     Attributes:
-        cur_rank: the caller (int32).
-        num_ranks: number of ranks (int32).
-        rank, world_size: the same two, as `iris_triton.DeviceContext` calls them.
+        cur_rank, rank: the caller (int32).
+        num_ranks, world_size: number of ranks (int32).
         heap_bases: pointer to int64[num_ranks], the address of every rank's heap in this process.
         tracing: records events, if the context was made with tracing; see `iris_triton.language.trace.DeviceTracing`.
-
-    The methods share the arguments of those of `iris_triton.DeviceContext`; `put_bulk` and `get_bulk` take scalar
-    pointers.  What is returned has the pointers' shape, layout and element type.
 
     Example:
         @gluon.jit
@@ -55,22 +51,13 @@ class IrisDeviceCtx(DeviceMethods):
     heap_bases: gl.tensor
     tracing: DeviceTracing
 
-    @gluon.constexpr_function
-    def __init__(self, cur_rank, num_ranks, heap_bases, tracing):
-        self.cur_rank = cur_rank
-        self.num_ranks = num_ranks
-        self.heap_bases = heap_bases
-        self.tracing = tracing
-
     @staticmethod
     @gluon.jit
     def initialize(context_tensor, tracing: gl.constexpr = False):
-        """Decode the context tensor.
+        """Decode the context tensor, which `ctx.get_device_context()` returns.
 
-        Args:
-            context_tensor: what `ctx.get_device_context()` returns.
-            tracing: record every operation of the context but those on tiles, and what the kernel records itself,
-                while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
+        With `tracing`, record every operation of the context but those on tiles, and what the kernel records itself,
+        while the host has tracing on (`ctx.tracing.enable()`).  Without it there is not one instruction more.
         """
         cur_rank = gl.load(context_tensor).to(gl.int32)
         num_ranks = gl.load(context_tensor + 1).to(gl.int32)
@@ -79,9 +66,7 @@ class IrisDeviceCtx(DeviceMethods):
         return IrisDeviceCtx(cur_rank, num_ranks, context_tensor + _HEADER_WORDS, recorder)
 
     @gluon.jit
-    def put_bulk(
-        self, from_ptr, to_ptr, numel, to_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
-    ):  # fmt: skip
+    def put_bulk(self, from_ptr, to_ptr, numel, to_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4):
         """Copy `numel` consecutive elements to to_rank's memory by the copy unit (Hopper and newer)."""
         check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, None, numel)
@@ -89,9 +74,7 @@ class IrisDeviceCtx(DeviceMethods):
         self.tracing.end(event)
 
     @gluon.jit
-    def get_bulk(
-        self, from_ptr, to_ptr, numel, from_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4
-    ):  # fmt: skip
+    def get_bulk(self, from_ptr, to_ptr, numel, from_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4):
         """Copy `numel` consecutive elements from from_rank's memory by the copy unit (Hopper and newer)."""
         check_rank(from_rank, self.world_size)
         event = self.tracing.begin(events.GET, from_rank, from_ptr, None, numel)

@@ -36,13 +36,13 @@ def blocked_layout(shape, num_warps, warp_size, vector=1):
     The last dimension is the contiguous one: a warp covers as much of it as there is, then of the one before.
 
     Args:
-        shape: sizes, powers of 2.
+        shape: sizes.
         num_warps: warps of a program.
-        warp_size: lanes of a warp, 32 or 64.
+        warp_size: lanes of a warp.
         vector: neighbouring elements of the last dimension that a thread holds.
 
     Raises:
-        ValueError: a size, `num_warps`, `warp_size` or `vector` is not a power of 2.
+        ValueError: one of these is not a power of 2.
 
     Example:
         >>> blocked_layout([16, 64], num_warps=4, warp_size=32, vector=4).threads_per_warp
@@ -51,10 +51,8 @@ def blocked_layout(shape, num_warps, warp_size, vector=1):
     sizes = [int(getattr(size, "value", size)) for size in shape]
     for number in (*sizes, num_warps, warp_size, vector):
         if number < 1 or number & (number - 1):
-            raise ValueError(
-                f"a layout needs powers of 2, got shape {sizes}, {num_warps} warps of {warp_size} lanes and "
-                f"vector={vector}"
-            )
+            given = f"shape {sizes}, {num_warps} warps of {warp_size} lanes and vector={vector}"
+            raise ValueError(f"a layout needs powers of 2, got {given}")
     per_thread, lanes, warps = ([1] * len(sizes) for _ in range(3))
     per_thread[-1] = min(vector, sizes[-1])
     for spread, count in ((lanes, warp_size), (warps, num_warps)):

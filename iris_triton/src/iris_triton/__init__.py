@@ -23,29 +23,16 @@ from typing import TYPE_CHECKING, Any
 from iris_triton.rocm_iris import names
 
 if TYPE_CHECKING:
-    from iris_core.bench import do_bench as do_bench
-    from iris_core.logs import DEBUG as DEBUG
-    from iris_core.logs import ERROR as ERROR
-    from iris_core.logs import INFO as INFO
-    from iris_core.logs import WARNING as WARNING
-    from iris_core.logs import logger as logger
-    from iris_core.logs import set_logger_level as set_logger_level
+    from iris_core.bench import do_bench
+    from iris_core.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
+    from iris_triton.context import DeviceContext
     from iris_triton.context import DeviceContext as Context
-    from iris_triton.context import DeviceContext as DeviceContext
     from iris_triton.language import *  # noqa: F403 - the device functions
-    from iris_triton.language.trace import TraceEvent as TraceEvent
-    from iris_triton.rocm_iris.ported_context import Iris as Iris
-    from iris_triton.rocm_iris.ported_context import get_device_id_for_rank as get_device_id_for_rank
-    from iris_triton.rocm_iris.ported_context import iris as iris
-    from iris_triton.rocm_iris.ported_context import is_simulation_env as is_simulation_env
-    from iris_triton.rocm_iris.tensors import CUDAArrayInterface as CUDAArrayInterface
-    from iris_triton.rocm_iris.tensors import tensor_from_ptr as tensor_from_ptr
-    from iris_triton.rocm_iris.x import quiet as quiet
-    from iris_triton.tiles import AllReduceConfig as AllReduceConfig
-    from iris_triton.tiles import TensorView as TensorView
-    from iris_triton.tiles import Tile as Tile
-    from iris_triton.tiles import TileView as TileView
-    from iris_triton.tiles import make_tensor_view as make_tensor_view
+    from iris_triton.language.trace import TraceEvent
+    from iris_triton.rocm_iris.ported_context import Iris, get_device_id_for_rank, iris, is_simulation_env
+    from iris_triton.rocm_iris.tensors import CUDAArrayInterface, tensor_from_ptr
+    from iris_triton.rocm_iris.x import quiet
+    from iris_triton.tiles import AllReduceConfig, TensorView, Tile, TileView, make_tensor_view
 
 __version__ = "0.2.0"
 

@@ -17,11 +17,11 @@ Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import inspect
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, dataclass_transform
 
 import triton
 import triton.language as tl
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 """(major, minor) of the Triton releases that the test suite was run with."""
-
 KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
 
 
@@ -47,17 +46,18 @@ def version() -> tuple[int, int]:
 
 def version_problem() -> str:
     """Describe a problem with the installed Triton's version; empty if it is in the table."""
-    if version() in TESTED:
-        return ""
-    return f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({KNOWN})"
+    text = f"Triton {triton.__version__} is not one of the versions that Iris was tested with ({KNOWN})"
+    return "" if version() in TESTED else text
 
 
 try:
     from triton._C.libtriton import interpreter as _interpreter
     from triton._C.libtriton import ir as ir
+    from triton._utils import canonicalize_ptr_dtype
     from triton.backends.driver import DriverBase
     from triton.language import core as core
     from triton.language import target_info as target_info
+    from triton.language.extra import libdevice  # kernels find it as tl.extra.libdevice, too, without importing it
     from triton.language.semantic import TritonSemantic as TritonSemantic
     from triton.runtime import driver
     from triton.runtime.autotuner import Autotuner as Autotuner
@@ -67,7 +67,6 @@ try:
     from triton.runtime.jit import ConstexprFunction as ConstexprFunction
     from triton.runtime.jit import JITCallable as JITCallable
     from triton.runtime.jit import JITFunction as JITFunction
-    from triton.runtime.jit import mangle_type as mangle_type
     from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 except ImportError as error:
     raise UnsupportedError(
@@ -77,8 +76,24 @@ except ImportError as error:
 native: Any = _interpreter
 """Loads, stores and atomics on raw addresses."""
 
-# `triton.aggregate` is public from 3.8 on; before, only the language's core has it.
-aggregate = triton.aggregate if hasattr(triton, "aggregate") else core._aggregate
+
+@dataclass_transform(eq_default=False)
+def aggregate(cls: type) -> Any:
+    """`triton.aggregate`, which is public from 3.8 on; a class may leave its constructor out, as there."""
+    if hasattr(triton, "aggregate"):
+        return triton.aggregate(cls)
+    if "__init__" not in vars(cls):
+        fields = tuple(cls.__annotations__)
+
+        def construct(self: Any, *args: Any, **named: Any) -> None:
+            if len(args) > len(fields):
+                raise TypeError(f"{cls.__name__} has {len(fields)} fields, not {len(args)}")
+            for name, value in (dict(zip(fields, args, strict=False)) | named).items():
+                setattr(self, name, value if isinstance(value, core.base_value) else tl.constexpr(value))
+
+        construct.__triton_builtin__ = True  # type: ignore[attr-defined]
+        cls.__init__ = construct  # type: ignore[misc]
+    return core._aggregate(cls)
 
 
 class AggregateMethods:
@@ -90,10 +105,8 @@ class AggregateMethods:
 # -- jitted functions -------------------------------------------------------------------------------------------------
 def definition_line(function: Any) -> int:
     """Line of a jitted function's `def` in its file."""
-    for index, line in enumerate(function.raw_src):
-        if line.lstrip().startswith("def "):
-            return int(function.starting_line_number + index)
-    return int(function.starting_line_number)
+    definitions = (index for index, line in enumerate(function.raw_src) if line.lstrip().startswith("def "))
+    return int(function.starting_line_number + next(definitions, 0))
 
 
 def language_of(function: Any) -> str:
@@ -107,17 +120,11 @@ def gluon_warps(semantic: Any, generator: Any) -> int | None:
     return None if count is None else int(core._unwrap_if_constexpr(count(generator)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Caller:
-    """The threads that run the code that calls a `SemanticFunction`.
+class Caller(NamedTuple):
+    """The threads that run the code that calls a `SemanticFunction`."""
 
-    Attributes:
-        num_warps: warps of the program, or of the partition of gl.warp_specialize.
-        warp_size: lanes of a warp.
-    """
-
-    num_warps: int
-    warp_size: int
+    num_warps: int  # of the program, or of the partition of gl.warp_specialize
+    warp_size: int  # lanes
 
 
 class SemanticFunction:
@@ -139,9 +146,8 @@ class SemanticFunction:
             raise RuntimeError(f"{self.__name__} can be called in kernels only")
         options = _semantic.builder.options
         caller = Caller(gluon_warps(_semantic, _generator) or options.num_warps, options.warp_size)
-        plain = [core._unwrap_if_constexpr(arg) for arg in args]
         named = {name: core._unwrap_if_constexpr(arg) for name, arg in kwargs.items()}
-        return tl.constexpr(self.fn(caller, *plain, **named))
+        return tl.constexpr(self.fn(caller, *map(core._unwrap_if_constexpr, args), **named))
 
 
 def launch_option_names() -> frozenset[str]:
@@ -157,16 +163,15 @@ def launch_option_names() -> frozenset[str]:
     return frozenset(names)
 
 
-def pointer_type_of(argument: Any) -> Any:
-    """Triton's pointer type for a tensor or anything else with a data_ptr."""
-    return tl.str_to_ty(mangle_type(argument), None)
+@functools.cache
+def pointer_type(dtype: Any, is_const: bool) -> Any:
+    """Triton's pointer type for elements of a dtype of torch or Triton."""
+    return tl.str_to_ty(canonicalize_ptr_dtype(dtype, is_const), None)
 
 
 def scalar_type(name: str) -> Any:
     """Triton's type for the annotation of a scalar parameter ("i64", "fp32"), or None for another annotation."""
-    if not name or name.startswith("*"):
-        return None
-    return tl.str_to_ty(name, None)
+    return None if not name or name.startswith("*") else tl.str_to_ty(name, None)
 
 
 def disable_stock_interpreter() -> None:
@@ -239,34 +244,23 @@ def compiler_arguments(function: Any) -> frozenset[str]:
 
 def vendor_function(function: Any) -> Any:
     """The CUDA function behind a portable name of tl.extra.libdevice, or None; the compiler does the same mapping."""
-    from triton.language.extra.cuda import libdevice
-
-    return getattr(libdevice, function.__name__, None)
-
-
-PORTABLE_LIBDEVICE = "triton.language.extra.libdevice"
-"""Module whose functions are only names."""
-
-TARGET_QUESTIONS = tuple(value for value in vars(target_info).values() if isinstance(value, ConstexprFunction))
-"""is_cuda() and the like: false on the CPU, also in a process that has a GPU."""
+    is_name = getattr(function, "__module__", "") == libdevice.__name__
+    return getattr(tl.extra.cuda.libdevice, function.__name__, None) if is_name else None
 
 
-def python_minimum() -> Any:
-    """Return the meaning of the builtin `min` in a kernel."""
-    return getattr(core, "builtin_min", tl.minimum)
+TARGET_QUESTIONS = frozenset(id(each) for each in vars(target_info).values() if isinstance(each, ConstexprFunction))
+"""Ids of is_cuda() and the like, whose hashes are slow: false on the CPU, also in a process that has a GPU."""
 
 
-def python_maximum() -> Any:
-    """Return the meaning of the builtin `max` in a kernel."""
-    return getattr(core, "builtin_max", tl.maximum)
+_MINIMUM, _MAXIMUM = getattr(core, "builtin_min", tl.minimum), getattr(core, "builtin_max", tl.maximum)
+PYTHON_BUILTINS = {min: _MINIMUM, max: _MAXIMUM, print: core.device_print}
+"""What Python's builtins mean in a kernel."""
 
 
 def combine_function(region_builder: Callable[..., Any]) -> Any:
     """The jitted function that a reduction or scan combines with, if the region builder shows it, else None."""
-    free = region_builder.__code__.co_freevars
-    if "combine_fn" not in free or region_builder.__closure__ is None:
-        return None
-    return region_builder.__closure__[free.index("combine_fn")].cell_contents
+    cells = dict(zip(region_builder.__code__.co_freevars, region_builder.__closure__ or (), strict=False))
+    return cells["combine_fn"].cell_contents if "combine_fn" in cells else None
 
 
 def is_uncached(policy: tuple[Any, ...]) -> bool:
@@ -304,8 +298,7 @@ class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
     def get_active_torch_device(self) -> Any:
         raise RuntimeError(f"there is no device: compiling for {self.get_current_device()} only")
 
-    def get_benchmarker(self) -> Any:
-        raise RuntimeError(f"there is no device: compiling for {self.get_current_device()} only")
+    get_benchmarker = get_active_torch_device
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         return ty
@@ -314,10 +307,9 @@ class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
 @contextlib.contextmanager
 def active_target(target: GPUTarget) -> Iterator[None]:
     """Let Triton believe that `target` is the current device."""
-    # reset_active() would probe for a real GPU and raise where there is none.
     previous = driver._active
     driver.set_active(TargetDriver(target))
     try:
         yield
     finally:
-        driver._active = previous
+        driver._active = previous  # reset_active() would probe for a real GPU and raise where there is none

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from iris_core.types import CreateRequest, DeviceTarget
     from iris_triton.backend import TritonBackend
 
-OLDEST_TRITON = (3, 6)
-"""Oldest Triton release that the backend works with; the tested ones stand in `iris_triton._compat`."""
-
-OLDEST_CUDA = 70
-"""Oldest compute capability that the device functions compile for."""
+OLDEST_TRITON = (3, 6)  # the tested releases stand in `iris_triton._compat`
+OLDEST_CUDA = 70  # compute capability that the device functions compile for
 
 AMD_ARCHES = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx101", "gfx103")
 """Beginnings of the names of AMD's GPUs that the device functions compile for.
@@ -31,10 +28,14 @@ Compiling for gfx942 and gfx950 is tested; the others have no tracing, which rea
 """
 
 _COMPILERS = {DeviceType.CUDA: "nvidia", DeviceType.HIP: "amd"}
-"""Names of Triton's compilers."""
-
 DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
 """Distributions that may have installed the package `triton`."""
+
+
+def triton_home() -> pathlib.Path | None:
+    """Return the folder of the installed package `triton`, without importing it."""
+    spec = importlib.util.find_spec("triton")
+    return None if spec is None or spec.origin is None else pathlib.Path(spec.origin).parent
 
 
 def installed_triton() -> tuple[str, str] | None:
@@ -42,8 +43,7 @@ def installed_triton() -> tuple[str, str] | None:
 
     The version is empty if the package comes from none of `DISTRIBUTIONS`.
     """
-    spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:  # a mere folder of that name has no origin
+    if triton_home() is None:
         return None
     for distribution in DISTRIBUTIONS:
         try:
@@ -55,13 +55,12 @@ def installed_triton() -> tuple[str, str] | None:
 
 def arch_problem(target: DeviceTarget) -> str:
     """Say why kernels cannot be compiled for a GPU; empty if they can, or if the target does not say what it is."""
-    if target.type is DeviceType.CUDA:
-        number = re.fullmatch(r"sm_(\d+)[a-z]?", target.arch)
-        if number and int(number[1]) < OLDEST_CUDA:
-            return (
-                f"{target.arch} is too old: atomics with an order and a scope need sm_{OLDEST_CUDA} (Volta) or newer; "
-                "compute on the CPU there (device='cpu')"
-            )
+    number = re.fullmatch(r"sm_(\d+)[a-z]?", target.arch)
+    if target.type is DeviceType.CUDA and number and int(number[1]) < OLDEST_CUDA:
+        return (
+            f"{target.arch} is too old: atomics with an order and a scope need sm_{OLDEST_CUDA} (Volta) or newer; "
+            "compute on the CPU there (device='cpu')"
+        )
     if target.type is DeviceType.HIP and target.arch and not target.arch.startswith(AMD_ARCHES):
         return (
             f"kernels do not compile for {target.arch}: it lacks the clock by which waits are bounded, or Triton does "
@@ -72,12 +71,8 @@ def arch_problem(target: DeviceTarget) -> str:
 
 def compiler_problem(target: DeviceTarget) -> str:
     """Say whether the installed Triton has no compiler for a device's vendor; empty if it has one."""
-    name = _COMPILERS.get(target.type)
-    spec = importlib.util.find_spec("triton")
-    if name is None or spec is None or spec.origin is None:
-        return ""
-    home = pathlib.Path(spec.origin).parent
-    if (home / "backends" / name).is_dir():
+    name, home = _COMPILERS.get(target.type), triton_home()
+    if name is None or home is None or (home / "backends" / name).is_dir():
         return ""
     if importlib.metadata.entry_points(group="triton.backends", name=name):  # another distribution's
         return ""
@@ -105,7 +100,6 @@ class TritonPlugin:
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
         """Say whether a recent enough Triton is installed, which compiles for a device, without importing it."""
-        oldest = ".".join(map(str, OLDEST_TRITON))
         found = installed_triton()
         if found is None:
             return Availability.no(
@@ -115,9 +109,9 @@ class TritonPlugin:
         distribution, version = found
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_TRITON:
-            return Availability.no(
-                f"{distribution} {version} is too old: install triton>={oldest}, or a torch that brings it"
-            )
+            oldest = ".".join(map(str, OLDEST_TRITON))
+            text = f"{distribution} {version} is too old: install triton>={oldest}, or a torch that brings it"
+            return Availability.no(text)
         problem = arch_problem(target) or compiler_problem(target)
         return Availability.no(problem) if problem else Availability.yes()
 
@@ -140,8 +134,8 @@ class TritonPlugin:
         except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
             return [Finding("triton", Verdict.BROKEN, f"cannot be imported: {type(error).__name__}: {error}")]
         version, problem = str(triton.__version__), _compat.version_problem()
-        text = problem or f"{version}, tested with Iris"
-        return [Finding("triton", Verdict.NOTE if problem else Verdict.OK, text, {"version": version})]
+        text, verdict = problem or f"{version}, tested with Iris", Verdict.NOTE if problem else Verdict.OK
+        return [Finding("triton", verdict, text, {"version": version})]
 
 
 plugin = TritonPlugin()

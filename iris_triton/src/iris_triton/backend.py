@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iris_core.device.context_words import STATUS_WORDS, TRACE_WORDS, encode
@@ -12,6 +11,7 @@ from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -19,23 +19,17 @@ if TYPE_CHECKING:
     from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap
     from iris_core.types import BarrierSlot, ClockOffset, CompileCase, ContextSpec, CreateRequest, Demo, PluginInfo
     from iris_triton.launcher import BoundKernel
-    from iris_triton.testing.artifacts import Artifacts
 
 
 class TritonBackend:
     """Kernels in Triton; on the CPU they run in the executor of `iris_triton.interpreter`."""
 
     def __init__(self, request: CreateRequest) -> None:
-        """Prepare the backend of one rank.
-
-        Args:
-            request: what the plugin was asked to create; its settings are `TritonSettings`.
-        """
+        """Prepare the backend of one rank; the request's settings are `TritonSettings`."""
         self._target = request.target
         self.settings: Any = request.settings
-        self._tokens: list[int] = []
+        self._tokens: list[int] = []  # of memory that the CPU executor knows
         self._trace_tokens: list[int] = []
-        self._artifacts: Artifacts | None = None
         self._spec: ContextSpec | None = None
         self._barriers: dict[tuple[int, str], BoundKernel] = {}
 
@@ -70,9 +64,8 @@ class TritonBackend:
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
     def attach(self, memory: MemoryMap) -> None:
-        """Let the CPU executor know the heap; on a GPU, keep what is compiled if IRIS_KERNEL_ARTIFACTS_DIR says so."""
+        """Let the CPU executor know the heap; on a GPU nobody has to."""
         if not self._on_cpu:
-            self._keep_artifacts()
             return
         from iris_triton import interpreter
 
@@ -85,24 +78,9 @@ class TritonBackend:
         """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
-        if self._artifacts is not None:
-            self._artifacts.remove()
-            self._artifacts = None
-
-    def _keep_artifacts(self) -> None:
-        from iris_core.settings import load_settings
-
-        folder = load_settings().kernel_artifacts_dir
-        if folder is not None:
-            from iris_triton.testing.artifacts import Artifacts
-
-            assert self._spec is not None
-            self._artifacts = Artifacts(Path(folder), self._spec.rank)
-            self._artifacts.install()
 
     @staticmethod
     def _forget(tokens: list[int]) -> None:
-        """Take memory away from the CPU executor."""
         while tokens:
             from iris_triton import interpreter
 
@@ -148,7 +126,7 @@ class TritonBackend:
         """The algorithms for `ctx.ccl`."""
         from iris_triton.collectives import collectives
 
-        return collectives(emulate_fast=self.settings.emulate_fast)
+        return collectives(packets=not self._on_cpu)
 
     def tables(self) -> Sequence[Path]:
         """Where measured tables of collectives lie."""
@@ -180,7 +158,7 @@ class TritonBackend:
         """Kernels that must compile for every GPU target, without a GPU."""
         from iris_triton.testing.cases import compile_cases
 
-        return compile_cases()
+        return compile_cases(self.device_api())
 
     def compile_only(self, case: CompileCase, target: str) -> str:
         """Compile a case without a GPU and return its assembly; see `iris_core.protocols.SupportsCompileOnly`."""

@@ -18,17 +18,12 @@ _TICK_NS = {"cuda": 1, "hip": 10, "cpu": 1}
 
 @triton.jit
 def exchange(words, times, context, partner, FIRST: tl.constexpr, COUNT: tl.constexpr, WORLD: tl.constexpr):
-    """Send words there and back.
+    """Send words there and back, COUNT times.
 
     Args:
-        words: int32[2] on the heap, 0 before: the first rank's word, and the answer.
+        words: int32[2] on the heap, 0 before: the word of the rank that begins (FIRST), and the answer.
         times: int64[COUNT, 2]: before sending and after the answer; on the other rank after receiving and before
             answering.
-        context: the context tensor.
-        partner: the other rank.
-        FIRST: whether this rank begins.
-        COUNT: number of rounds.
-        WORLD: number of ranks.
     """
     ctx = DeviceContext.from_tensor(context, WORLD)
     for i in range(COUNT):

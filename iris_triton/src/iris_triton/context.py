@@ -7,20 +7,16 @@ from triton.language import constexpr
 
 from iris_core.device import context_words as _layout
 from iris_triton import language
-from iris_triton._compat import AggregateMethods, aggregate
+from iris_triton._compat import aggregate
 from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
 from iris_triton.language.atomics import _rmw
 from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.language.trace import DeviceTracing
-from iris_triton.tiles import moves, reductions
-from iris_triton.tiles.protocol import World, await_end
-from iris_triton.tiles.views import number_of
+from iris_triton.tiles.reductions import Reductions
 
-_HEADER_WORDS = constexpr(_layout.HEADER_WORDS)
-_TIMEOUT_WORD = constexpr(_layout.TIMEOUT_WORD)
-_STATUS_WORD = constexpr(_layout.STATUS_WORD)
-_TRACE_WORD = constexpr(_layout.TRACE_WORD)
+_HEADER_WORDS, _TRACE_WORD = constexpr(_layout.HEADER_WORDS), constexpr(_layout.TRACE_WORD)
+_TIMEOUT_WORD, _STATUS_WORD = constexpr(_layout.TIMEOUT_WORD), constexpr(_layout.STATUS_WORD)
 
 
 @triton.jit
@@ -29,8 +25,29 @@ def check_rank(rank, world_size):
     tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed")
 
 
-class DeviceMethods(AggregateMethods):
-    """The methods of every device context, which has `rank`, `world_size`, `heap_bases` and `tracing`."""
+def _atomic(op):
+    """Make the method of an atomic operation."""
+    OP = constexpr(op)
+
+    def atomic(
+        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
+    ):
+        check_rank(to_rank, self.world_size)
+        event = self.tracing.begin(events.of_atomic(OP), to_rank, pointer, mask)
+        old = _rmw(OP, pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
+        self.tracing.end_after(event, old)
+        return old
+
+    atomic.__name__, atomic.__qualname__ = f"atomic_{op}", f"DeviceMethods.atomic_{op}"
+    atomic.__doc__ = getattr(language, f"atomic_{op}").__doc__.splitlines()[0]
+    return triton.jit(atomic)
+
+
+class DeviceMethods(Reductions):
+    """The methods of every device context, which has `rank`, `world_size`, `heap_bases` and `tracing`.
+
+    Those on tiles come from `iris_triton.tiles` (docs/tiles.md).
+    """
 
     @triton.jit
     def load(
@@ -97,27 +114,9 @@ class DeviceMethods(AggregateMethods):
         )  # fmt: skip
         self.tracing.end(event)
 
-    @triton.jit
-    def _rmw(self, op: constexpr, pointer, val, to_rank, mask, sem: constexpr, scope: constexpr, hint: constexpr):
-        check_rank(to_rank, self.world_size)
-        event = self.tracing.begin(events.of_atomic(op), to_rank, pointer, mask)
-        old = _rmw(op, pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
-        self.tracing.end_after(event, old)
-        return old
-
-    @triton.jit
-    def atomic_add(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomically add `val` to to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("add", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_sub(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomically subtract `val` from to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("sub", pointer, val, to_rank, mask, sem, scope, hint)
+    atomic_add, atomic_sub, atomic_xchg, atomic_xor, atomic_and, atomic_or, atomic_min, atomic_max = map(
+        _atomic, ("add", "sub", "xchg", "xor", "and", "or", "min", "max")
+    )
 
     @triton.jit
     def atomic_cas(
@@ -129,48 +128,6 @@ class DeviceMethods(AggregateMethods):
         old = language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
         self.tracing.end_after(event, old)
         return old
-
-    @triton.jit
-    def atomic_xchg(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomically store `val` to to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("xchg", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_xor(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("xor", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_and(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("and", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_or(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("or", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_min(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomic minimum on to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("min", pointer, val, to_rank, mask, sem, scope, hint)
-
-    @triton.jit
-    def atomic_max(
-        self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
-    ):
-        """Atomic maximum on to_rank's memory at `pointer`; returns the old value."""
-        return self._rmw("max", pointer, val, to_rank, mask, sem, scope, hint)
 
     @triton.jit
     def signal(self, pointer, value, to_rank, op: constexpr = SET, sem: constexpr = RELEASE, scope: constexpr = SYS):
@@ -241,169 +198,6 @@ class DeviceMethods(AggregateMethods):
         )  # fmt: skip
         self.tracing.end(event)
 
-    # -- tile-level collectives: docs/tiles.md ------------------------------------------------------------------------
-    @triton.jit
-    def _world(self):
-        return World(self.rank, self.world_size, self.heap_bases)
-
-    @triton.jit
-    def all_gather(self, tile, dst_view, dim: constexpr):
-        """Store a tile to all ranks, at its place in the caller's part of `dst_view`.
-
-        Complete on all ranks behind a barrier; another one must come before `dst_view` is written again.
-
-        Args:
-            tile: `Tile` of the caller's own part.
-            dst_view: the whole, symmetric: the ranks' parts below each other (dim 0) or side by side (dim 1).
-            dim: 0: part r is rows r * p and following, p = M / world_size rounded up, and the last parts may be
-                shorter; 1: so with columns.
-        """
-        moves.all_gather(tile, dst_view, dim, self._world())
-
-    @triton.jit
-    def gather(self, tile, src_view, source_rank, hint: constexpr = None):
-        """Return a tile of source_rank's `src_view`; 0 beyond the tensor.
-
-        Args:
-            tile: `TileView`.
-            src_view: symmetric, complete on source_rank.
-            source_rank: rank whose memory is read.
-            hint: as in `load`.
-        """
-        return moves.gather(tile, src_view, source_rank, hint, self._world())
-
-    @triton.jit
-    def all_to_all(self, tile, src_view, dst_view, N_per_rank):
-        """Fill a tile of the caller's `dst_view`; its columns s * N_per_rank and following come from rank s.
-
-        They are columns rank * N_per_rank and following there.  Reads the other ranks: a barrier must come before, and
-        another one before `src_view` is written again.
-
-        Args:
-            tile: `TileView` of `dst_view`; may span the parts of several ranks.
-            src_view: M x (world_size * N_per_rank), symmetric.
-            dst_view: the same shape, the caller's own.
-            N_per_rank: columns that each rank sends to each.
-        """
-        moves.all_to_all(tile, src_view, dst_view, N_per_rank, self._world())
-
-    @triton.jit
-    def all_reduce(self, tile, src_view, dst_view, config=None, tile_id=None):
-        """Reduce a tile over all ranks by the algorithm that `config` names; "atomic" by default.
-
-        Args:
-            tile, src_view, dst_view: as in the method of that algorithm; those that have no `src_view` use it only to
-                find the data of a `TileView`.
-            config: `AllReduceConfig`.
-            tile_id: row of `locks` that belongs to the tile, the same on all ranks; its number by default.
-        """
-        if config is None:
-            reductions.all_reduce_atomic(reductions._with_data(tile, src_view), dst_view, self._world())
-        else:
-            number = number_of(tile, dst_view) if tile_id is None else tile_id
-            reductions.all_reduce(tile, src_view, dst_view, config, number, self._world())
-
-    @triton.jit
-    def all_reduce_atomic(self, tile, dst_view):
-        """Add a tile to `dst_view` of all ranks by atomics, which round after every addition.
-
-        `dst_view` must be zero before, behind a barrier, and is complete behind a barrier.  Sums of floats may differ
-        in their last bits between ranks and from run to run.
-
-        Args:
-            tile: `Tile`.
-            dst_view: symmetric; float16, bfloat16, or floats and integers of 32 and 64 bits.
-        """
-        reductions.all_reduce_atomic(tile, dst_view, self._world())
-
-    @triton.jit
-    def all_reduce_spinlock(self, tile, dst_view, locks):
-        """Add a tile to `dst_view` of all ranks, one rank at a time; otherwise as `all_reduce_atomic`, of any dtype.
-
-        Args:
-            tile: `Tile`.
-            dst_view: symmetric.
-            locks: one word for each tile, see `iris_triton.tiles.make_locks` (variant "spinlock").
-        """
-        reductions.all_reduce_spinlock(tile, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @triton.jit
-    def all_reduce_one_shot(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks; every rank reads all parts.  The result is there on return, the same on all ranks.
-
-        Waits for the other ranks' calls on this tile.  docs/tiles.md says when that can deadlock.
-
-        Args:
-            tile: `Tile`, whose data is stored in `src_view`, or `TileView` of data that lies there.
-            src_view: symmetric; where the others read this rank's part.  May be `dst_view`.
-            dst_view: the result, the caller's own.
-            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in AMD's
-                Iris: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
-        """
-        reductions.all_reduce_one_shot(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @triton.jit
-    def all_reduce_two_shot(self, tile, src_view, dst_view, locks, start_tile=None, stride=None):
-        """Sum a tile over all ranks; one rank reads all parts and stores the result to all, the same bits.
-
-        Without `start_tile` that is the rank that comes last, so no rank waits for another; with int32 locks, rank
-        t % world_size for tile t.  Complete behind a barrier, or when `await_tile` returns.
-
-        Args:
-            tile, src_view, locks: as in `all_reduce_one_shot`.
-            dst_view: symmetric; the result.
-            start_tile, stride: the caller reduces tiles start_tile, start_tile + stride, ... and waits for the others'
-                parts of those.  Every tile must be of exactly one rank, for example with (rank, world_size).
-        """
-        tile_id = number_of(tile, dst_view)
-        if start_tile is None:
-            reductions.all_reduce_two_shot(tile, src_view, dst_view, locks, tile_id, self._world())
-        else:
-            reductions.all_reduce_two_shot_by_owner(
-                tile, src_view, dst_view, locks, tile_id, start_tile, stride, self._world()
-            )
-
-    @triton.jit
-    def all_reduce_ring(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks, from rank to rank; the result is there on return, the same on all ranks.
-
-        Waits as `all_reduce_one_shot` does.
-
-        Args:
-            tile: as in `all_reduce_one_shot`.
-            locks: int64, see `iris_triton.tiles.make_locks`.
-            src_view: symmetric; overwritten.  Sums of 16-bit floats are float32 and travel in halves, in `src_view` and
-                `dst_view`, which must then have 16 bits both, and not be the same; or one of them is float32.
-            dst_view: symmetric; the result.
-        """
-        reductions.all_reduce_ring(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @triton.jit
-    def reduce_scatter(self, tile, src_view, dst_view, locks):
-        """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
-
-        Of T tiles, counted row by row, rank r owns T // world_size from r * (T // world_size) on; the last rank also
-        those that are left.  The rank that comes last reduces, so no rank waits for another; with int32 locks, the
-        owner.  Complete behind a barrier, or on the owner when `await_tile` returns there.
-
-        Args:
-            tile, src_view, locks: as in `all_reduce_one_shot`.
-            dst_view: symmetric, of the shape of the whole.
-        """
-        reductions.reduce_scatter(tile, src_view, dst_view, locks, number_of(tile, dst_view), self._world())
-
-    @triton.jit
-    def await_tile(self, tile, dst_view, locks):
-        """Wait until the last call on a tile that used these locks is over on all ranks.
-
-        Then its result is in `dst_view`, and no rank reads the caller's `src_view` any more.
-
-        Args:
-            tile: `Tile` or `TileView`.
-            dst_view, locks: those of the call; int64, not of "spinlock".
-        """
-        await_end(locks, number_of(tile, dst_view), self._world())
-
 
 @aggregate
 class DeviceContext(DeviceMethods):
@@ -443,13 +237,6 @@ class DeviceContext(DeviceMethods):
     world_size: tl.constexpr
     heap_bases: tl.tensor
     tracing: DeviceTracing
-
-    @triton.constexpr_function
-    def __init__(self, rank, world_size, heap_bases, tracing):
-        self.rank = rank if isinstance(rank, tl.tensor) else tl.constexpr(rank)
-        self.world_size = tl.constexpr(world_size)
-        self.heap_bases = heap_bases
-        self.tracing = tracing
 
     @staticmethod
     @triton.jit

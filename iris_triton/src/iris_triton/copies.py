@@ -31,7 +31,7 @@ def copies_obstacle(device: DeviceType) -> str:
     return "" if found else f"the copy engines are driven through {distribution}, which is not installed"
 
 
-def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], None]:
+def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], Any]:
     """Return a function that copies memory which this process can address, peers' included.
 
     It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
@@ -41,15 +41,9 @@ def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], None]:
     Raises:
         ImportError: see `copies_obstacle`.
     """
-    if device is DeviceType.CUDA:
-        from cuda.bindings import driver
-
-        return _checked(driver.cuMemcpyDtoDAsync, driver.CUresult.CUDA_SUCCESS)
-    if device is DeviceType.HIP:
-        from hip import hip  # type: ignore[import-not-found]
-
-        return _checked(hip.hipMemcpyDtoDAsync, hip.hipError_t.hipSuccess)
-    return _copy_on_host
+    if device in _MODULES:
+        return _asking(device, "cuMemcpyDtoDAsync", "hipMemcpyDtoDAsync")
+    return lambda target, source, nbytes, stream: ctypes.memmove(target, source, nbytes)
 
 
 def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
@@ -62,14 +56,8 @@ def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
     Raises:
         ImportError: see `copies_obstacle`.
     """
-    if device is DeviceType.CUDA:
-        from cuda.bindings import driver
-
-        return _checked(driver.cuStreamWriteValue32, driver.CUresult.CUDA_SUCCESS, stream_first=True)
-    if device is DeviceType.HIP:
-        from hip import hip
-
-        return _checked(hip.hipStreamWriteValue32, hip.hipError_t.hipSuccess, stream_first=True)
+    if device in _MODULES:
+        return _asking(device, "cuStreamWriteValue32", "hipStreamWriteValue32", stream_first=True)
     return _write_on_host
 
 
@@ -88,8 +76,18 @@ def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], A
     return int, int
 
 
-def _checked(function: Any, success: Any, *, stream_first: bool = False) -> Callable[[Any, Any, int, Any], None]:
-    """A driver's function of three numbers and a stream that raises what it returns."""
+def _asking(
+    device: DeviceType, of_cuda: str, of_hip: str, *, stream_first: bool = False
+) -> Callable[[Any, Any, int, Any], None]:
+    """A driver's function of three numbers and a stream, as one that raises what it returns."""
+    if device is DeviceType.CUDA:
+        from cuda.bindings import driver
+
+        function, success = getattr(driver, of_cuda), driver.CUresult.CUDA_SUCCESS
+    else:
+        from hip import hip  # type: ignore[import-not-found]
+
+        function, success = getattr(hip, of_hip), hip.hipError_t.hipSuccess
 
     def ask(first: Any, second: Any, third: int, stream: Any) -> None:
         arguments = (stream, first, second, third) if stream_first else (first, second, third, stream)
@@ -102,7 +100,3 @@ def _checked(function: Any, success: Any, *, stream_first: bool = False) -> Call
 
 def _write_on_host(address: int, value: int, flags: int, stream: int) -> None:
     ctypes.c_uint32.from_address(address).value = value
-
-
-def _copy_on_host(target: int, source: int, nbytes: int, stream: int) -> None:
-    ctypes.memmove(target, source, nbytes)

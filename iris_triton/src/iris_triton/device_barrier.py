@@ -43,21 +43,8 @@ def device_barrier(
 
 
 def bind(size: int, sem: str, spec: Any) -> BoundKernel:
-    """Return what launches a barrier; it takes `words` and `targets` of a slot.
-
-    Args:
-        size: number of members.
-        sem: "release" or "relaxed".
-        spec: what the context tensor says.
-    """
+    """Return what launches a barrier of `size` members; it takes `words` and `targets` of a slot."""
     early = early_launch(spec.device)
-    arguments = {
-        "size": size,
-        "timeout_ns": spec.timeout_ns,
-        "status": spec.status_ptr,
-        "rank": spec.rank,
-        "sem": sem,
-        "LANES": triton.next_power_of_2(size),
-        "EARLY": bool(early),
-    }
+    said = {"timeout_ns": spec.timeout_ns, "status": spec.status_ptr, "rank": spec.rank}
+    arguments = {**said, "size": size, "sem": sem, "LANES": triton.next_power_of_2(size), "EARLY": bool(early)}
     return BoundKernel(device_barrier, 1, arguments, ("words", "targets"), spec.device, {"num_warps": 1, **early})

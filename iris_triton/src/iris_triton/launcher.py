@@ -16,23 +16,15 @@ from iris_triton import _compat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_FIRST_WITH_EARLY_LAUNCH = 9  # compute capability
-
 
 def early_launch(device: str) -> dict[str, Any]:
     """Return compiler options with which a kernel comes up while the one before it on the stream still runs.
 
-    Only for kernels that begin with `iris_triton.language.asm.follow(True)`.
-
-    Args:
-        device: torch's name of the device.
-
-    Returns:
-        {"launch_pdl": True} on NVIDIA GPUs from Hopper on, else nothing.
+    Only for kernels that begin with `iris_triton.language.asm.follow(True)`: {"launch_pdl": True} on NVIDIA GPUs from
+    Hopper on, else nothing.
     """
-    if device == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device)[0] < _FIRST_WITH_EARLY_LAUNCH:
-        return {}
-    return {"launch_pdl": True}
+    has_it = device != "cpu" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"launch_pdl": True} if has_it else {}
 
 
 class BoundKernel:
@@ -55,19 +47,11 @@ class BoundKernel:
     """
 
     def __init__(
-        self,
-        kernel: Any,
-        grid: int,
-        arguments: Mapping[str, Any],
-        tensors: Sequence[str],
-        device: str,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._kernel = kernel
-        self._grid = grid
-        self._arguments = dict(arguments)
-        self._names = tuple(tensors)
-        self._options = dict(options or {})
+        self, kernel: Any, grid: int, arguments: Mapping[str, Any], tensors: Sequence[str], device: str,
+        options: Mapping[str, Any] | None = None
+    ) -> None:  # fmt: skip
+        self._kernel, self._grid, self._names = kernel, grid, tuple(tensors)
+        self._arguments, self._options = dict(arguments), dict(options or {})
         self._on_cpu = device == "cpu"
         self._index = 0 if self._on_cpu else torch.device(device).index
         self._run: Any = None
@@ -92,9 +76,8 @@ class BoundKernel:
             return
         values = self._values.copy()
         if len(tensors) == 2:  # nearly always, and a loop takes twice the time
-            first, second = tensors
             place, other = self._places
-            values[place], values[other] = first.data_ptr(), second.data_ptr()
+            values[place], values[other] = tensors[0].data_ptr(), tensors[1].data_ptr()
         else:
             for place, tensor in zip(self._places, tensors, strict=True):
                 values[place] = tensor.data_ptr()

@@ -16,8 +16,6 @@ class TritonSettings(PluginSettings):
     """Contexts of `iris_triton.iris()` end what allocates with a barrier; those of `iris_core.Iris` never do."""
     bounds_check: bool = True
     """On the CPU: check that every access of a kernel lies in a live block of the heap or in one of its arguments."""
-    emulate_fast: bool = False
-    """On the CPU: let the collectives that are made for NVIDIA serve calls that name them; for tests, as it is slow."""
     cpu_timeout: Annotated[float, Field(gt=0, le=1e9)] = 60.0
     """On the CPU: seconds that all programs of a launch may wait for memory that does not change (deadlock)."""
     hints: Literal["warn", "raise"] = "warn"

@@ -29,11 +29,15 @@ def _close(segments):
 
 # -- description ------------------------------------------------------------------------------------------------------
 class CrookedBase(HostAllocator):
-    base_ptr = property(lambda self: self._base_ptr + 1)
+    def __init__(self, request):
+        super().__init__(request)
+        self.base_ptr += 1
 
 
 class ShortHeap(HostAllocator):
-    nbytes = property(lambda self: self._nbytes - mmap.PAGESIZE)
+    def __init__(self, request):
+        super().__init__(request)
+        self.nbytes -= mmap.PAGESIZE
 
 
 class OddGranularity(HostAllocator):
@@ -57,21 +61,10 @@ class OneMemory(HostAllocator):
     def __init__(self, request):
         super().__init__(request)
         cls = type(self).__mro__[1]
-        if cls._first is None or cls._first[1] < self._nbytes:
-            cls._first = self._map, self._nbytes, self._base_ptr
-        self._map, _, self._base_ptr = cls._first
+        if cls._first is None or cls._first[1] < self.nbytes:
+            cls._first = self._map, self.nbytes, self.base_ptr
+        self._map, _, self.base_ptr = cls._first
         self._view = memoryview(self._map)
-
-
-class OwnsTheEnd(HostAllocator):
-    def owns(self, ptr):
-        return self._base_ptr <= ptr <= self._base_ptr + self._nbytes
-
-
-class OwnsPeers(HostAllocator):
-    def owns(self, ptr):
-        peers = [(mapping.base_ptr, mapping.nbytes) for _, mapping in self._peers.values()]
-        return super().owns(ptr) or any(base <= ptr < base + nbytes for base, nbytes in peers)
 
 
 class SwappedParameters(HostAllocator):
@@ -100,7 +93,7 @@ class ShiftedTensor(HostAllocator):
 
 class SharedStorage(HostAllocator):
     def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(0, self._nbytes, on_release)[offset_bytes : offset_bytes + nbytes]
+        return super().tensor(0, self.nbytes, on_release)[offset_bytes : offset_bytes + nbytes]
 
 
 class CopiedTensor(HostAllocator):
@@ -160,7 +153,7 @@ class ReleaseByPlace(HostAllocator):
 
 class CommitClears(HostAllocator):
     def commit(self, offset_bytes, nbytes):
-        ctypes.memset(self._base_ptr + offset_bytes, 0, nbytes)
+        ctypes.memset(self.base_ptr + offset_bytes, 0, nbytes)
 
 
 class DecommitTooMuch(HostAllocator):
@@ -189,7 +182,7 @@ class CloseTakesMemory(HostAllocator):
     def close(self):
         if self._map is not None:
             libc = ctypes.CDLL(None)
-            libc.mprotect(ctypes.c_void_p(self._base_ptr), ctypes.c_size_t(self._nbytes), 0)
+            libc.mprotect(ctypes.c_void_p(self.base_ptr), ctypes.c_size_t(self.nbytes), 0)
         super().close()
 
 
@@ -232,7 +225,7 @@ class OwnPeer(HostAllocator):
 
     def import_peer(self, rank, segments):
         super().import_peer(rank, segments)
-        return PeerMapping(rank, self._base_ptr, self._nbytes)
+        return PeerMapping(rank, self.base_ptr, self.nbytes)
 
 
 class ShiftedPeer(HostAllocator):

@@ -1,14 +1,11 @@
 """Backends with one mistake each; all else is the Triton backend's."""
 
-import contextlib
 import dataclasses
 
 import torch
 
 from iris_core.device.context_words import encode
-from iris_core.errors import IrisError
 from iris_triton.backend import TritonBackend
-from iris_triton.testing.cases import compile_cases
 from kit_mutants import device
 
 
@@ -61,7 +58,7 @@ class NoCases(TritonBackend):
 
 class _OneCase(TritonBackend):
     def compile_cases(self):
-        return [self.changed(next(case for case in compile_cases() if case.name == "initialize"))]
+        return [self.changed(super().compile_cases()[0])]
 
 
 class VainHope(_OneCase):
@@ -93,39 +90,13 @@ class SwappedMethod(_OtherFunctions):
     changes = {"DeviceContext": device.OtherContext}  # noqa: RUF012
 
 
-class ShortPut(_OtherFunctions):
-    changes = {"put": device.short_put}  # noqa: RUF012
-
-
-class ShortStore(_OtherFunctions):
-    changes = {"store": device.short_store}  # noqa: RUF012
-
-
-class LocalStore(_OtherFunctions):
-    changes = {"store": device.local_store}  # noqa: RUF012
-
-
-class NoBarrier(_OtherFunctions):
-    changes = {"barrier": device.no_barrier}  # noqa: RUF012
-
-
-class NoWait(_OtherFunctions):
-    changes = {"wait": device.no_wait}  # noqa: RUF012
-
-
-class NoSignalSent(_OtherFunctions):
-    changes = {"signal": device.no_signal}  # noqa: RUF012
-
-
 # -- what a backend may have besides ----------------------------------------------------------------------------------
 OPTIONAL = {
     "secret-waits": ["world_wait_that_gives_up[host]"],
     "open-barrier": ["world_device_barrier_of_the_host[host]"],
-    "self-satisfied": ["world_self_test_notices[host]"],
     "half-tested": ["world_self_test_passes[host]"],
     "hypochondriac": ["world_self_test_passes[host]"],
     "secretive": ["world_self_test_passes[host]"],
-    "drunken-clock": ["world_clocks_are_compared[host]"],
 }
 """By mutant, whose class is called alike: the tests that are about its mistake."""
 
@@ -142,15 +113,6 @@ class OpenBarrier(TritonBackend):
 
     def device_barrier(self, slot, sem, stream=None):
         pass
-
-
-class SelfSatisfied(TritonBackend):
-    """Finds everything in order, whatever it finds."""
-
-    def self_test(self, context, begin):
-        with contextlib.suppress(IrisError):
-            for check in super().self_test(context, begin):
-                yield dataclasses.replace(check, problem="")
 
 
 class HalfTested(TritonBackend):
@@ -173,15 +135,6 @@ class Secretive(TritonBackend):
 
     def self_test(self, context, begin):
         return super().self_test(context, lambda op, peer: None)
-
-
-class DrunkenClock(TritonBackend):
-    """Each comparison comes to something else."""
-
-    def compare_clocks(self, context):
-        offset = super().compare_clocks(context)
-        self._seen = getattr(self, "_seen", 0) + 1
-        return dataclasses.replace(offset, ahead=offset.ahead + self._seen * int(self.ticks_per_second))
 
 
 class DeafTracing(TritonBackend):

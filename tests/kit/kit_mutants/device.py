@@ -23,36 +23,16 @@ def _but_last(mask):
 
 
 @triton.jit
-def short_put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None):
-    language.put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=_but_last(mask))
-
-
-@triton.jit
-def short_store(pointer, value, from_rank, to_rank, heap_bases, mask=None):
+def short_put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None):
     if mask is None:
-        language.store(pointer, value, from_rank, to_rank, heap_bases)
+        language.put(from_ptr, to_ptr, from_rank, to_rank, heap_bases)
     else:
-        language.store(pointer, value, from_rank, to_rank, heap_bases, mask=_but_last(mask))
+        language.put(from_ptr, to_ptr, from_rank, to_rank, heap_bases, _but_last(mask), other)
 
 
 @triton.jit
 def local_store(pointer, value, from_rank, to_rank, heap_bases, mask=None):
     tl.store(pointer, value, mask=mask)
-
-
-@triton.jit
-def no_barrier(flags, rank, world_size: tl.constexpr, heap_bases, timeout_ns=0):
-    pass
-
-
-@triton.jit
-def no_wait(pointer, value, timeout_ns=0):
-    pass
-
-
-@triton.jit
-def no_signal(pointer, value, from_rank, to_rank, heap_bases):
-    pass
 
 
 @triton.jit
@@ -316,7 +296,7 @@ BLIND = {
 }
 
 
-# -- the wrong value is returned --------------------------------------------------------------------------------------
+# -- the wrong value is returned, or the last one is left out ---------------------------------------------------------
 @triton.jit
 def zero_load(pointer, to_rank, from_rank, heap_bases, mask=None, other=None):
     return language.load(pointer, to_rank, from_rank, heap_bases, mask, 0)
@@ -359,6 +339,7 @@ def negated_test(pointer, value, cmp: tl.constexpr = "ge"):
 
 RETURNS = {
     "load": zero_load,
+    "put": short_put,
     **{name: new_atomic(getattr(language, name)) for name in OPERATIONS},
     "atomic_cas": new_cas,
     "wait": expected_wait,
@@ -501,7 +482,7 @@ FAMILIES = {
     "mute": set(NAMES),
     "near": set(NAMES) - {"wait", *LOOKS},  # the test of barrier stores
     "blind": set(NAMES) - {"load_acquire"},
-    "returns": {"load", "wait", "wait_any", "test", *ATOMICS},
+    "returns": {"load", "put", "wait", "wait_any", "test", *ATOMICS},
     "torn": set(ATOMICS),
     "mute-methods": set(NAMES),
 }

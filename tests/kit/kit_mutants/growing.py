@@ -18,7 +18,7 @@ from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
 KILLERS = {
     "quiet-commit": ["peers_growth_is_announced"],
     "loud-exchange": ["peers_growth_is_announced"],
-    "hasty-export": ["peers_growth_is_described_until_all_have_it"],
+    "hasty-export": ["peers_growth_is_announced"],
     "moving-peer": ["peers_growth_is_seen"],
     "unsaid-rest": ["peers_growth_in_parts"],
     "endless-export": ["peers_growth_in_parts"],
@@ -27,7 +27,7 @@ KILLERS = {
     "odd-extent": ["host_import_is_the_same_memory"],
     "lost-import": ["host_import_is_found_again"],
     "remembered-import": ["host_import_is_found_again"],
-    "silent-import": ["host_import_release_is_told"],
+    "silent-import": ["host_import_is_found_again"],
     "credulous-import": ["host_import_refuses_other_memory"],
     "unannounced-import": ["peers_import_is_seen"],
 }
@@ -50,7 +50,7 @@ def make_importable(allocator, nbytes):
 class QuietCommit(RightGrowing):
     """Does not say that there is more."""
 
-    generation = 1
+    generation = property(lambda self: 1, lambda self, value: None)
 
 
 class LoudExchange(RightGrowing):
@@ -58,7 +58,7 @@ class LoudExchange(RightGrowing):
 
     def exchanged(self):
         super().exchanged()
-        self._generation += 1
+        self.generation += 1
 
 
 class HastyExport(RightGrowing):
@@ -77,7 +77,7 @@ class MovingPeer(RightGrowing):
     def import_peer(self, rank, segments):
         mapping = super().import_peer(rank, segments)
         self._moved = getattr(self, "_moved", 0) + bool(segments)
-        return type(mapping)(rank, mapping.base_ptr + self._moved * self._granule, mapping.nbytes)
+        return type(mapping)(rank, mapping.base_ptr + self._moved * self.granularity, mapping.nbytes)
 
 
 class UnsaidRest(RightGrowing):
@@ -93,7 +93,7 @@ class EndlessExport(RightGrowing):
 # -- imports ----------------------------------------------------------------------------------------------------------
 class CopiedImport(RightGrowing):
     def import_tensor(self, offset_bytes, tensor, on_release):
-        size, start = self.import_extent(tensor)
+        size, start, _ = self.import_extent(tensor)
         self.commit(offset_bytes, size)
         out = self.tensor(offset_bytes + start, tensor.numel(), on_release).view(tensor.shape)
         return out.copy_(tensor)
@@ -103,20 +103,20 @@ class ShiftedImport(RightGrowing):
     """Foretells another place."""
 
     def import_extent(self, tensor):
-        size, start = super().import_extent(tensor)
-        return size, start + 8
+        size, start, there = super().import_extent(tensor)
+        return size, start + 8, there
 
 
 class OddExtent(RightGrowing):
     """What is needed, and not what is taken."""
 
     def import_extent(self, tensor):
-        return tensor.numel(), 0
+        return tensor.numel(), 0, -1
 
 
 class LostImport(RightGrowing):
-    def imported_at(self, tensor):
-        super().imported_at(tensor)
+    def import_extent(self, tensor):
+        return *super().import_extent(tensor)[:2], -1
 
 
 class RememberedImport(RightGrowing):
@@ -138,13 +138,13 @@ class CredulousImport(RightGrowing):
 
     def import_extent(self, tensor):
         if tensor.numel() == 4096:
-            return self._granule, 0
+            return self.granularity, 0, -1
         return super().import_extent(tensor)
 
 
 class UnannouncedImport(RightGrowing):
     def import_tensor(self, offset_bytes, tensor, on_release):
-        before = self._generation
+        before = self.generation
         out = super().import_tensor(offset_bytes, tensor, on_release)
-        self._generation = before
+        self.generation = before
         return out

@@ -135,7 +135,7 @@ ALLOCATORS = {
         _mutants(
             PluginKind.ALLOCATOR,
             "allocators",
-            "crooked-base short-heap odd-granularity restless-generation one-memory owns-the-end owns-peers "
+            "crooked-base short-heap odd-granularity restless-generation one-memory "
             "swapped-parameters untold-capability plain-error shifted-tensor shared-storage copied-tensor "
             "overlapping-tensors release-twice release-never release-early release-at-close release-by-place "
             "commit-clears decommit-too-much close-once usable-after-close close-takes-memory leaky-descriptor "
@@ -171,14 +171,11 @@ BACKENDS = {
         )
     ),
 }
-DEVICE = dict(
-    _mutants(PluginKind.BACKEND, "backends", "short-put short-store local-store no-barrier no-wait no-signal-sent")
-)
 OPTIONAL = dict(
     _mutants(
         PluginKind.BACKEND,
         "backends",
-        "secret-waits open-barrier self-satisfied half-tested hypochondriac secretive drunken-clock",
+        "secret-waits open-barrier half-tested hypochondriac secretive",
     )
 )
 FAMILIES = dict(_mutants(PluginKind.BACKEND, "backends", "mute near blind returns torn mute-methods"))
@@ -224,7 +221,7 @@ def attribute(kind, name):
 
 _KINDS = {
     "allocator": ALLOCATORS | GROWING | PLUGINS,
-    "backend": BACKENDS | DEVICE | OPTIONAL | FAMILIES,
+    "backend": BACKENDS | OPTIONAL | FAMILIES,
     "collective": COLLECTIVES,
 }
 for _kind, _plugins in _KINDS.items():

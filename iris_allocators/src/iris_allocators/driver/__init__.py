@@ -5,6 +5,9 @@ Nothing here decides anything: a call either works or raises `DriverError` with 
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from iris_allocators.driver.calls import IpcDriver as IpcDriver  # noqa: TC001 - callers take both from here
 from iris_allocators.driver.calls import VmmDriver as VmmDriver  # noqa: TC001
 from iris_core.errors import UnsupportedError
@@ -12,20 +15,9 @@ from iris_core.types import DeviceTarget, DeviceType
 
 
 def ipc_driver(device: DeviceType) -> IpcDriver:
-    """Return the driver of a kind of device.
-
-    Raises:
-        UnsupportedError: there is none for this kind.
-    """
-    if device is DeviceType.CUDA:
-        from iris_allocators.driver.cuda import CudaDriver
-
-        return CudaDriver()
-    if device is DeviceType.HIP:
-        from iris_allocators.driver.hip import HipDriver
-
-        return HipDriver()
-    raise UnsupportedError(f"there is no GPU driver for device type {device.value!r}")
+    """Return the driver of a kind of device; UnsupportedError if there is none."""
+    driver: IpcDriver = _vendor(device).Ipc()
+    return driver
 
 
 def topology_command(device: DeviceType) -> str:
@@ -40,12 +32,11 @@ def vmm_driver(target: DeviceTarget) -> VmmDriver:
         UnsupportedError: this device or its driver has none.
         DriverError: the driver does not start.
     """
-    if target.type is DeviceType.CUDA:
-        from iris_allocators.driver.cuda import CudaVmm
+    driver: VmmDriver = _vendor(target.type).Vmm(target.index)
+    return driver
 
-        return CudaVmm(target.index)
-    if target.type is DeviceType.HIP:
-        from iris_allocators.driver.hip import HipVmm
 
-        return HipVmm(target.index)
-    raise UnsupportedError(f"there is no GPU driver for device type {target.type.value!r}")
+def _vendor(device: DeviceType) -> Any:
+    if device not in (DeviceType.CUDA, DeviceType.HIP):
+        raise UnsupportedError(f"there is no GPU driver for device type {device.value!r}")
+    return importlib.import_module(f"iris_allocators.driver.{device.value}")

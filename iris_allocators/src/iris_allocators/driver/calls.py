@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 class Library:
     """One vendor's library; a call of `name` returns what its function returns after the result code.
 
-    Args:
-        module: the Python binding.
-        prefix: of the functions.
-        success: the result code of a call that worked.
+    `module` is the Python binding, whose functions begin with `prefix` and return `success` when they worked.
     """
 
     def __init__(self, module: Any, prefix: str, success: Any) -> None:
@@ -65,6 +62,7 @@ class VmmDriver:
     _anywhere: Any  # the address that leaves the choice to the driver
     _properties: Any  # of physical memory on this device
     _access: Any  # this device's, as MemSetAccess takes it
+    _synchronize: str  # the function that waits for the device
 
     def _current(self) -> AbstractContextManager[None]:
         """Make the device the current one of this thread inside the block."""
@@ -130,4 +128,5 @@ class VmmDriver:
 
     def synchronize(self) -> None:
         """Wait until the device has finished everything."""
-        raise NotImplementedError
+        with self._current():
+            self._call(self._synchronize)

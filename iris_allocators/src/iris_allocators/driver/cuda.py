@@ -22,7 +22,7 @@ _NEEDED = {
 }
 
 
-class CudaDriver(IpcDriver):
+class Ipc(IpcDriver):
     """Needs a current context (any torch call on the device makes one)."""
 
     _call = _library
@@ -43,7 +43,7 @@ def _primary_context(device: int) -> Any:
     return _library("DevicePrimaryCtxRetain", device)
 
 
-class CudaVmm(VmmDriver):
+class Vmm(VmmDriver):
     """Virtual memory management of a GPU.
 
     Args:
@@ -58,6 +58,7 @@ class CudaVmm(VmmDriver):
     _fd = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     _smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     _anywhere = 0
+    _synchronize = "CtxSynchronize"
 
     def __init__(self, index: int) -> None:
         _library("Init", 0)
@@ -88,7 +89,3 @@ class CudaVmm(VmmDriver):
 
     def export_fd(self, handle: int) -> int:
         return int(_library("MemExportToShareableHandle", handle, self._fd, 0))
-
-    def synchronize(self) -> None:
-        with self._current():
-            _library("CtxSynchronize")

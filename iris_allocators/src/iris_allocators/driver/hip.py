@@ -23,7 +23,7 @@ _library = Library(hip, "hip", hip.hipError_t.hipSuccess)
 _HANDLE_TYPE_OFFSET = 4
 
 
-class HipDriver(IpcDriver):
+class Ipc(IpcDriver):
     """Works on the current device (any torch call on it makes it so)."""
 
     _call = _library
@@ -39,7 +39,7 @@ class HipDriver(IpcDriver):
         return int(_library("IpcOpenMemHandle", wrapped, hip.hipIpcMemLazyEnablePeerAccess))
 
 
-class HipVmm(VmmDriver):
+class Vmm(VmmDriver):
     """Virtual memory management of a GPU.
 
     Args:
@@ -54,6 +54,7 @@ class HipVmm(VmmDriver):
     _fd = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
     _smallest = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
     _anywhere = None
+    _synchronize = "DeviceSynchronize"
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -143,7 +144,3 @@ class HipVmm(VmmDriver):
         fd = ctypes.c_int(-1)
         _library("MemExportToShareableHandle", ctypes.addressof(fd), handle, self._fd, 0)
         return fd.value
-
-    def synchronize(self) -> None:
-        with self._current():
-            _library("DeviceSynchronize")

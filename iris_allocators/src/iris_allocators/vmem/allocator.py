@@ -23,7 +23,7 @@ import itertools
 import os
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -32,7 +32,6 @@ from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import VMEM_INFO
 from iris_allocators.ranges import Range
 from iris_allocators.settings import VmemSettings
-from iris_allocators.vmem.external import External, retain
 from iris_allocators.vmem.lease import Lease, idle
 from iris_allocators.vmem.pieces import AddressSpace, Piece
 from iris_core.errors import (
@@ -42,14 +41,17 @@ from iris_core.errors import (
     HeapExhaustedError,
     PeerAccessError,
     SettingsError,
+    UnsupportedError,
 )
+from iris_core.heap.backing import span
 from iris_core.logs import logger
 from iris_core.types import PeerMapping, Segment
+from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.types import CreateRequest, PluginInfo
+    from iris_core.types import CreateRequest
 
 MAX_DEFAULT_GRANULE = 64 << 20
 """Bytes beyond which the default granule does not grow with the heap."""
@@ -61,20 +63,34 @@ _TAG = struct.Struct("<8sQQQ")  # magic, serial, size of the heap, granule
 _MAGIC = b"irisvmem"
 
 
+class External(NamedTuple):
+    """The physical memory behind a tensor."""
+
+    handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
+    start_bytes: int  # where the tensor's first element lies in the first piece
+    extent_bytes: int  # from the tensor's first element to the end of its last one
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the pieces."""
+        return sum(nbytes for _, nbytes in self.handles)
+
+
 class VmemAllocator:
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth` and `SupportsImportTensor`.
 
     Args:
-        request: rank, world size, device, size of the heap in bytes and `VmemSettings`.
+        request: what the heap is to be, with `VmemSettings`.
         driver: the device's virtual memory management; found by the device's type by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range` and keeps the range alive as long as its storage;
-            torch.as_tensor on the device by default.
+        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
 
     Raises:
         SettingsError: the granule does not fit this device.
         HeapError: there are not enough addresses.
         UnsupportedError: the device has no virtual memory management.
     """
+
+    info = VMEM_INFO
 
     def __init__(
         self,
@@ -88,58 +104,29 @@ class VmemAllocator:
         self._topology = topology_command(request.target.type)
         self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
         self._driver = driver or vmm_driver(request.target)
-        self._granule = _granule(request, self._driver.granularity())
-        self._nbytes = max(1, -(-request.heap_nbytes // self._granule)) * self._granule
-        self._generation = 0
+        self.granularity = _granule(request, self._driver.granularity())
+        self.nbytes = max(1, -(-request.heap_nbytes // self.granularity)) * self.granularity
+        self.generation = 0  # counts commits and imports
         self._serials = itertools.count(1)
         self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
         self._offered: list[Piece] = []  # of these, what the last `export` described
         self._imported: dict[int, tuple[int, Piece]] = {}  # by handle: external memory, with its block's offset
-        what = f"addresses for {self._world_size} heaps of {self._nbytes} bytes"
-        if self._world_size * self._nbytes > _MAX_ADDRESSES:
+        what = f"addresses for {self._world_size} heaps of {self.nbytes} bytes"
+        if self._world_size * self.nbytes > _MAX_ADDRESSES:
             raise HeapError(f"there are no {what}: choose a smaller heap_size")
         try:
-            self._space = AddressSpace(self._driver, self._world_size, self._nbytes, self._granule)
+            self._space = AddressSpace(self._driver, self._world_size, self.nbytes, self.granularity)
         except DriverError as e:
             raise HeapError(f"{self._device} cannot reserve {what} ({e}): choose a smaller heap_size") from e
         self._own = self._space.tables[self._rank]
+        self.base_ptr = self._own.base_ptr
         self._lease: Lease | None = Lease(self._driver, self._space, self._device)
-
-    # -- description --------------------------------------------------------------------------------------------------
-    @property
-    def info(self) -> PluginInfo:
-        """The plugin's description."""
-        return VMEM_INFO
-
-    @property
-    def base_ptr(self) -> int:
-        """Address of this rank's heap."""
-        return self._own.base_ptr
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the heap's address range in bytes: whole granules."""
-        return self._nbytes
-
-    @property
-    def granularity(self) -> int:
-        """Bytes by which memory is committed and given back."""
-        return self._granule
-
-    @property
-    def generation(self) -> int:
-        """Counts commits and imports."""
-        return self._generation
 
     @property
     def committed_bytes(self) -> int:
         """Bytes backed by memory now, that of imported tensors included."""
         self._check_open()
         return self._own.nbytes
-
-    def owns(self, ptr: int) -> bool:
-        """Whether an address lies in this rank's own heap."""
-        return 0 <= ptr - self._own.base_ptr < self._nbytes
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
@@ -148,10 +135,9 @@ class VmemAllocator:
         Raises:
             HeapExhaustedError: the device has no room.
             DriverError: the driver refuses for another reason.
-            HeapClosedError: the allocator is closed.
         """
         self._check_open()
-        granule, own = self._granule, self._own
+        granule, own = self.granularity, self._own
         offsets = range(offset_bytes // granule * granule, offset_bytes + nbytes, granule)
         own.clear_doomed(offsets.start, -(-offsets.stop // granule) * granule)
         missing = [offset for offset in offsets if own.at(offset) is None]
@@ -162,7 +148,7 @@ class VmemAllocator:
             with Transaction() as undo:
                 for offset in missing:
                     handle = self._driver.create(granule)
-                    undo.add(self._space.handles.release, handle)
+                    undo.add(self._driver.release, handle)
                     pieces.append(Piece(offset, granule, next(self._serials), handle))
                 own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 undo.commit()
@@ -185,7 +171,6 @@ class VmemAllocator:
 
         Raises:
             DriverError: the driver refuses; what could be given back is, the rest when the range is committed again.
-            HeapClosedError: the allocator is closed.
         """
         self._check_open()
         end = offset_bytes + nbytes
@@ -201,50 +186,25 @@ class VmemAllocator:
                 each.add(table.drop, pieces)
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the mappings alive.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-        """
+        """Return a 1-D uint8 tensor over a range; its storage keeps the mappings alive."""
         self._check_open()
         return self._wrap(offset_bytes, nbytes, on_release)
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
-    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Return how much of the heap the memory behind a tensor needs, and where the tensor will begin in it.
-
-        Raises:
-            UnsupportedError: the driver cannot share this memory; the message says what can be done.
-            DeviceError: the tensor is on another device.
-        """
+    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+        """Return how much of the heap a tensor's memory needs, where the tensor begins in it, and where it is now."""
         with Transaction() as references:
             external = self._find(tensor, references)
-            return -(-external.nbytes // self._granule) * self._granule, external.start_bytes
-
-    def imported_at(self, tensor: torch.Tensor) -> int | None:
-        """Return at which offset of the heap the tensor lies already, because its memory has been imported before.
-
-        Raises:
-            UnsupportedError: the driver cannot share this memory.
-        """
-        with Transaction() as references:
-            place = self._place(self._find(tensor, references))
-            return None if place is None else place[1]
+            _, there = self._place(external) or (-1, -1)
+            return -(-external.nbytes // self.granularity) * self.granularity, external.start_bytes, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Map the memory behind a tensor at an offset of the heap, unless it is mapped there already.
 
-        Args:
-            offset_bytes: a multiple of `granularity`; the range from there on holds nothing else.
-            tensor: any strided tensor with at least one element on this rank's device.
-            on_release: called when the result's storage is gone.
-
-        Returns:
-            A tensor of the same shape, strides and dtype; its storage begins with its first element and keeps the
-            storage of `tensor` alive.
+        The tensor has at least one element.  The result has its shape, strides and dtype; its storage begins with its
+        first element and keeps the storage of `tensor` alive.
 
         Raises:
-            UnsupportedError: the driver cannot share this memory.
             HeapError: the memory is larger than the rest of the heap.
             DriverError: the driver refuses.
         """
@@ -255,7 +215,7 @@ class VmemAllocator:
             block, start = self._place(external) or (-1, 0)
             if block != offset_bytes:
                 end = offset_bytes + external.nbytes
-                if end > self._nbytes:
+                if end > self.nbytes:
                     raise HeapError(
                         f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
                     )
@@ -276,8 +236,35 @@ class VmemAllocator:
         return out
 
     def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
+        """Find a tensor's memory; `references` lets go of the handles of its pieces.
+
+        Raises:
+            UnsupportedError: the driver cannot share this memory; the message says what can be done.
+        """
         self._check_open()
-        return retain(self._driver, self._space.handles, tensor, self._device, references)
+        begin = tensor.data_ptr()
+        extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
+        handles: list[tuple[int, int]] = []
+        first = ptr = begin
+        try:
+            while ptr < begin + extent:
+                handle = self._driver.retain(ptr)
+                references.add(self._driver.release, handle)
+                if not handles:
+                    os.close(self._driver.export_fd(handle))  # refused before anything is mapped
+                base, nbytes = self._driver.address_range(ptr)
+                first = first if handles else base
+                handles.append((handle, nbytes))
+                ptr = base + nbytes
+        except DriverError as e:
+            raise UnsupportedError(
+                f"as_symmetric: the driver cannot share the memory of this tensor ({e}). It can share what torch "
+                "allocates with PYTORCH_ALLOC_CONF=expandable_segments:True (set before the program starts; where the "
+                "older PYTORCH_CUDA_ALLOC_CONF, or with ROCm PYTORCH_HIP_ALLOC_CONF, is set, torch reads that one "
+                "instead), and tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To "
+                "get a copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
+            ) from e
+        return External(handles, begin - first, extent)
 
     def _place(self, external: External) -> tuple[int, int] | None:
         """(block, where the tensor begins), if all pieces are in one block of the heap, one behind the other."""
@@ -290,12 +277,7 @@ class VmemAllocator:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
-        """Describe memory that some peer may not have mapped yet, one descriptor per piece; see `has_more`.
-
-        Raises:
-            HeapClosedError: the allocator is closed.
-            DriverError: the driver cannot export.
-        """
+        """Describe memory that some peer may not have mapped yet, one descriptor per piece; see `has_more`."""
         self._check_open()
         pieces = sorted(self._fresh.values(), key=lambda piece: piece.offset_bytes)
         if self._world_size > 1:
@@ -307,7 +289,7 @@ class VmemAllocator:
                         undo.add(piece.close_fd)
                 undo.commit()
         self._offered = pieces
-        tags = (_TAG.pack(_MAGIC, piece.serial, self._nbytes, self._granule) for piece in pieces)
+        tags = (_TAG.pack(_MAGIC, piece.serial, self.nbytes, self.granularity) for piece in pieces)
         return [
             Segment(piece.offset_bytes, piece.nbytes, tag, piece.fd) for piece, tag in zip(pieces, tags, strict=True)
         ]
@@ -330,7 +312,6 @@ class VmemAllocator:
         Raises:
             HeapError: the segments do not describe a heap like this one.
             PeerAccessError: this device cannot map that memory.
-            HeapClosedError: the allocator is closed.
         """
         try:
             self._check_open()
@@ -343,10 +324,8 @@ class VmemAllocator:
                 "reach each other, and all ranks must run on one host"
             ) from e
         finally:
-            for segment in segments:
-                if segment.fd is not None:
-                    os.close(segment.fd)
-        return PeerMapping(rank, self._space.tables[rank].base_ptr, self._nbytes)
+            close_all(each.fd for each in segments if each.fd is not None)
+        return PeerMapping(rank, self._space.tables[rank].base_ptr, self.nbytes)
 
     def _map_peer(self, rank: int, segments: Sequence[Segment]) -> None:
         table = self._space.tables[rank]
@@ -364,7 +343,7 @@ class VmemAllocator:
                 memory = []
                 for piece, segment in new:
                     handle = self._driver.import_fd(cast("int", segment.fd))
-                    handles.add(self._space.handles.release, handle)
+                    handles.add(self._driver.release, handle)
                     memory.append((piece, handle))
                 table.map(memory, undo)
             undo.commit()
@@ -374,12 +353,12 @@ class VmemAllocator:
         if len(segment.payload) != _TAG.size or segment.fd is None or not segment.payload.startswith(_MAGIC):
             raise HeapError(f"rank {rank} did not send a descriptor of virtual memory: its allocator is not 'vmem'")
         _, serial, nbytes, granule = _TAG.unpack(segment.payload)
-        if (nbytes, granule) != (self._nbytes, self._granule):
+        if (nbytes, granule) != (self.nbytes, self.granularity):
             raise HeapError(
-                f"rank {rank}'s heap has {nbytes} bytes in granules of {granule}, this rank's {self._nbytes} in "
-                f"granules of {self._granule}: open all ranks with the same heap_size and IRIS_VMEM__GRANULE"
+                f"rank {rank}'s heap has {nbytes} bytes in granules of {granule}, this rank's {self.nbytes} in "
+                f"granules of {self.granularity}: open all ranks with the same heap_size and IRIS_VMEM__GRANULE"
             )
-        if segment.offset_bytes < 0 or segment.offset_bytes + segment.nbytes > self._nbytes:
+        if segment.offset_bytes < 0 or segment.offset_bytes + segment.nbytes > self.nbytes:
             raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
         return Piece(segment.offset_bytes, segment.nbytes, serial)
 
@@ -391,21 +370,16 @@ class VmemAllocator:
         """
         if self._lease is None:
             return
-        for piece in self._own.within(0, self._nbytes):
+        for piece in self._own.within(0, self.nbytes):
             piece.close_fd()
         self._fresh.clear()
         self._offered.clear()
         self._imported.clear()
-        if self._lease.is_ours:
-            try:
-                self._space.handles.release_refused()
-            except DriverError as e:
-                logger.warning("%s: memory that the driver did not take back: %s", self._device, e)
         peers = [table for table in self._space.tables if table is not self._own and len(table)]
         if peers and self._lease.is_ours and idle(self._driver, self._device):
             for table in peers:
                 try:
-                    table.drop(table.within(0, self._nbytes))
+                    table.drop(table.within(0, self.nbytes))
                 except DriverError as e:
                     logger.warning("%s: a peer's memory stays mapped: %s", self._device, e)
         self._lease = None
@@ -418,10 +392,10 @@ class VmemAllocator:
     def _take_in(self, pieces: Sequence[Piece]) -> None:
         self._own.add(pieces)
         self._fresh.update((piece.serial, piece) for piece in pieces)
-        self._generation += 1
+        self.generation += 1
 
     def _wrap(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None], *keep: object) -> torch.Tensor:
-        part = Range(self._own.base_ptr + offset_bytes, nbytes, (self._lease, *keep))
+        part = Range(self.base_ptr + offset_bytes, nbytes, (self._lease, *keep))
         return part.tensor(self._as_bytes, on_release)
 
 

@@ -20,13 +20,7 @@ IDLE_TIMEOUT_S = 5.0
 
 
 class Lease:
-    """Held by the allocator and by every storage on the heap; when it is gone, everything is unmapped.
-
-    Args:
-        driver: the device's.
-        space: what to release.
-        device: torch's name of the device, for messages.
-    """
+    """Held by the allocator and by every storage on the heap; when it is gone, everything is unmapped."""
 
     def __init__(self, driver: VmmDriver, space: AddressSpace, device: str) -> None:
         self._pid = os.getpid()

@@ -22,25 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One mapping of physical memory.
+    """One mapping of physical memory."""
 
-    Attributes:
-        offset_bytes: where it lies in its rank's heap.
-        nbytes: its size.
-        serial: its owner's number for it, never used twice.
-        handle: the driver's handle, which this piece lets go of; None if the mapping alone keeps the memory.
-        fd: descriptor under which it is being offered to peers.
-        mapped: whether the mapping still exists.
-        doomed: whether it was to be dropped, also if that failed.
-    """
-
-    offset_bytes: int
+    offset_bytes: int  # where it lies in its rank's heap
     nbytes: int
-    serial: int
-    handle: int | None = None
-    fd: int | None = None
-    mapped: bool = True
-    doomed: bool = False
+    serial: int  # its owner's number for it, never used twice
+    handle: int | None = None  # the driver's, which this piece lets go of; None if the mapping alone keeps the memory
+    fd: int | None = None  # descriptor under which it is being offered to peers
+    mapped: bool = True  # whether the mapping still exists
+    doomed: bool = False  # whether it was to be dropped, also if that failed
 
     @property
     def end(self) -> int:
@@ -54,52 +44,15 @@ class Piece:
             os.close(fd)
 
 
-class Handles:
-    """Lets go of the driver's handles; what the driver does not take back is kept and offered again.
-
-    Args:
-        driver: whose handles they are.
-    """
-
-    def __init__(self, driver: VmmDriver) -> None:
-        self._driver = driver
-        self._refused: list[int] = []
-
-    def release(self, handle: int) -> None:
-        """Let go of a handle; if the driver refuses, `release_refused` tries again later.
-
-        Raises:
-            DriverError: the driver refuses.
-        """
-        try:
-            self._driver.release(handle)
-        except DriverError:
-            self._refused.append(handle)
-            raise
-
-    def release_refused(self) -> None:
-        """Try again what was refused; raises the first error once all have been tried."""
-        refused, self._refused = self._refused, []
-        with Transaction() as each:
-            for handle in reversed(refused):
-                each.add(self.release, handle)
-
-
 class PieceTable:
-    """What is mapped in one rank's heap.
-
-    Args:
-        driver: maps and unmaps.
-        base_ptr: address at which the heap begins in this process.
-    """
+    """What is mapped in one rank's heap, which begins at `base_ptr` in this process."""
 
     def __init__(self, driver: VmmDriver, base_ptr: int) -> None:
         self._driver = driver
         self._offsets: list[int] = []
         self._pieces: dict[int, Piece] = {}
         self.base_ptr = base_ptr
-        self.nbytes = 0
-        """Sum of the pieces."""
+        self.nbytes = 0  # sum of the pieces
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -124,11 +77,9 @@ class PieceTable:
         self.drop([piece for piece in self.overlapping(start, end) if piece.doomed])
 
     def map(self, pieces: Iterable[tuple[Piece, int]], undo: Transaction) -> None:
-        """Map physical memory and make it accessible; `add` follows when the transaction is committed.
+        """Map pieces, given with handles of their memory, and make them accessible; `undo` gets the steps that unmap.
 
-        Args:
-            pieces: each piece with the handle of its memory.
-            undo: gets the steps that unmap.
+        `add` follows when the transaction is committed.
         """
         ranges: list[tuple[int, int]] = []  # without gaps
         for piece, handle in pieces:
@@ -166,7 +117,7 @@ class PieceTable:
             self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
             piece.mapped = False
         if piece.handle is not None:
-            self._driver.release(piece.handle)  # not by `Handles`: the piece itself is what is tried again
+            self._driver.release(piece.handle)
             piece.handle = None
         piece.close_fd()
         del self._pieces[piece.offset_bytes]
@@ -177,14 +128,8 @@ class PieceTable:
 class AddressSpace:
     """The addresses of all ranks' heaps in this process and what is mapped there.
 
-    Args:
-        driver: the own device's.
-        world_size: number of ranks.
-        stride: size of each heap.
-        alignment: what every heap's address is a multiple of; divides `stride`.
-
-    Raises:
-        DriverError: there are not so many free addresses.
+    Each heap has `stride` bytes, and begins at a multiple of `alignment`, which divides them.  DriverError if there are
+    not so many free addresses.
     """
 
     def __init__(self, driver: VmmDriver, world_size: int, stride: int, alignment: int) -> None:
@@ -192,8 +137,6 @@ class AddressSpace:
         self._nbytes = world_size * stride
         self._reserved: int | None = driver.reserve(self._nbytes, alignment)
         base = self._reserved
-        self.handles = Handles(driver)
-        """What lets go of handles that no piece has."""
         self.tables = [PieceTable(driver, base + rank * stride) for rank in range(world_size)]
 
     def release(self) -> None:
@@ -204,7 +147,6 @@ class AddressSpace:
         """
         with Transaction() as each:
             each.add(self._unreserve)
-            each.add(self.handles.release_refused)
             for table in reversed(self.tables):
                 each.add(table.drop, table.within(0, self._nbytes))
 

@@ -28,32 +28,31 @@ def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
     A result counts as slower (faster) if its median is outside the tolerance and outside what its own rounds vary by:
     its fastest (slowest) round must be slower (faster) than the old median, too.  A tolerance of 0.05 is 5 %.
     """
-    before = {_key(each): each for each in old.results if each.provider}
+
+    def by_key(report: Report) -> dict[Any, Result]:
+        measured = [each for each in report.results if each.provider]
+        return {(r.benchmark, r.provider, str(sorted(r.params.items())), r.num_ranks): r for r in measured}
+
+    was, now = by_key(old), by_key(new)
     changes = []
-    for each in new.results:
-        if each.provider:
-            was = before.pop(_key(each), None)
-            was_us = None if was is None else was.time_us
-            changes.append(Change(each, _verdict(was_us, each, tolerance), was_us, each.time_us))
-    return changes + [Change(each, "gone", each.time_us, None) for each in before.values() if each.time_us is not None]
+    for key, each in now.items():
+        old_us = was[key].time_us if key in was else None
+        changes.append(Change(each, _verdict(old_us, each, tolerance), old_us, each.time_us))
+    gone = [each for key, each in was.items() if key not in now and each.time_us is not None]
+    return changes + [Change(each, "gone", each.time_us, None) for each in gone]
 
 
 def differences(old: Report, new: Report) -> list[str]:
     """Return what differs between the machines and runs of two reports, so that their times may not be comparable."""
 
     def facts(report: Report) -> dict[str, Any]:
-        about = {name: report.machine.get(name) for name in ("cpu", "gpu", "gpus", "driver")}
-        about |= dict(sorted(report.machine.get("versions", {}).items()))
-        return about | {name: report.run.get(name) for name in ("allocator", "backend")}
+        about = {**report.machine, **report.machine.get("versions", {}), **report.run}
+        names = ("cpu", "gpu", "gpus", "driver", *sorted(report.machine.get("versions", {})), "allocator", "backend")
+        return {name: about.get(name) for name in names}
 
     was, now = facts(old), facts(new)
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     return [f"{name}: {was.get(name)} then, {now.get(name)} now" for name in names]
-
-
-def _key(result: Result) -> tuple[Any, ...]:
-    params = tuple(sorted((name, str(value)) for name, value in result.params.items()))
-    return result.benchmark, result.provider, params, result.num_ranks
 
 
 def _verdict(old_us: float | None, new: Result, tolerance: float) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import functools
 import importlib.util
 import itertools
 import pathlib
 import re
 import sys
-import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from iris_core.errors import FAILURES, BenchmarkError, IrisError, error_text
+import pydantic
+
+from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,11 +24,13 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 AXES = "__iris_bench_axes__"
 BENCHMARKS: dict[str, Benchmark] = {}
+_VALUES = pydantic.TypeAdapter(list[Annotated[int | float | str, pydantic.Field(union_mode="left_to_right")]])
+_LEAST = {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "batch_ms": 1e-6, "warm_ms": 0, "limit_s": 1e-6}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run; the same on every rank.  Axes whose values are functions are called with it.
+    """How to run; the same on every rank.  A number out of range is a `BenchmarkError`.
 
     Attributes:
         num_ranks: ranks that are started for benchmarks with a context.
@@ -37,18 +39,13 @@ class RunOptions:
         heap_size: heap of each rank in bytes, or text such as "1GiB".
         quick: fewer points, for a first look and for tests.
         axes: values of axes by name, which replace those that the benchmarks declare.
-        rounds: rounds in which every provider is measured once, where a benchmark does not say.
-        warmup: calls before the timed ones of each round, where a benchmark does not say; None for one.
-        repeat: timed calls of each round, where a benchmark does not say; None for as many as `batch_ms` holds.
-        batch_ms: how long the timed calls of one round should take together, where a benchmark sets no number of calls.
+        rounds, warmup, repeat: rounds, calls before the timed ones of each, and timed calls of each, where a benchmark
+            does not say; repeat None for as many calls as `batch_ms` holds.
+        batch_ms: how long the timed calls of one round should take together.
         warm_ms: how long a GPU computes before each point, so that its clocks are up.
-        device_timeout_s: bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one.
         limit_s: a rank that takes longer than this in all prints where it is and ends.
         context: class of the contexts that benchmarks get, "module:name"; it takes the arguments of `iris_core.Iris`.
         environ: variables that the ranks get, unless the environment has them.
-
-    Raises:
-        BenchmarkError: a number is out of range.
     """
 
     num_ranks: int = 1
@@ -59,22 +56,19 @@ class RunOptions:
     quick: bool = False
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     rounds: int = 7
-    warmup: int | None = None
+    warmup: int = 1
     repeat: int | None = None
     batch_ms: float = 5.0
     warm_ms: float = 10.0
-    device_timeout_s: float = 10.0
     limit_s: float = 600.0
     context: str = "iris_core.api:Iris"
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "warm_ms": 0}.items():
-            if (value := getattr(self, name)) is not None and value < least:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
                 raise BenchmarkError(f"{name} must be at least {least}, not {value}")
-        for name in ("batch_ms", "device_timeout_s", "limit_s"):
-            if getattr(self, name) <= 0:
-                raise BenchmarkError(f"{name} must be more than 0, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -84,23 +78,24 @@ class Benchmark:
     Attributes:
         name: file and function, "rma.pair".
         function: called with (state, ctx) for every point.
-        axes: values by name, or functions of the `RunOptions` that return them; the first axis changes slowest.
         ranks: whether it runs on ranks, with an open `Iris` as ctx; else once in this process, with None as ctx.
-        matrix: two axes, over which the console shows a matrix of bandwidths; empty for a list.
         by_default: whether it runs where none was chosen by name.
     """
 
     name: str
     function: Callable[..., Any]
-    axes: Mapping[str, Values] = field(default_factory=dict)
     ranks: bool = True
-    matrix: tuple[str, ...] = ()
     by_default: bool = True
 
     @property
-    def source(self) -> str:
+    def source(self) -> pathlib.Path:
         """The file that it is in."""
-        return self.function.__code__.co_filename
+        return pathlib.Path(self.function.__code__.co_filename).resolve()
+
+    @property
+    def axes(self) -> Mapping[str, Values]:
+        """Values by name, or functions of the `RunOptions` that return them; the first axis changes slowest."""
+        return getattr(self.function, AXES, {})
 
     @property
     def about(self) -> str:
@@ -109,7 +104,7 @@ class Benchmark:
 
     def values(self, options: RunOptions) -> dict[str, list[Any]]:
         """Return the values of each axis in a run; those of the options go first."""
-        given = {**self.axes, **{name: options.axes[name] for name in self.axes if name in options.axes}}
+        given = {name: options.axes.get(name, values) for name, values in self.axes.items()}
         return {name: list(values(options) if callable(values) else values) for name, values in given.items()}
 
     def points(self, options: RunOptions) -> list[dict[str, Any]]:
@@ -119,22 +114,20 @@ class Benchmark:
 
 
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
-    """Give a benchmark a parameter, which it reads as state[name]; stands below `@register`.
+    """Give a benchmark a parameter, which it reads as state[name].
 
     Its values are a list, or a function of the `RunOptions` that returns them.  A name that is none, reserved or used
-    twice, and an axis without values, or above `@register`, are a `BenchmarkError`.
+    twice, and an axis without values, are a `BenchmarkError`.
     """
+    added: Values = values if callable(values) else tuple(values)
     if not name.isidentifier():
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
     if name == "num_ranks":
         raise BenchmarkError(f"axis {name!r} is reserved: it belongs to the run, RunOptions(num_ranks=...)")
-    added: Values = values if callable(values) else tuple(values)
     if not added:
         raise BenchmarkError(f"axis {name!r} has no values")
 
     def decorate(function: F) -> F:
-        if any(each.function is function for each in BENCHMARKS.values()):
-            raise BenchmarkError(f"axis {name!r}: put @register above every @axis, so that it sees all of them")
         below: dict[str, Values] = getattr(function, AXES, {})
         if name in below:
             raise BenchmarkError(f"{function.__name__} has two axes {name!r}")
@@ -145,25 +138,16 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
 
 
 def register(
-    function: Callable[..., Any] | None = None,
-    *,
-    name: str = "",
-    ranks: bool = True,
-    matrix: Sequence[str] = (),
-    by_default: bool = True,
+    function: Callable[..., Any] | None = None, *, name: str = "", ranks: bool = True, by_default: bool = True
 ) -> Any:
-    """Register a benchmark, a function of (state, ctx); the outermost decorator, with or without arguments.
+    """Register a benchmark, a function of (state, ctx); a decorator with or without arguments, fields of `Benchmark`.
 
-    The arguments are fields of `Benchmark`; the name is "<file>.<function>" by default.  A name that another function
-    has, and a matrix over what is no axis, are a `BenchmarkError`.
+    The name is "<file>.<function>" by default.  A name that another function has is a `BenchmarkError`.
     """
     if function is None:
-        return lambda f: register(f, name=name, ranks=ranks, matrix=matrix, by_default=by_default)
+        return functools.partial(register, name=name, ranks=ranks, by_default=by_default)
     name = name or f"{pathlib.Path(function.__code__.co_filename).stem}.{function.__name__}"
-    axes: dict[str, Values] = getattr(function, AXES, {})
-    if unknown := [each for each in matrix if each not in axes]:
-        raise BenchmarkError(f"benchmark {name!r}: matrix names {', '.join(unknown)}, which is no axis of it")
-    new = Benchmark(name, function, axes, ranks, tuple(matrix), by_default)
+    new = Benchmark(name, function, ranks, by_default)
     known = BENCHMARKS.get(name, new)
     if (known.source, known.function.__qualname__) != (new.source, function.__qualname__):
         places = " and ".join(f"{each.source}:{each.function.__code__.co_firstlineno}" for each in (known, new))
@@ -178,41 +162,29 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
     They are those that run by default, or, with a pattern, all in whose names the regular expression is found; it is a
     `BenchmarkError` if there are none.
     """
-    here = [each for each in BENCHMARKS.values() if source is None or _is_same(each.source, source)]
+    file = source and pathlib.Path(source).resolve()
+    here = [each for each in BENCHMARKS.values() if file in (None, each.source)]
     if not pattern:
         return [each for each in here if each.by_default]
-    found = [each for each in here if is_found(pattern, each.name)]
+    try:
+        found = [each for each in here if re.search(pattern, each.name)]
+    except re.error as error:
+        raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
     if not found:
         names = ", ".join(each.name for each in here) or "none at all"
         raise BenchmarkError(f"no benchmark matches {pattern!r}; there are: {names}")
     return found
 
 
-def is_found(pattern: str, text: str) -> bool:
-    """Return whether a regular expression is found in a text; a `BenchmarkError` if it is none."""
-    try:
-        return re.search(pattern, text) is not None
-    except re.error as error:
-        raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
-
-
-def find(name: str) -> Benchmark:
-    """Return the benchmark of a name; a `BenchmarkError` if there is none."""
-    if name not in BENCHMARKS:
-        raise BenchmarkError(f"no benchmark is called {name!r}; there are: {', '.join(BENCHMARKS) or 'none at all'}")
-    return BENCHMARKS[name]
-
-
-def load(path: str) -> None:
+def load(path: str | pathlib.Path) -> None:
     """Import a file of benchmarks, unless this process has done so; its folder becomes importable, as for a script.
 
-    A file that does not exist, or cannot be imported, is a `BenchmarkError`.
+    A file that does not exist is a `BenchmarkError`; what it raises itself is raised.
     """
     file = pathlib.Path(path).resolve()
-    if any(_is_same(each.source, path) for each in BENCHMARKS.values()):
+    if any(each.source == file for each in BENCHMARKS.values()):
         return
-    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"iris_bench_{file.stem}_{digest}", file)
+    spec = importlib.util.spec_from_file_location(f"iris_bench_{file.stem}", file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise BenchmarkError(f"{path} is not a Python file; benchmarks that run on ranks must be in one")
     if str(file.parent) not in sys.path:
@@ -220,17 +192,9 @@ def load(path: str) -> None:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         del sys.modules[spec.name]
-        if isinstance(error, IrisError) or not isinstance(error, FAILURES):
-            raise
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((f", at line {each.lineno}" for each in reversed(frames) if each.filename == str(file)), "")
-        raise BenchmarkError(f"{path} cannot be imported: {error_text(error)}{line}") from error
-
-
-def _is_same(file: str, other: str) -> bool:
-    return pathlib.Path(file).resolve() == pathlib.Path(other).resolve()
+        raise
 
 
 def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]]) -> None:
@@ -239,7 +203,7 @@ def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]
     for name, values in axes.items():
         if name not in known:
             raise BenchmarkError(f"no chosen benchmark has an axis {name!r}; there are: {', '.join(known) or 'none'}")
-        if not list(values):
+        if not values:
             raise BenchmarkError(f"axis {name!r} has no values")
 
 
@@ -257,22 +221,16 @@ def power_of_two(first: int, last: int) -> list[int]:
 
 
 def linear_range(first: int, last: int, step: int) -> list[int]:
-    """Return the numbers from `first` to at most `last`, `step` apart; a `BenchmarkError` if there are none.
-
-    Example:
-        >>> linear_range(1, 10, 4)
-        [1, 5, 9]
-    """
+    """Return the numbers from `first` to at most `last`, `step` apart; a `BenchmarkError` if there are none."""
     if step < 1 or first > last:
         raise BenchmarkError(f"linear_range({first}, {last}, {step}): needs first <= last and a step of at least 1")
     return list(range(first, last + 1, step))
 
 
 def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two) -> tuple[str, list[Any]]:
-    """Return name and values of NAME=VALUES.
+    """Return name and values of NAME=VALUES; a `BenchmarkError` if it is none.
 
-    VALUES is a list 1,2.5,name (numbers where they are some), pow2:FIRST:LAST (what `powers` returns), or
-    lin:FIRST:LAST:STEP; a `BenchmarkError` if it is none of these.
+    VALUES is a list 1,2.5,name (numbers where they are some), pow2:FIRST:LAST (see `powers`), or lin:FIRST:LAST:STEP.
     """
     name, _, values = text.partition("=")
     if not name.isidentifier() or not values:
@@ -282,11 +240,4 @@ def parse_axis(text: str, powers: Callable[[int, int], list[int]] = power_of_two
         return name, powers(*bounds) if len(bounds) == 2 else linear_range(*bounds)
     if values.startswith(("pow2:", "lin:")):
         raise BenchmarkError(f"{text!r}: say pow2:FIRST:LAST or lin:FIRST:LAST:STEP, in whole numbers")
-    return name, [_number(each) for each in values.split(",")]
-
-
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+    return name, _VALUES.validate_python(values.split(","))

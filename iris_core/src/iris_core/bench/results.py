@@ -20,10 +20,6 @@ _STRICT = pydantic.ConfigDict(strict=True)
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Time = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, pydantic.Field(ge=0)]
-_LIST = pydantic.Field(strict=False)  # JSON has no tuples
-
-SCHEMA = 1
-"""Version of the JSON; grows when a field changes its meaning or goes."""
 
 METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
 """Fields of a result that a target may be set for."""
@@ -42,16 +38,6 @@ class Target:
     bound: _Number
     at_least: bool
     reached: bool | None = None
-
-    @classmethod
-    def make(cls, metric: str, *, at_least: float | None = None, at_most: float | None = None) -> Target:
-        """Make a target out of exactly one of two bounds, for one of METRICS; a `BenchmarkError` otherwise."""
-        if metric not in METRICS:
-            raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
-        bound = at_least if at_most is None else at_most
-        if bound is None or (at_least is not None and at_most is not None):
-            raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
-        return cls(metric, float(bound), at_most is None)
 
     def judged(self, result: Result) -> Target:
         """Return this target with its verdict on a result."""
@@ -75,15 +61,15 @@ class Result:
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     benchmark: str
-    provider: str
-    params: Mapping[str, str | bool | int | float | None]
-    num_ranks: _Count
+    provider: str = ""
+    params: Mapping[str, str | bool | int | float | None] = field(default_factory=dict)
+    num_ranks: _Count = 0
     timer: str = ""
     time_us: _Time | None = None
     min_us: _Time | None = None
     skew_pct: _Number | None = None
-    local_us: Annotated[tuple[_Time | None, ...], _LIST] = ()
-    rounds_us: Annotated[tuple[_Time, ...], _LIST] = ()
+    local_us: tuple[_Time | None, ...] = ()
+    rounds_us: tuple[_Time, ...] = ()
     calls: _Count = 0
     verified: bool = False
     nbytes: _Count | None = None
@@ -96,13 +82,15 @@ class Result:
     best_peer: str = ""
     ratio_to_best_peer: _Number | None = None
     counters: Mapping[str, _Number] = field(default_factory=dict)
-    targets: Annotated[tuple[Target, ...], _LIST] = ()
+    targets: tuple[Target, ...] = ()
     error: str = ""
     skipped: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what JSON shows: the fields that have something to say, so no empty texts and missing numbers."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, "", (), {})}
+
+def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(machine.get("versions", {}), dict):
+        raise ValueError("versions must be an object")
+    return machine
 
 
 @dataclass(frozen=True)
@@ -114,12 +102,16 @@ class Report:
         machine: hardware, driver, versions, switches, date and load; see `iris_core.bench.machine`.
         run: how it was run: ranks, plugins, rounds, clocks.
         results: one for each provider at each point.
+        schema: version of the JSON; grows when a field changes its meaning or goes.
     """
 
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
+
     name: str
-    machine: Mapping[str, Any]
-    run: Mapping[str, Any]
+    machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
+    run: dict[str, Any]
     results: tuple[Result, ...]
+    schema: Literal[1] = 1
 
     @property
     def errors(self) -> list[Result]:
@@ -132,11 +124,13 @@ class Report:
         return [result for result in self.results if any(each.reached is False for each in result.targets)]
 
     def to_json(self) -> str:
-        """Return the report as JSON text, with a line for each result."""
-        about = {"schema": SCHEMA, "name": self.name, "machine": dict(self.machine), "run": dict(self.run)}
+        """Return the report as JSON text, with a line for each result, of the fields that have something to say."""
+        about = {"schema": self.schema, "name": self.name, "machine": self.machine, "run": self.run}
         head = json.dumps(about, indent=2, allow_nan=False).removesuffix("\n}")
-        rows = ",\n    ".join(json.dumps(result.to_json(), allow_nan=False) for result in self.results)
-        return f'{head},\n  "results": [\n    {rows}\n  ]\n}}\n'
+        fields = [dataclasses.asdict(result).items() for result in self.results]
+        rows = [{name: value for name, value in items if value not in (None, "", (), {})} for items in fields]
+        lines = ",\n    ".join(json.dumps(row, allow_nan=False) for row in rows)
+        return f'{head},\n  "results": [\n    {lines}\n  ]\n}}\n'
 
     def to_csv(self) -> str:
         """Return the results as CSV text: a line for each, a column for each parameter, single number and counter."""
@@ -157,10 +151,9 @@ class Report:
     def read(cls, path: str | pathlib.Path) -> Report:
         """Read a file that `write` has written as JSON; a `BenchmarkError` if it is damaged, or of another schema."""
         try:
-            found = read_document(pathlib.Path(path), _DOCUMENT)
+            return read_document(pathlib.Path(path), _DOCUMENT)
         except ValueError as error:
             raise BenchmarkError(f"{path} is not a report of benchmarks: {error}") from error
-        return cls(found.name, found.machine, found.run, found.results)
 
     def write(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write the report as JSON, or as CSV if the name ends in .csv, and return the file; folders are made."""
@@ -170,27 +163,4 @@ class Report:
         return file
 
 
-def _row(content: Any) -> Any:
-    """What `to_json` leaves out where it is empty, and fields without a default need."""
-    return {"provider": "", "params": {}, **content} if isinstance(content, dict) else content
-
-
-def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
-    if not (isinstance(machine.get("versions", {}), dict) and isinstance(machine.get("date", ""), str)):
-        raise ValueError("versions must be an object, and date text")
-    return machine
-
-
-class _Document(pydantic.BaseModel):
-    """The JSON of a report."""
-
-    model_config = _STRICT
-
-    schema_: Literal[1] = pydantic.Field(alias="schema")
-    name: str
-    machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
-    run: dict[str, Any]
-    results: tuple[Annotated[Result, pydantic.BeforeValidator(_row)], ...]
-
-
-_DOCUMENT = pydantic.TypeAdapter(_Document)
+_DOCUMENT = pydantic.TypeAdapter(Report)

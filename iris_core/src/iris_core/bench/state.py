@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from iris_core.bench.results import Target
+from iris_core.bench.results import METRICS, Target
+from iris_core.bench.timers import ON_GPU, TIMERS, Provider, cold_call
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-TIMERS = ("cpu", "events", "graph", "reported")
-_ON_GPU = ("events", "graph")
+    from iris_core.bench.registry import RunOptions
+
 T = TypeVar("T")
 
 
 class SkipPoint(Exception):
     """Raised by `State.skip`; not an error."""
-
-
-@dataclass(frozen=True)
-class Provider:
-    """One implementation of what is measured; see `State.provider` and, for `before`, `State.exec`."""
-
-    name: str
-    timer: str
-    call: Callable[[], object] | None = None
-    prepare: Callable[[], object] | None = None
-    check: Callable[[], object] | None = None
-    baseline: str = ""
-    peer: bool = False
-    operations: int = 1
-    skipped: str = ""
-    before: Callable[[], object] | None = None
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether its calls are timed on the GPU."""
-        return self.timer in _ON_GPU
 
 
 class State:
@@ -49,21 +28,27 @@ class State:
     Numbers out of range, and names that are taken or unknown, are a `BenchmarkError`.
     """
 
-    def __init__(self, benchmark: str, params: Mapping[str, Any], *, on_gpu: bool, rounds: int) -> None:
+    def __init__(
+        self,
+        benchmark: str,
+        params: Mapping[str, Any],
+        options: RunOptions,
+        on_gpu: bool,
+        barrier: Callable[[], object],
+    ) -> None:
         self.benchmark = benchmark
         self.params = dict(params)
         self.on_gpu = on_gpu
-        self.rounds = rounds
-        self.warmup = 1
-        self.repeat: int | None = None
+        self.rounds, self.warmup, self.repeat = options.rounds, options.warmup, options.repeat
         self.nbytes: int | None = None
         self.bus_factor: float | None = None
         self.flops: float | None = None
         self.counters: dict[str, float | Callable[[], float]] = {}
         self.providers: dict[str, Provider] = {}
         self.targets: dict[str, list[Target]] = {}
+        self.resources = contextlib.ExitStack()
         self._timer = "events" if on_gpu else "cpu"
-        self._cleanup = contextlib.ExitStack()
+        self._barrier = barrier
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an axis."""
@@ -82,12 +67,12 @@ class State:
         `bus_factor` is how many bytes must leave a rank for each of them, in the best algorithm without multicast (2 (n
         - 1) / n for an all_reduce): it gives the bus bandwidth of NCCL's tests, which compares with that of the links.
         """
-        self.nbytes = int(_positive("set_bytes", nbytes))
-        self.bus_factor = None if bus_factor is None else float(_positive("set_bytes", bus_factor))
+        self.nbytes = _at_least(1, "set_bytes", nbytes)
+        self.bus_factor = bus_factor
 
     def set_flops(self, flops: float) -> None:
         """Set the floating-point operations of one operation, per rank; gives TFLOP/s."""
-        self.flops = float(_positive("set_flops", flops))
+        self.flops = float(_at_least(1, "set_flops", flops))
 
     def add_counter(self, name: str, value: float | Callable[[], float]) -> None:
         """Add a number to the results of this point, or a function that is called in the end; rank 0's counts."""
@@ -97,17 +82,15 @@ class State:
 
     def set_warmup(self, calls: int) -> None:
         """Set how many calls precede the timed ones in each round (1 by default)."""
-        if calls < 0:
-            raise BenchmarkError(f"set_warmup({calls}): needs 0 or more")
-        self.warmup = calls
+        self.warmup = _at_least(0, "set_warmup", calls)
 
     def set_repeat(self, calls: int) -> None:
         """Set how many calls are timed together in each round; by default as many as `RunOptions.batch_ms` holds."""
-        self.repeat = int(_positive("set_repeat", calls))
+        self.repeat = _at_least(1, "set_repeat", calls)
 
     def set_rounds(self, rounds: int) -> None:
         """Set in how many rounds each provider is measured; the result is the median over them."""
-        self.rounds = int(_positive("set_rounds", rounds))
+        self.rounds = _at_least(1, "set_rounds", rounds)
 
     def set_timer(self, timer: str) -> None:
         """Set the timer of the providers that follow.
@@ -120,7 +103,7 @@ class State:
         """
         if timer not in TIMERS:
             raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
-        if timer in _ON_GPU and not self.on_gpu:
+        if timer in ON_GPU and not self.on_gpu:
             raise BenchmarkError(f"timer {timer!r} needs a GPU, and this rank computes on the CPU; see state.on_gpu")
         self._timer = timer
 
@@ -149,7 +132,7 @@ class State:
                 peer (itself left out).
             operations: operations that one call does; times are per operation.
         """
-        operations = int(_positive("operations", operations))
+        _at_least(1, "operations", operations)
         self._add(Provider(name, self._timer, call, prepare, check, baseline, peer, operations))
 
     def exec(
@@ -159,15 +142,16 @@ class State:
         *,
         check: Callable[[], object] | None = None,
     ) -> None:
-        """Declare the only provider; its name is "default".
+        """Declare the only provider; its name is "default", and `check` is as in `provider`.
 
-        With a `preamble_fn`, calls are timed one by one with cold caches, as `do_bench` does (timers "cpu" and
-        "events").  It precedes every call, untimed, on every rank: when the last call is over on all of them; and the
-        next call begins when all have done it.  `check` is as in `provider`.
+        With a `preamble_fn`, calls are timed one by one with cold caches, as `do_bench` does, and have the timer
+        "reported".  It precedes every call, untimed, on every rank: when the last call is over on all of them; and the
+        next call begins when all have done it.
         """
-        if preamble_fn is not None and self._timer not in ("cpu", "events"):
-            raise BenchmarkError(f"timer {self._timer!r} takes many calls together: a preamble_fn needs cpu or events")
-        self._add(Provider("default", self._timer, fn, check=check, before=preamble_fn))
+        timer = self._timer
+        if preamble_fn is not None:
+            fn, timer = cold_call(fn, self._barrier, preamble_fn, self.on_gpu), "reported"
+        self._add(Provider("default", timer, fn, check=check))
 
     def skip(self, reason: str) -> NoReturn:
         """Leave this point out; the results say why.  Collective: every rank skips it."""
@@ -184,17 +168,16 @@ class State:
 
         The metric is "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
         """
-        self.targets.setdefault(provider, []).append(Target.make(metric, at_least=at_least, at_most=at_most))
+        if metric not in METRICS:
+            raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
+        bound = at_least if at_most is None else at_most
+        if bound is None or (at_least is not None and at_most is not None):
+            raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
+        self.targets.setdefault(provider, []).append(Target(metric, float(bound), at_most is None))
 
     def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
         """Enter a context manager and leave it when this point has been measured."""
-        return self._cleanup.enter_context(manager)
-
-    def close(self) -> None:
-        """Leave what `enter` entered; forget the providers and what they hold."""
-        self.providers.clear()
-        self.counters.clear()
-        self._cleanup.close()
+        return self.resources.enter_context(manager)
 
     def check(self) -> None:
         """Refuse a declaration without providers, and baselines and targets of others than these."""
@@ -202,10 +185,9 @@ class State:
             raise BenchmarkError(f"benchmark {self.benchmark!r} declared no provider at {self.params}")
         named = {each.baseline: "a baseline" for each in self.providers.values() if each.baseline}
         named |= dict.fromkeys(self.targets, "a target")
-        for name, what in named.items():
-            if name not in self.providers:
-                names = ", ".join(self.providers)
-                raise BenchmarkError(f"{what} of {self.benchmark!r} names provider {name!r}; there are: {names}")
+        for name in named.keys() - self.providers.keys():
+            names = ", ".join(self.providers)
+            raise BenchmarkError(f"{named[name]} of {self.benchmark!r} names provider {name!r}; there are: {names}")
 
     def _add(self, provider: Provider) -> None:
         if provider.name in self.providers:
@@ -213,7 +195,7 @@ class State:
         self.providers[provider.name] = provider
 
 
-def _positive(what: str, value: float) -> float:
-    if value <= 0:
-        raise BenchmarkError(f"{what}: needs a number above 0, not {value}")
+def _at_least(least: int, what: str, value: Any) -> Any:
+    if value < least:
+        raise BenchmarkError(f"{what}: needs {least} or more, not {value}")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import BenchmarkError
@@ -11,9 +12,10 @@ from iris_core.errors import BenchmarkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.bench.state import Provider
-
     _Call = Callable[[], object]
+
+TIMERS = ("cpu", "events", "graph", "reported")
+ON_GPU = ("events", "graph")
 
 MAX_GRAPH_CALLS = 20
 """Calls in one graph: enough that the start of a replay does not count, few enough that capturing is quick."""
@@ -22,87 +24,107 @@ _CACHE_NBYTES = 256 << 20
 """More than the last cache of any GPU; it is written before each call, so that what the call reads is not there."""
 
 _HEAD_START_CYCLES = 200_000
-"""Pause of the device (about 0.1 ms) before the first event, in which the host launches what comes behind it."""
+"""Pause of the device (about 0.1 ms) before the first event, in which the host launches what follows it."""
 
-_MODES = {"mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "all": list}
-
-
-class Batch:
-    """A provider's calls as they are timed; a rank without a call still aligns its GPU.
-
-    A graph is captured here, so kernels must have been compiled.  `align` puts a step on the stream behind which all
-    ranks' devices go on together.
-    """
-
-    def __init__(self, provider: Provider, warmup: int, align: _Call, *, graph_calls: int) -> None:
-        timer, call = provider.timer, provider.call
-        self.calls_per_unit = graph_calls if timer == "graph" else 1
-        self._call, self._warmup, self._align = call, warmup, align
-        self._on_gpu = provider.on_gpu
-        self._seconds = {"cpu": _by_clock, "reported": _as_reported}.get(timer, _by_events)
-        self._graph: Any = None
-        if timer == "graph" and call is not None:
-            import torch
-
-            self._warmup = max(1, -(-warmup // graph_calls))  # the first replay uploads the graph
-            self._graph = torch.cuda.CUDAGraph()
-            # Other threads of this process (watchdogs of communication libraries) may call the driver meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                for _ in range(graph_calls):
-                    call()
-            self._call = self._graph.replay
-
-    def once(self) -> None:
-        """Run the smallest unit once, exactly as it is timed, and wait for it."""
-        if self._call is not None:
-            self._call()
-            if self._on_gpu:
-                synchronize()
-
-    def time(self, units: int) -> float:
-        """Return the seconds of one call, out of `units` repetitions behind a warm-up; 0 where there is no call."""
-        if self._call is not None:
-            for _ in range(self._warmup):
-                self._call()
-        if self._on_gpu:
-            self._align()
-        return 0.0 if self._call is None else self._seconds(self._call, units) / self.calls_per_unit
-
-    def close(self) -> None:
-        """Destroy the graph."""
-        if self._graph is not None:
-            self._graph.reset()
+_MODES: dict[str, Any] = {
+    "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "all": list,
+}  # fmt: skip
 
 
-class SingleCalls:
-    """Calls that are timed one by one, in place of a `Batch`, each behind a barrier of the ranks and a preamble.
+@dataclass
+class Provider:
+    """One implementation of what is measured (see `State.provider`), how its calls are timed, and what came of it."""
 
-    On a GPU they find cold caches.
-    """
+    name: str
+    timer: str
+    call: _Call | None = None  # or a replay of the graph that holds `calls_per_unit` of them
+    prepare: _Call | None = None
+    check: _Call | None = None
+    baseline: str = ""
+    peer: bool = False
+    operations: int = 1
+    skipped: str = ""
+    units: int = 1  # repetitions of the call in each round
+    calls_per_unit: int = 1
+    times: list[list[float]] = field(default_factory=list)  # of each rank, of one operation, in s; none of an idle rank
+    verified: bool = False
+    error: str = ""
+    graph: Any = None
 
-    calls_per_unit = 1
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its calls are timed on the GPU."""
+        return self.timer in ON_GPU
 
-    def __init__(self, call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool, warmup: int = 0) -> None:
+    def capture(self, calls: int) -> None:
+        """Time replays of a graph of so many calls from now on; kernels must have been compiled."""
         import torch
 
-        self._call, self._barrier, self._preamble, self._warmup = call, barrier, preamble, warmup
-        self._cache = torch.empty(_CACHE_NBYTES, dtype=torch.int8, device="cuda") if on_gpu else None
+        self.calls_per_unit = calls
+        if self.call is not None:
+            self.graph = torch.cuda.CUDAGraph()
+            # Other threads of this process (watchdogs of communication libraries) may call the driver meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    self.call()
+            self.call = self.graph.replay
 
-    def once(self) -> float:
-        """Call once, and return the seconds.
+    def once(self) -> None:
+        """Run the call once, exactly as it is timed, and wait for it."""
+        if self.call is not None:
+            self.call()
+            if self.on_gpu:
+                synchronize()
 
-        The first barrier is for the preamble: it may reset what peers' last calls still write to.
+    def time(self, warmup: int, align: _Call) -> float:
+        """Return the seconds of one call, out of a round's after `warmup` ones; 0 where there is no call.
+
+        `align` puts a step on the stream after which all ranks' devices go on together, also of idle ranks.
         """
-        self._barrier()
-        self._preamble()
-        if self._cache is not None:
-            self._cache.zero_()
-        self._barrier()
-        return _by_clock(self._call, 1) if self._cache is None else _by_events(self._call, 1, pause=False)
+        if self.graph is not None:
+            warmup = max(1, -(-warmup // self.calls_per_unit))  # the first replay uploads the graph
+        if self.call is not None:
+            for _ in range(warmup):
+                self.call()
+        if self.on_gpu:
+            align()
+        if self.call is None:
+            return 0.0
+        from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
 
-    def time(self, units: int) -> float:
-        """Return the mean time of `units` calls in seconds."""
-        return statistics.fmean([self.once() for _ in range(self._warmup + units)][self._warmup :])
+        if self.on_gpu:
+            sleep()
+        seconds = {"cpu": seconds_by_clock, "reported": _as_reported}.get(self.timer, seconds_by_events)
+        return seconds(self.call, self.units) / self.calls_per_unit
+
+    def verdict(self) -> str | None:
+        """Say what is wrong with the data on this rank; empty if nothing is, None if there is no check."""
+        if self.check is None:
+            return None
+        try:
+            answer = self.check()
+        except AssertionError as error:
+            return str(error).strip() or "an assertion of the check failed"
+        return "" if answer is None or answer else "the data is wrong"
+
+
+def cold_call(call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool) -> Callable[[], float]:
+    """Return a function that makes one call, after the preamble and with cold caches, and returns its seconds."""
+    import torch
+
+    from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
+
+    cache = torch.empty(_CACHE_NBYTES, dtype=torch.int8, device="cuda") if on_gpu else None
+
+    def once() -> float:
+        barrier()  # the preamble may reset what peers' last calls still write to
+        preamble()
+        if cache is not None:
+            cache.zero_()
+        barrier()
+        return seconds_by_clock(call, 1) if cache is None else seconds_by_events(call, 1)
+
+    return once
 
 
 def do_bench(
@@ -114,12 +136,12 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> float | list[float]:
-    """Return the time of a call in milliseconds.
+    """Return the time of a call in milliseconds, on this rank; the slowest rank's is what counts.
 
     Collective where `fn` or `barrier_fn` is: every rank calls it with the same numbers.  Each call is timed alone: by
     events of the GPU around it, or by this process's clock where torch sees no GPU.  Before it come `barrier_fn`,
-    behind which the last call is over on all ranks, `preamble_fn`, on a GPU a write of 256 MiB that empties the caches,
-    and `barrier_fn` again.  What a rank returns is its own time; the slowest rank's is what counts.
+    after which the last call is over on all ranks, `preamble_fn`, on a GPU a write of 256 MiB that empties the caches,
+    and `barrier_fn` again.
 
     Args:
         fn: one call.
@@ -147,16 +169,12 @@ def do_bench(
     import numpy
     import torch
 
-    nothing = lambda: None
-    barrier = barrier_fn or nothing
-    calls = SingleCalls(fn, barrier, preamble_fn or nothing, torch.cuda.is_available())
-    times = [calls.once() * 1e3 for _ in range(1 + n_warmup + n_repeat)][1 + n_warmup :]
+    barrier = barrier_fn or (lambda: None)
+    call = cold_call(fn, barrier, preamble_fn or (lambda: None), torch.cuda.is_available())
+    times = [call() * 1e3 for _ in range(1 + n_warmup + n_repeat)][1 + n_warmup :]
     barrier()
-    if quantiles is not None:
-        found = [float(each) for each in numpy.quantile(times, list(quantiles))]
-        return found[0] if len(found) == 1 else found
-    answer: float | list[float] = _MODES[return_mode](times)  # type: ignore[operator]
-    return answer
+    found = _MODES[return_mode](times) if quantiles is None else numpy.quantile(times, list(quantiles)).tolist()
+    return found[0] if quantiles is not None and len(found) == 1 else found  # type: ignore[no-any-return]
 
 
 def warm_clocks(milliseconds: float) -> None:
@@ -178,27 +196,11 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def _by_clock(step: _Call, units: int) -> float:
-    repetitions = range(units)
-    start = time.perf_counter()
-    for _ in repetitions:
-        step()
-    return (time.perf_counter() - start) / units
-
-
-def _by_events(step: _Call, units: int, *, pause: bool = True) -> float:
+def sleep() -> None:
+    """Let this rank's GPU pause, so that the host launches what follows meanwhile."""
     import torch
 
-    event: Any = torch.cuda.Event  # untyped in torch
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    if pause:
-        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(units):
-        step()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / units
+    torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def _as_reported(step: _Call, units: int) -> float:

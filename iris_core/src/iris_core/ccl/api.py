@@ -1,6 +1,6 @@
 """`ctx.ccl`: the collectives of one context.
 
-A repeated call is one dict lookup and a launch; `Binder` does what a call needs the first time.
+A repeated call is one dict lookup and a launch; `Binder` prepares the first one.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
+from iris_core.dispatch.traced import OWNERS, is_compiling, trace
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch.distributed as dist
 
     from iris_core.dispatch.bind import Binder
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
-    from iris_core.types import ReduceOp
+    from iris_core.types import Group, ReduceOp
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 """The calling thread's GPU, by torch's index."""
@@ -35,15 +34,15 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 class Collectives:
     """The collectives of one context: `ctx.ccl`.
 
-    Collective: every member of the group calls an operation with the same arguments, in the same order, and nobody
-    else does.  Alike must be: dtypes, numbers of elements, strides, reduction, root, config, and whether a tensor lies
+    Collective: every member of the group calls an operation with the same arguments, in the same order, and no other
+    rank does.  Alike must be: dtypes, numbers of elements, strides, reduction, root, config, and whether a tensor lies
     on the heap; its place there may differ.
 
     Tensors may have any shape and any strides and may lie on the heap or not; those on the heap that are contiguous
     are worked on where they are, others go through a workspace.  An operation works in place where torch's does.
 
     Stream: an operation runs on the current stream, and the host waits for nothing.  With `async_op=True` it runs on a
-    stream of the group, behind what the current stream has to do now, and returns a handle: `wait()` lets the then
+    stream of the group, after the work of the current stream so far, and returns a handle: `wait()` lets the then
     current stream wait, `is_completed()` asks.  On the CPU an operation is finished when the call returns, and an
     asynchronous one runs in a thread; an error that its `wait()` has not raised is a DeviceError of the next
     `ctx.barrier()` or `close()` on all members, or of the next call of the group on each member.
@@ -52,11 +51,11 @@ class Collectives:
     same order on all members.  The first call of a kind may take memory of the heap: make it in the thread that
     allocates, or while that thread neither allocates nor frees.
 
-    Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed for ever.
+    Graphs: an operation can be captured once it was called with tensors of the same kind, and replayed at any time.
 
     Arguments that they share:
-        group: a process group of torch.distributed with any ranks of this world, in any order, or a list of such ranks;
-            None for all.
+        group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
+            dimension, or a list of such ranks; None for all.
         async_op: return a handle instead of running on the current stream.
         config: how to run; see `iris_core.ccl.Config`.
 
@@ -68,9 +67,9 @@ class Collectives:
         RankMismatchError: the members call differently (noticed at the first call of a kind, before anything is
             launched; later differences of some algorithms are a DeviceError of the next call of each member, see
             docs/collectives.md).
-        IrisError: a member could not prepare the call; the same on all of them, and nobody has launched anything.
-        DeviceTimeoutError, DeviceError: a kernel of an earlier call has given up waiting, or met one that was called
-            differently; on each member, at its next call, which launches nothing.
+        IrisError: a member could not prepare the call; the same on all of them, and none has launched anything.
+        DeviceTimeoutError, DeviceError: a kernel of an earlier call has given up waiting, or another member's was
+            called differently; on each member, at its next call, which launches nothing.
         IrisError: this rank is not a member of the group.
         HeapClosedError: the context is closed.
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
@@ -79,6 +78,8 @@ class Collectives:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self._bound = binder.bound
+        self.name = f"{type(self).__name__} {id(self)}"
+        OWNERS[self.name] = self
         self._low, self._high = binder.own_heap
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -98,7 +99,6 @@ class Collectives:
             input: what this rank gives.
             op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
                 integers, and of their averages, wrap around.
-            group, async_op, config: see `Collectives`.
         """
         return self._run("all_reduce", output, input, group, async_op, config, op)
 
@@ -106,7 +106,7 @@ class Collectives:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -115,7 +115,6 @@ class Collectives:
         Args:
             output: (size * M, ...) or (size, M, ...).
             input: (M, ...); may be this rank's part of the output.
-            group, async_op, config: see `Collectives`.
         """
         return self._run("all_gather", output, input, group, async_op, config)
 
@@ -124,7 +123,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
         *,
@@ -136,7 +135,6 @@ class Collectives:
             output: (M, ...); may be this rank's part of the input.
             input: (size * M, ...) or (size, M, ...).
             op: as in `all_reduce`.
-            group, async_op, config: see `Collectives`.
             layout: "torch", or "tiles" as in the reference system: both are (M, N), and each member gets some tiles of
                 the result at their own places; the rest of its output stays as it is.
         """
@@ -146,7 +144,7 @@ class Collectives:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
         *,
@@ -159,24 +157,24 @@ class Collectives:
         Args:
             output: memory of its own.
             input: with layout "torch", equal parts along the first dimension.
-            group, async_op, config: see `Collectives`.
             output_split_sizes: rows that come from each member, where parts are not equal; None or an empty list for
                 equal parts.
             input_split_sizes: rows for each member, as many as that one takes from this rank.
             layout: "torch", or "columns" as in the reference system: both are (M, N * size), and the parts are chunks
                 of columns.
         """
-        splits = None
+        splits: Any = None
         if output_split_sizes is not None or input_split_sizes is not None:
-            splits = (_as_tuple(output_split_sizes), _as_tuple(input_split_sizes))
-            splits = None if splits == (None, None) else splits
+            sizes = output_split_sizes, input_split_sizes
+            splits = tuple(None if each is None or len(each) == 0 else tuple(each) for each in sizes)
+            splits = None if splits == (None, None) else splits  # torch says that also by empty lists
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 
     def broadcast(
         self,
         tensor: torch.Tensor,
         src: int = 0,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -185,7 +183,6 @@ class Collectives:
         Args:
             tensor: what rank `src` gives and the others get.
             src: a rank of this context's world, also where a group is given.
-            group, async_op, config: see `Collectives`.
         """
         own = src == self._binder.rank
         return self._run("broadcast", tensor, tensor if own else None, group, async_op, config, src)
@@ -196,7 +193,7 @@ class Collectives:
         input: torch.Tensor,
         dst: int = 0,
         op: ReduceOp | Any = None,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -207,7 +204,6 @@ class Collectives:
             input: what this rank gives.
             dst: a rank of this context's world, also where a group is given.
             op: as in `all_reduce`.
-            group, async_op, config: see `Collectives`.
         """
         out = output if dst == self._binder.rank else None
         return self._run("reduce", out, input, group, async_op, config, op, dst)
@@ -217,7 +213,7 @@ class Collectives:
         output: torch.Tensor | None,
         input: torch.Tensor,
         dst: int = 0,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -227,7 +223,6 @@ class Collectives:
             output: on rank `dst`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
             input: (M, ...); on rank `dst` it may be its part of the output.
             dst: a rank of this context's world, also where a group is given.
-            group, async_op, config: see `Collectives`.
         """
         out = output if dst == self._binder.rank else None
         return self._run("gather", out, input, group, async_op, config, dst)
@@ -237,7 +232,7 @@ class Collectives:
         output: torch.Tensor,
         input: torch.Tensor | None,
         src: int = 0,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -247,7 +242,6 @@ class Collectives:
             output: (M, ...); on rank `src` it may be its part of the input.
             input: on rank `src`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
             src: a rank of this context's world, also where a group is given.
-            group, async_op, config: see `Collectives`.
         """
         inp = input if src == self._binder.rank else None
         return self._run("scatter", output, inp, group, async_op, config, src)
@@ -256,20 +250,20 @@ class Collectives:
         self,
         tensor: torch.Tensor,
         dst: int,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
         """Send a tensor to another rank.
 
-        Collective: this rank and `dst`, which calls `recv`.  Messages from one rank to another arrive in order.
+        Collective: this rank and `dst`, which calls `recv`.  Messages from one rank to another arrive in order, in all
+        groups.
         A message that does not fit into the receiver's inbox waits there to be received: where two ranks send each
         other large messages, one of them receives first, or the calls are asynchronous.
 
         Args:
             tensor: what is sent.
             dst: a rank of this context's world, also where a group is given.
-            group, async_op, config: see `Collectives`.  Between two ranks all groups share one order.
         """
         return self._run("send", None, tensor, group, async_op, config, dst)
 
@@ -277,7 +271,7 @@ class Collectives:
         self,
         tensor: torch.Tensor,
         src: int,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
     ) -> Work | None:
@@ -287,22 +281,16 @@ class Collectives:
             tensor: of as many elements, and of the same dtype, as what is sent.  Else it stays as it is, the message is
                 gone, and the next call of both ranks raises DeviceError.
             src: a rank of this context's world, also where a group is given.
-            group, async_op, config: see `Collectives`.
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
 
-    def barrier(self, group: dist.ProcessGroup | Sequence[int] | None = None, async_op: bool = False) -> Work | None:
-        """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`.
-
-        Args:
-            group, async_op: see `Collectives`.
-        """
+    def barrier(self, group: Group = None, async_op: bool = False) -> Work | None:
+        """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`."""
         self._binder.open()
         with on_device(self._binder.target):
-            work = self._binder.barrier(group, async_op)
-        return work if async_op else None
+            return self._binder.barrier(group, async_op)
 
-    def reset(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
+    def reset(self, group: Group = None) -> None:
         """Put a group's collectives and barriers back to their beginning, after a wait has timed out.
 
         Collective: every member calls it, after the DeviceTimeoutError: a rank that gave up waiting is not where the
@@ -337,20 +325,19 @@ class Collectives:
             ...     print(ctx.ccl.explain("all_reduce", x, x).algorithm)
             local
         """
-        operation: Callable[..., Any] | None = getattr(Collectives, op, None) if op in OPS else None
-        if operation is None:
+        if op not in OPS:
             raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(OPS)}")
         asked: Any = copy.copy(self)
         asked._run = lambda op, out, inp, group, _, *how: self._binder.explain(
             CollectiveCall(op, out, inp, group, *how)
         )
-        found: Explanation = operation(asked, *tensors, **options)
+        found: Explanation = getattr(Collectives, op)(asked, *tensors, **options)
         return found
 
     def team(self, members: Sequence[int]) -> Team:
         """Return what an algorithm gets for some ranks of this world, in this order (see docs/collectives.md).
 
-        Collective, the first time: every member calls it, and nobody else.
+        Collective, the first time: every member calls it, and no other rank.
         """
         return self._binder.team(tuple(members))
 
@@ -360,22 +347,27 @@ class Collectives:
         op: str,
         out: torch.Tensor | None,
         inp: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
+        group: Group,
         async_op: bool,
         config: Config | None,
         first: Any = None,
         second: Any = None,
     ) -> Work | None:
+        if (
+            is_compiling() and not async_op
+            and trace(self, op, out, inp, None, None, (group, False, config, first, second))
+        ):  # fmt: skip
+            return None
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
                 return self._run(op, out, inp, group, async_op, config, first, second)
         key: Any = None
         bound = None
-        # A call is a kind of its own where a tensor is conjugated or negated lazily, which it says on its second call
-        # as on its first: such a tensor's memory has other numbers.
+        # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
+        # has other numbers, and those whose gradients torch would have to record.
         try:
-            # Flat, and without what takes long to make or to compare: this is most of a launch's time.
+            # Flat, and only of parts that are quick to make and to compare: this is most of a launch's time.
             if inp is None:
                 only: Any = out
                 at = only.data_ptr() or only.untyped_storage().data_ptr()  # of an empty tensor
@@ -383,6 +375,7 @@ class Collectives:
                     op, at % ALIGNMENT_NBYTES == 0,
                     only.shape, only.is_contiguous() or only.stride(), only.dtype, only.get_device(),
                     self._low <= at < self._high, only.is_neg() or (only.dtype.is_complex and only.is_conj()),
+                    only.requires_grad and torch.is_grad_enabled(),
                     group, config, first, second,
                 )  # fmt: skip
             else:
@@ -397,6 +390,7 @@ class Collectives:
                 dtype = inp.dtype
                 has_parts = dtype in _COMPLEX
                 lazy = inp.is_neg() or (has_parts and inp.is_conj())
+                recorded = inp.requires_grad
                 places = in_at
                 if out is inp:
                     relation = 0
@@ -406,6 +400,7 @@ class Collectives:
                     out_on_heap = self._low <= out_at < self._high
                     out_shape, out_dtype, out_device = out.shape, out.dtype, out.get_device()
                     lazy = lazy or out.is_neg() or (has_parts and out.is_conj())  # other dtypes are refused
+                    recorded = recorded or out.requires_grad
                     out_dense = out.is_contiguous() or out.stride()
                     distance = in_at - out_at  # matters where they overlap; else only that they do not
                     lower, dense = (out, out_dense) if distance >= 0 else (inp, in_dense)
@@ -416,10 +411,10 @@ class Collectives:
                     inp.shape, in_dense, dtype, inp.get_device(),
                     self._low <= in_at < self._high,
                     out_shape, out_dense, out_dtype, out_device, out_on_heap, relation, lazy,
-                    group, config, first, second,
+                    recorded and torch.is_grad_enabled(), group, config, first, second,
                 )  # fmt: skip
             bound = self._bound.get(key)
-        except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+        except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
                 return self._run(op, out, inp, tuple(group), async_op, config, first, second)
             key = None
@@ -429,8 +424,3 @@ class Collectives:
             return bound.run_async(out, inp)
         bound.run(out, inp)
         return None
-
-
-def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Split sizes that can be a part of a key; None for none, which torch also says by an empty list."""
-    return None if sizes is None or len(sizes) == 0 else tuple(sizes)

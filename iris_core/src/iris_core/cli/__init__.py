@@ -67,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("", exc_info=True)
         print(f"iris: {error}", file=sys.stderr)
         return 1
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-            return 1
+    except SystemExit as stop:  # argparse's
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130

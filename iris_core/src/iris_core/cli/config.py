@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from iris_core.registry import Registry
-    from iris_core.settings import PluginSettings
+    from iris_core.settings import PluginSettings, SettingRow
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,22 +28,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the settings; 1 if one of them has a wrong value."""
     from iris_core.cli._output import print_json, print_table
-    from iris_core.errors import SettingsError
     from iris_core.registry import default_registry
-    from iris_core.settings import IrisSettingsWarning, describe, load_settings, warn_unknown_variables
+    from iris_core.settings import load_settings
 
     registry = default_registry()
     registry.block(load_settings().block)
-    core = describe()
-    rows, problems = list(core), []
-    for name, cls in sorted(settings_classes(registry).items()):
-        try:
-            rows += describe({name: cls})[len(core) :]
-        except SettingsError as error:  # the others are listed
-            problems.append(str(error))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IrisSettingsWarning)  # the logger says the same
-        unknown = warn_unknown_variables(registry.names())
+    rows, problems, unknown = survey(registry)
     if args.json:
         print_json({"settings": [asdict(row) for row in rows], "warnings": unknown})
     else:
@@ -55,13 +46,15 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def settings_classes(registry: Registry) -> dict[str, type[PluginSettings]]:
-    """Return the settings classes of all plugins that can be loaded, by plugin name."""
-    from iris_core.errors import PluginError
+def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:
+    """Return the settings of the core and of all plugins that can be loaded, what is wrong, and unknown variables."""
+    from iris_core.errors import PluginError, SettingsError
     from iris_core.logs import logger
+    from iris_core.settings import IrisSettingsWarning, describe, warn_unknown_variables
     from iris_core.types import PluginKind, PluginState
 
-    classes = {}
+    rows, problems = list["SettingRow"](), list[str]()
+    classes: dict[str, type[PluginSettings] | None] = {"": None}  # the core's
     for record in registry.records():
         if record.kind is PluginKind.OBSERVER or record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
             continue
@@ -69,7 +62,14 @@ def settings_classes(registry: Registry) -> dict[str, type[PluginSettings]]:
             classes[record.name] = registry.settings_class(record)
         except PluginError as error:
             logger.warning("the settings of a plugin are not listed: %s", error)
-    return classes
+    for name, cls in sorted(classes.items()):
+        try:
+            rows += describe(name, cls)
+        except SettingsError as error:  # the others are listed
+            problems.append(str(error))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IrisSettingsWarning)  # the logger says the same
+        return rows, problems, warn_unknown_variables(registry.names())
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import glob
+import itertools
 import os
 import platform
 import re
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from iris_core.errors import IrisError, error_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.registry import PluginRecord, Registry
     from iris_core.types import DeviceTarget
@@ -45,8 +45,9 @@ _HEAP_SIZE = "64MiB"
 _FEW_FILES = 1024  # the allocator `vmem` exchanges up to 256 descriptors at a time
 _CPU_RANKS = 4
 _MOST_LINES = 12
-_WIDTH = 120
+_WIDTH = 90  # of texts, so that lines have about 120 columns
 _OF_INTEREST = re.compile(r"iris[-_.]|(pytorch[-_])?triton|torch|cuda[-_]|hip[-_]python|pluggy|pydantic")
+_GIB = 1 << 30
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,19 +80,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print_table(("SUBJECT", "VERDICT", "FOUND"), rows(report["findings"]))
+        rows = []
+        for finding in report["findings"]:
+            lines = [each for line in finding["text"].splitlines() for each in textwrap.wrap(line, _WIDTH)] or [""]
+            rows.append((finding["subject"], str(finding["verdict"]), lines[0]))
+            rows += [("", "", line) for line in lines[1:]]
+        print_table(("SUBJECT", "VERDICT", "FOUND"), rows)
         print(f"\n{len(broken)} broken: {', '.join(broken)}" if broken else "\nnothing is broken")
     return int(bool(broken))
-
-
-def rows(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Return the table of findings: subject, verdict and text, the text wrapped so that lines have 120 columns."""
-    room = _WIDTH - max(len(finding["subject"]) for finding in findings) - len("VERDICT") - 4  # two spaces each
-    table = []
-    for finding in findings:
-        lines = [piece for line in finding["text"].splitlines() for piece in textwrap.wrap(line, room)] or [""]
-        table += [(finding["subject"], str(finding["verdict"]), lines[0]), *(("", "", line) for line in lines[1:])]
-    return table
 
 
 def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -108,23 +104,22 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str
             findings += found
         else:
             findings.append(Finding(subject, Verdict.BROKEN, f"examining them: {problem}"))
-    tests: list[SelfTest] | None = None
-    if self_test:
-        hip = facts["versions"].get("hip_of_torch") is not None
-        tests = plan(default_registry(), len(facts["gpus"]), hip) if facts["versions"] else []
-        for test in tests:
-            test.run(timeout_s)
-            findings.append(test.finding())
+    tests: list[SelfTest] = []
+    if self_test and facts["versions"]:
+        tests = plan(default_registry(), len(facts["gpus"]), facts["versions"].get("hip_of_torch") is not None)
+    for test in tests:
+        test.run(timeout_s)
+        findings.append(test.finding())
     if not tests:
-        why = "left out as asked" if tests is None else "left out: no backend and allocator can be used together here"
-        findings.append(Finding("self-test", Verdict.NOTE, why))
+        why = ": no backend and allocator can be used together here" if self_test else " as asked"
+        findings.append(Finding("self-test", Verdict.NOTE, f"left out{why}"))
     return {
         "ok": all(finding.verdict is not Verdict.BROKEN for finding in findings),
         "findings": [asdict(finding) for finding in findings],
         "versions": {"distributions": packages.data, **facts["versions"]},
         "gpus": facts["gpus"],
         "pairs": facts["pairs"],
-        "self_tests": None if tests is None else [test.to_json() for test in tests],
+        "self_tests": [test.to_json() for test in tests] if self_test else None,
     }
 
 
@@ -161,51 +156,41 @@ def examine_host() -> list[Finding]:
     if platform.system() != "Linux":
         return [python, Finding("platform", Verdict.BROKEN, f"{platform.platform()}: Iris needs Linux")]
     nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return [
+    findings = [
         python,
         Finding("platform", Verdict.OK, platform.platform()),
         Finding("CPUs", Verdict.OK, f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"),
-        Finding("memory", Verdict.OK, f"{nbytes / (1 << 30):.1f} GiB", {"nbytes": nbytes}),
+        Finding("memory", Verdict.OK, f"{nbytes / _GIB:.1f} GiB", {"nbytes": nbytes}),
         _sharing(),
-        *_limits(),
     ]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FEW_FILES:
+        more = min(65536, hard) if hard >= 0 else 65536
+        text = f"only {soft}: allocator 'vmem' may run out of descriptors; ulimit -n {more}"
+        findings.append(Finding("open files", Verdict.NOTE, text))
+    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2":
+        text = "vm.overcommit_memory=2: a sparse heap may be refused; choose a smaller heap_size, or set it to 0"
+        findings.append(Finding("overcommit", Verdict.NOTE, text))
+    return findings
 
 
 def _sharing() -> Finding:
     """Send a memory file over a socket, as ranks do."""
-    forbidden = "; a seccomp profile or a security policy may forbid it"
-    try:
-        memory = os.memfd_create("iris-doctor")
-    except OSError as error:
-        return Finding("memfd", Verdict.BROKEN, f"CPU ranks cannot share memory: {error.strerror}{forbidden}")
+    subject, problem = "memfd", "CPU ranks cannot share memory"
     one, other = socket.socketpair(socket.AF_UNIX)
-    with os.fdopen(memory), one, other:
+    with one, other:
         try:
-            socket.send_fds(one, [b"x"], [memory])
+            with os.fdopen(os.memfd_create("iris-doctor")) as memory:
+                subject, problem = "descriptors", "cannot be sent between processes, as 'host' and 'vmem' do"
+                socket.send_fds(one, [b"x"], [memory.fileno()])
             received = socket.recv_fds(other, 1, 1)[1]
             if not received:  # some policies take it out of the message
                 raise OSError(0, "it did not arrive")
             os.close(received[0])
         except OSError as error:
-            text = f"cannot be sent between processes, as 'host' and 'vmem' do: {error.strerror}{forbidden}"
-            return Finding("descriptors", Verdict.BROKEN, text)
+            why = f"{error.strerror}; a seccomp profile or a security policy may forbid it"
+            return Finding(subject, Verdict.BROKEN, f"{problem}: {why}")
     return Finding("memfd", Verdict.OK, "memory files can be made and sent between processes")
-
-
-def _limits() -> Iterator[Finding]:
-    """Limits that a heap can run into."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _FEW_FILES:
-        more = min(65536, hard) if hard >= 0 else 65536
-        text = f"only {soft}: allocator 'vmem' may run out of descriptors; ulimit -n {more}"
-        yield Finding("open files", Verdict.NOTE, text)
-    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if addresses != resource.RLIM_INFINITY:
-        text = f"limited to {addresses / (1 << 30):.1f} GiB: a rank maps the heaps of all ranks; ulimit -v unlimited"
-        yield Finding("addresses", Verdict.NOTE, text)
-    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2":
-        text = "vm.overcommit_memory=2: a sparse heap may be refused; choose a smaller heap_size, or set it to 0"
-        yield Finding("overcommit", Verdict.NOTE, text)
 
 
 def examine_packages() -> Finding:
@@ -227,24 +212,16 @@ def examine_packages() -> Finding:
 
 def examine_settings() -> list[Finding]:
     """Say which settings are wrong or misspelt."""
-    from iris_core.cli.config import settings_classes
+    from iris_core.cli.config import survey
     from iris_core.registry import default_registry
-    from iris_core.settings import IrisSettingsWarning, load_plugin_settings, load_settings, warn_unknown_variables
+    from iris_core.settings import load_settings
 
-    findings = []
     registry = default_registry()
-    try:
+    with contextlib.suppress(IrisError):  # it is among the problems
         registry.block(load_settings().block)
-    except IrisError as error:
-        findings.append(Finding("settings", Verdict.BROKEN, str(error)))
-    for name, cls in settings_classes(registry).items():
-        try:
-            load_plugin_settings(name, cls)
-        except IrisError as error:
-            findings.append(Finding("settings", Verdict.BROKEN, str(error)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IrisSettingsWarning)
-        findings += [Finding("settings", Verdict.NOTE, text) for text in warn_unknown_variables(registry.names())]
+    _, problems, unknown = survey(registry)
+    findings = [Finding("settings", Verdict.BROKEN, text) for text in problems]
+    findings += [Finding("settings", Verdict.NOTE, text) for text in unknown]
     return findings or [Finding("settings", Verdict.OK, "all valid; `iris config` lists them")]
 
 
@@ -253,12 +230,11 @@ def examine_plugins() -> list[Finding]:
     from iris_core.registry import default_registry
     from iris_core.types import PluginState
 
-    verdicts = {PluginState.LOADED: Verdict.OK, PluginState.CREATED: Verdict.OK}
-    verdicts |= {PluginState.BROKEN: Verdict.BROKEN, PluginState.INCOMPATIBLE: Verdict.BROKEN}
+    verdicts = dict.fromkeys((PluginState.LOADED, PluginState.CREATED), Verdict.OK)
+    verdicts |= dict.fromkeys((PluginState.BROKEN, PluginState.INCOMPATIBLE), Verdict.BROKEN)
     findings = []
     for record in default_registry().load_all():
-        reason = f": {record.reason}" if record.reason else ""
-        text = f"{record.distribution} {record.version}: {record.state}{reason}"
+        text = f"{record.distribution} {record.version}: {record.state}" + (record.reason and f": {record.reason}")
         findings.append(Finding(f"{record.kind} {record.name}", verdicts.get(record.state, Verdict.NOTE), text))
     return findings or [Finding("plugins", Verdict.BROKEN, "none: pip install ./iris_allocators ./iris_triton")]
 
@@ -274,23 +250,22 @@ def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
     built = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPUs only"
     findings = [Finding("torch", Verdict.OK, f"{torch.__version__}, built for {built}")]
-    gpus = [_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    gpus: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        found: Any = torch.cuda.get_device_properties(index)
+        about = {"name": found.name, "memory_bytes": found.total_memory, "arch": _target(index).arch}
+        gpus.append({"index": index, **about, "compute_units": found.multi_processor_count})
+        text = f"{found.name}, {found.total_memory / _GIB:.1f} GiB, {about['arch']}"
+        findings.append(Finding(f"GPU {index}", Verdict.OK, text))
     if not gpus:
         findings.append(_no_gpu(torch, built))
-    for gpu in gpus:
-        shown = (gpu["name"], f"{gpu['memory_bytes'] / (1 << 30):.1f} GiB", gpu["arch"], gpu["pci_bus_id"])
-        findings.append(Finding(f"GPU {gpu['index']}", Verdict.OK, ", ".join(filter(None, shown))))
     pairs = [
         {"from": one, "to": other, "access": torch.cuda.can_device_access_peer(one, other)}
-        for one in range(len(gpus))
-        for other in range(len(gpus))
-        if one != other
+        for one, other in itertools.permutations(range(len(gpus)), 2)
     ]
-    missing = [f"{pair['from']}->{pair['to']}" for pair in pairs if not pair["access"]]
-    if missing:
-        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    if missing := [f"{pair['from']}->{pair['to']}" for pair in pairs if not pair["access"]]:
         text = (
-            f"GPUs cannot reach each other's memory: {listed}. No heap can span them.\n"
+            f"GPUs cannot reach each other's memory: {', '.join(missing)}. No heap can span them.\n"
             f"`{'rocm-smi --showtopoaccess' if hip else 'nvidia-smi topo -p2p r'}` shows the driver's view; IOMMU, ACS "
             "and VMs without peer-to-peer are common reasons.\n"
             f"Until then choose GPUs that reach each other with {'HIP' if hip else 'CUDA'}_VISIBLE_DEVICES"
@@ -311,8 +286,9 @@ def _no_gpu(torch: Any, built: str) -> Finding:
         return Finding("GPUs", Verdict.NOTE, f"{text}; {', '.join(hidden)} hides them")
     if not present:
         return Finding("GPUs", Verdict.OK if built == "CPUs only" else Verdict.NOTE, text)
+    text += f", but there are {', '.join(present)}: "
     if built == "CPUs only":
-        return Finding("GPUs", Verdict.NOTE, f"{text}, but there are {', '.join(present)}: install a torch for them")
+        return Finding("GPUs", Verdict.NOTE, f"{text}install a torch for them")
     why = "it gives no reason"
     try:
         torch.cuda.init()
@@ -320,23 +296,7 @@ def _no_gpu(torch: Any, built: str) -> Finding:
         why = " ".join(str(error).split())
     if "802" in why:
         why += "\nGPUs behind NVSwitch need a running nvidia-fabricmanager of the driver's version"
-    return Finding("GPUs", Verdict.BROKEN, f"{text}, but there are {', '.join(present)}: {why}")
-
-
-def _gpu(index: int) -> dict[str, Any]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    bus: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    return {
-        "index": index,
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "arch": _target(index).arch,
-        "compute_units": properties.multi_processor_count,
-        "pci_bus_id": None if None in bus else "{:08x}:{:02x}:{:02x}.0".format(*bus),
-        "uuid": str(getattr(properties, "uuid", "")) or None,
-    }
+    return Finding("GPUs", Verdict.BROKEN, text + why)
 
 
 def _target(index: int) -> DeviceTarget:
@@ -413,22 +373,15 @@ class SelfTest:
             answers, problem = apart(self_test_on_rank, self.ranks, timeout_s, choice, bounds, folder)
             at = [f"rank {file.name} was in {file.read_text()}" for file in sorted(Path(folder).iterdir())]
         if problem:
-            self.state, self.problems = "failed", [problem, *at]
-        else:
-            self.judge(answers)
+            self.problems = [problem, *at]
+        self.judge(answers)
 
     def judge(self, answers: Sequence[list[PairCheck] | None]) -> None:
         """Take over what all ranks have found, None where the backend brings no self-test."""
+        self.checks = [check for checks in answers for check in checks or ()]
         if None in answers:
             self.state = "skipped"
-            return
-        self.checks = [check for checks in answers for check in checks or ()]
-        seen = {(check.op, check.rank, check.peer) for check in self.checks}
-        ranks = range(self.ranks)
-        pairs = [(one, other) for one in ranks for other in ranks if one != other or self.ranks == 1]
-        expected = [(op, *pair) for op in dict.fromkeys(check.op for check in self.checks) for pair in pairs]
-        self.checks += [PairCheck(*each, "was not reported") for each in expected if each not in seen]
-        if not self.checks:
+        elif not all(answers):
             self.problems.append(f"the self-test of backend {self.backend!r} reported nothing")
         if self.problems or not all(check.ok for check in self.checks):
             self.state = "failed"
@@ -469,15 +422,15 @@ def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
     gpu, cpu = DeviceTarget(DeviceType.HIP if hip else DeviceType.CUDA), DeviceTarget(DeviceType.CPU)
     cpu_ranks = _CPU_RANKS if len(os.sched_getaffinity(0)) >= _CPU_RANKS else 2
     blocked = tuple(each.qualified_name for each in registry.records() if each.state is PluginState.BLOCKED)
-    settings = IrisSettings.model_construct(block=blocked)  # no others of the caller's
     tests = {}
     for target, ranks in ((gpu, gpus), (cpu, cpu_ranks if gpus < 2 else 0)):
         device = target.torch_device.partition(":")[0]
         # The way to the peers is the allocator's, the language the backend's: not every pair of them has to be tried.
         for record in registry.records(PluginKind.ALLOCATOR) + registry.records(PluginKind.BACKEND) if ranks else ():
-            wanted = {record.kind.value: record.qualified_name}
+            wanted: Any = {record.kind.value: record.qualified_name}
             with contextlib.suppress(IrisError):  # the list of plugins says what is wrong with it
-                found = select(registry, settings, targets=[target], **wanted)
+                settings = IrisSettings.model_construct(block=blocked, **wanted)  # no others of the caller's
+                found = select(registry, settings, targets=[target])
                 names = _name(registry, found.backend), _name(registry, found.allocator)
                 tests[device, *names] = SelfTest(*names, device, ranks)
     return list(tests.values())

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from iris_core.dispatch.tables import Entry
-    from iris_core.tuning.tuner import Tuned
+
+DESCRIPTION = """\
+Measure every algorithm of every collective (with --ops: of every fused operation) that this machine can run, with the
+launches that it offers, on data that is checked, and write a table from which ctx.ccl (ctx.ops) chooses:
+docs/collectives.md, docs/ops.md. What is measured again replaces what the table says of it. Exit status 1 if an
+algorithm delivered wrong data.
+"""
 
 EXAMPLES = """\
+examples:
   iris tune                                   all collectives on all GPUs, 1 KiB to 1 GiB, into the cache
   iris tune --ranks 4 --op all_reduce         one collective, for groups of four
   iris tune --device cpu --ranks 2 --max 64KiB --out table.json
@@ -28,166 +35,129 @@ EXAMPLES = """\
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="measure collectives or fused operations on this machine, so that the fastest algorithm is chosen",
-        description="Measure every algorithm of every collective (with --ops: of every fused operation) that this "
-        "machine can run, with the launches that it offers, on data that is checked, and write a table from which "
-        "ctx.ccl (ctx.ops) chooses: docs/collectives.md, docs/ops.md. What is measured again replaces what the table "
-        "says of it. Exit status 1 if an algorithm delivered wrong data.",
-        epilog=f"examples:\n{EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--ops", action="store_true", help="fused operations (ctx.ops) instead of collectives")
-    parser.add_argument(
-        "--ranks", type=int, default=None, help="ranks; the table is for groups of so many (default: all GPUs)"
-    )
-    parser.add_argument("--op", action="append", default=[], metavar="NAME", help="this operation only; repeatable")
-    parser.add_argument(
-        "--dtype", action="append", default=[], metavar="NAME",
-        help="element type (default bfloat16); repeatable: of collectives, what the first one gives counts for all "
-        "that are not named; of fused operations, tf32 is float32 where TF32 is allowed",
-    )  # fmt: skip
-    parser.add_argument("--min", default=None, metavar="SIZE", help="smallest buffer of collectives (default 1KiB)")
-    parser.add_argument("--max", default=None, metavar="SIZE", help="largest buffer of collectives (default 1GiB)")
-    parser.add_argument("--factor", type=int, default=None, help="from one of their sizes to the next (default 2)")
-    parser.add_argument(
-        "--shape", action="append", default=[], metavar="MxNxK",
-        help="of fused operations: M rows times a weight of N x K that the ranks divide; repeatable "
-        "(default: 512, 2048 and 8192 rows, weights of 11008x4096, 14336x4096 and 28672x8192)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--limit", type=float, default=3600, metavar="S",
-        help="no point is begun after so many seconds; the table has what was measured until then (default 3600)",
-    )  # fmt: skip
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=None, help="default: GPUs where there are two")
-    parser.add_argument("--allocator", default="auto", help="allocator by name (default: auto)")
-    parser.add_argument("--backend", default="auto", help="device backend by name (default: auto)")
-    parser.add_argument("--out", default="", metavar="FILE", help="the table (default: in IRIS_CACHE_DIR)")
+    raw = argparse.RawDescriptionHelpFormatter
+    about = "measure collectives or fused operations on this machine, so that the fastest algorithm is chosen"
+    add = subparsers.add_parser(
+        "tune", help=about, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
+    ).add_argument
+    add("--ops", action="store_true", help="fused operations (ctx.ops) instead of collectives")
+    add("--ranks", type=int, help="ranks; the table is for groups of as many (default: all GPUs)")
+    add("--op", action="append", metavar="NAME", help="this operation only; repeatable")
+    dtype = "element type (default bfloat16; of fused operations also tf32); the first counts for those not named"
+    add("--dtype", action="append", metavar="NAME", help=f"{dtype}; repeatable")
+    add("--min", default="", metavar="SIZE", help="smallest buffer of collectives (default 1KiB)")
+    add("--max", default="", metavar="SIZE", help="largest buffer of collectives (default 1GiB)")
+    shape = "of fused operations: M rows times a weight of N x K that the ranks divide (default: those of large models)"
+    add("--shape", action="append", default=[], metavar="MxNxK", help=f"{shape}; repeatable")
+    limit = "no point is begun after these seconds; the table has what was measured until then (default 3600)"
+    add("--limit", type=float, default=3600, metavar="S", help=limit)
+    add("--device", choices=("cpu", "cuda"), help="default: GPUs where there are two")
+    add("--allocator", default="auto", help="allocator by name (default: auto)")
+    add("--backend", default="auto", help="device backend by name (default: auto)")
+    add("--out", default="", metavar="FILE", help="the table (default: in IRIS_CACHE_DIR)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
+    import torch
+
     from iris_core.bench import RunOptions
-    from iris_core.dispatch.tables import file_name, merged, versions, write_table
+    from iris_core.bench.runner import DEVICE_TIMEOUT_S
+    from iris_core.dispatch.choice import file_name
+    from iris_core.dispatch.tables import merged, versions, write_table
     from iris_core.settings import load_settings
+    from iris_core.tuning.tuner import tune_on_this_rank
     from iris_core.world.launch import run as start_ranks
 
     ranks, device = _ranks(args.ranks, args.device)
-    job, wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
-    _check_out(args.out, device, ranks)
+    wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
+    folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
+    name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
+    path = Path(args.out) if args.out else folder / file_name(name, ranks)
+    there = _entries_there(path, name, ranks, must_fit=bool(args.out))
     plugins = {"allocator": args.allocator, "backend": args.backend}
     options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, limit_s=args.limit, **plugins)
-    environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(options.device_timeout_s)}
+    environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S)}
     with tempfile.TemporaryDirectory() as cache:  # what was not checked yet is for no other program
         environ |= {"IRIS_TUNE": "exhaustive", "IRIS_CACHE_DIR": cache}
-        found = start_ranks(job, ranks, wanted, options, environ=environ, torch_distributed=True)[0]
+        found = start_ranks(tune_on_this_rank, ranks, wanted, options, environ=environ, torch_distributed=True)[0]
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
     if found.entries:
-        folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
-        path = Path(args.out) if args.out else folder / file_name(found.device, ranks)
-        entries = merged(_entries_there(path, found.device, ranks), found.entries)
-        write_table(path, found.device, ranks, versions(), entries)
-        _print_fastest(found.entries)
+        write_table(path, found.device, ranks, versions(), merged(there, found.entries))
         print(f"written to {path}")
     else:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)
     return int(bool(found.wrong))
 
 
-def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[Callable[..., Tuned], object, int]:
-    """What measures, what is wanted, and how large the heap must be."""
+def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
+    """What is wanted, and how large the heap must be."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     from iris_core.errors import ArgumentError
-    from iris_core.tuning.collectives import TuneOptions, tune_on_this_rank
+    from iris_core.tuning.collectives import TuneOptions
 
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
-    wanted = TuneOptions(
-        ops=tuple(args.op) or TuneOptions.ops,
-        dtypes=tuple(args.dtype) or TuneOptions.dtypes,
-        min_nbytes=TuneOptions.min_nbytes if args.min is None else _nbytes("--min", args.min),
-        max_nbytes=TuneOptions.max_nbytes if args.max is None else _nbytes("--max", args.max),
-        factor=TuneOptions.factor if args.factor is None else args.factor,
-    )
+    given: dict[str, Any] = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ())}
+    for name in ("min", "max"):
+        text = getattr(args, name)
+        try:
+            given[f"{name}_nbytes"] = int(TypeAdapter(ByteSize).validate_python(text)) if text else 0
+        except ValidationError:
+            raise ArgumentError(f"--{name} {text}: a size is a number of bytes or text such as 64MiB") from None
+    wanted = TuneOptions(**{name: value for name, value in given.items() if value})
     # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
-    return tune_on_this_rank, wanted, max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
+    return wanted, max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
 
 
-def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[Callable[..., Tuned], object, int]:
+def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
     """The same of fused operations."""
     from iris_core.errors import ArgumentError
-    from iris_core.tuning.matmuls import FusedTuneOptions, tune_operations_on_this_rank
+    from iris_core.tuning.matmuls import FusedTuneOptions
 
-    if strange := [f"--{name}" for name in ("min", "max", "factor") if getattr(args, name) is not None]:
+    if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name)]:
         raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
-    wanted = FusedTuneOptions(
-        ops=tuple(args.op) or FusedTuneOptions.ops,
-        dtypes=tuple(args.dtype) or FusedTuneOptions.dtypes,
-        layers=tuple(_shape(text) for text in args.shape) or FusedTuneOptions.layers,
-    )
-    if device == "cpu" and not args.shape:
+    layers = []
+    for text in args.shape:
+        if not re.fullmatch(r"([1-9]\d*)(x[1-9]\d*){2}", text):
+            raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
+        layers.append(tuple(map(int, text.split("x"))))
+    given: dict[str, Any] = {"ops": args.op, "dtypes": args.dtype, "layers": layers}
+    wanted = FusedTuneOptions(**{name: tuple(value) for name, value in given.items() if value})
+    if device == "cpu" and not layers:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
-    return tune_operations_on_this_rank, wanted, max(sample.heap_nbytes for _, sample in wanted.samples(0, ranks))
+    return wanted, max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
 
 
-def _check_out(out: str, device: str, ranks: int) -> None:
-    """Refuse a file that the table cannot be written to, before anything is measured."""
+def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
+    """The entries of the table that is there, if it was measured with as many ranks on this device.
+
+    Else it is replaced, or refused if it `must_fit`; so is a file that cannot be made.
+    """
     from iris_core.dispatch.tables import read_table
-    from iris_core.errors import ArgumentError
+    from iris_core.errors import ArgumentError, SettingsError
 
-    path = Path(out)
-    if not out:
-        return
-    if path.exists():
-        table = read_table(path)
-        if table.group_size != ranks or (table.device == "cpu") != (device == "cpu"):
-            raise ArgumentError(f"--out {out} is a table of {table.group_size} ranks on {table.device}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
-        raise ArgumentError(f"--out {out}: files cannot be made in {path.parent}")
-
-
-def _entries_there(path: Path, device: str, ranks: int) -> Sequence[Entry]:
-    """The entries of the table that is there, if it was measured with as many ranks on this device."""
-    from iris_core.dispatch.tables import read_table
-    from iris_core.errors import SettingsError
-
+        raise ArgumentError(f"{path}: files cannot be made in {path.parent}")
     if not path.exists():
         return ()
     try:
         table = read_table(path)
-    except SettingsError as error:
-        problem = str(error)
-    else:
-        if table.measured and (table.device, table.group_size) == (device, ranks):
+        fits = (table.device, table.group_size) == (device, ranks)
+        if fits and table.measured:
             return table.entries
-        problem = f"the times of {path} are a model's"
-        if table.measured:
-            problem = f"{path} is of {table.group_size} ranks on {table.device}"
+        if must_fit and not fits:
+            raise ArgumentError(f"--out {path} is a table of {table.group_size} ranks on {table.device}: name another")
+        problem = f"{path} is a model's, or of {table.group_size} ranks on {table.device}"
+    except SettingsError as error:
+        if must_fit:
+            raise
+        problem = str(error)
     print(f"iris tune: {problem}; it is replaced", file=sys.stderr)
     return ()
-
-
-def _nbytes(option: str, text: str) -> int:
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    from iris_core.errors import ArgumentError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise ArgumentError(f"{option} {text}: a size is a number of bytes or text such as 64MiB") from None
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    from iris_core.errors import ArgumentError
-
-    sizes = text.lower().split("x")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
-    m, n, k = map(int, sizes)
-    return m, n, k
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
@@ -196,29 +166,10 @@ def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     from iris_core.errors import ArgumentError
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is None:
-        device = "cuda" if gpus > 1 else "cpu"
-    if device == "cuda":
-        ranks = ranks or gpus
-        if not 2 <= ranks <= gpus:
-            raise ArgumentError(f"{ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here")
-    ranks = ranks or 2
+    device = device or ("cuda" if gpus > 1 else "cpu")
+    ranks = ranks or (gpus if device == "cuda" else 2)
+    if device == "cuda" and not 2 <= ranks <= gpus:
+        raise ArgumentError(f"{ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here")
     if ranks < 2:
         raise ArgumentError("a rank alone has nothing to choose: --ranks 2 or more")
     return ranks, device
-
-
-def _print_fastest(entries: Sequence[Entry]) -> None:
-    """Print the fastest algorithm of each point."""
-    from iris_core.cli._output import print_table
-
-    fastest: dict[tuple[Any, ...], Entry] = {}
-    for entry in sorted(entries, key=lambda each: each.seconds):
-        fastest.setdefault(entry.point, entry)
-    rows = []
-    for _, entry in sorted(fastest.items()):
-        dim = "" if entry.gather_dim is None else str(entry.gather_dim)
-        size = "x".join(map(str, entry.size))
-        config = json.dumps(dict(entry.config)) if entry.config else ""
-        rows.append((entry.op, dim, entry.dtype, size, entry.algorithm, f"{entry.seconds * 1e6:.2f}", config))
-    print_table(("OPERATION", "DIM", "DTYPE", "BYTES OR M x N x K", "ALGORITHM", "US", "CONFIG"), rows)

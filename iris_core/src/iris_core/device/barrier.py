@@ -1,11 +1,10 @@
-"""Barriers on the device: the flags of every group of ranks, and who launches what on them.
+"""Barriers on the device: the flags of every group of ranks, and the order of launches on them.
 
 Counters are never reset, so a barrier that was captured in a graph can be replayed any number of times.  Two barriers
 of the same ranks must use the flags in the same order on all of them, and the order of launches on a device is that of
 the host only within a stream.  So:
 
-- What is launched without a graph comes in the order of the host's calls: a barrier on another stream than the last one
-  of the same ranks first waits for that stream (`iris_core.device.launch_order`).
+- What is launched without a graph comes in the order of the host's calls (`iris_core.device.launch_order`).
 - Nothing orders replays of a graph with other launches.  So barriers that are captured have a slot of their own, one
   for each graph; within the graph they are ordered like others, and CUDA lets no graph run beside itself.  The slots
   are reserved at the first call of a group, and handed out in the order of captures.
@@ -17,6 +16,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
+
 from iris_core.device import launch_order
 from iris_core.device.launch_order import DeviceOrder
 from iris_core.device.reports import Meaning
@@ -27,12 +28,10 @@ from iris_core.world.failures import name_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-    import torch.distributed as dist
-
     from iris_core.device.reports import Report
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
+    from iris_core.types import Group
     from iris_core.world import World
 
 SEMS = ("release", "relaxed")
@@ -42,7 +41,6 @@ GRAPHS = 1024
 
 _AREA_SHARE = 64
 _WORD = 8
-_COUNTERS = 1
 
 
 class Place(NamedTuple):
@@ -55,18 +53,15 @@ class Place(NamedTuple):
 class DeviceBarriers:
     """The barriers of one rank, with room for `graphs` graphs of each group, a 64th of the system area is enough."""
 
-    def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, name: str, graphs: int) -> None:
-        self._heap = heap
-        self._area = area = heap.system_area
-        self._world = world
-        self._backend = backend
-        self._name = name
-        self._graphs = graphs
-        self._world_offset = area.reserve_at_opening(self._num_slots(world.world_size) * _slot_nbytes(world.world_size))
+    def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, graphs: int) -> None:
+        self._heap, self._area, self._world = heap, heap.system_area, world
+        self._backend, self._graphs = backend, graphs
+        size = world.world_size
+        self._world_offset = self._area.reserve_at_opening(self._num_slots(size) * _slot_nbytes(size))
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._offsets = {tuple(range(world.world_size)): heap.usable_nbytes + self._world_offset}
+        self._offsets = {tuple(range(size)): heap.usable_nbytes + self._world_offset}
 
-    def bind(self, group: dist.ProcessGroup | Sequence[int] | None, sem: str) -> Place:
+    def bind(self, group: Group, sem: str) -> Place:
         """Return a barrier's place in the order of barriers, which is that of this call.
 
         It must be launched or dropped; see `Iris.device_barrier`.
@@ -74,9 +69,8 @@ class DeviceBarriers:
         Collective, the first time: every member of the group calls it.
         """
         if not hasattr(self._backend, "device_barrier"):
-            raise CapabilityError(
-                f"backend {self._name!r} has no barrier on the device; use ctx.barrier(), or another backend"
-            )
+            name = self._backend.info.name
+            raise CapabilityError(f"backend {name!r} has no barrier on the device: use ctx.barrier(), or another one")
         if sem not in SEMS:
             raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
@@ -85,19 +79,16 @@ class DeviceBarriers:
         found = self._groups.get(members)
         if found is None:
             _refuse_capture(members, sem)
-            found = self._groups[members] = self._make(group, members)
+            found = self._groups[members] = self._make(members)
         return found.bind(sem)
 
-    def _make(self, group: dist.ProcessGroup | Sequence[int] | None, members: tuple[int, ...]) -> _Group:
-        import torch
-
-        size, count = len(members), self._num_slots(len(members))
+    def _make(self, members: tuple[int, ...]) -> _Group:
+        size, count, rank = len(members), self._num_slots(len(members)), self._world.rank
         offset = self._world_offset
         if size < self._world.world_size:
-            offset = self._area.reserve(self._world.subgroup(group), count * _slot_nbytes(size), "device_barrier")
+            offset = self._area.reserve(self._world.subworld(members), count * _slot_nbytes(size), "device_barrier")
         self._offsets[members] = self._heap.usable_nbytes + offset
-        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + _COUNTERS)
-        rank = self._world.rank
+        words = self._area.tensor(offset, count * _slot_nbytes(size)).view(torch.int64).view(count, size + 1)
         mine = words.data_ptr() + members.index(rank) * _WORD
         first = torch.tensor([self._heap.translate(mine, rank, member) for member in members], dtype=torch.int64)
         targets = (first + torch.arange(count).view(-1, 1) * _slot_nbytes(size)).to(words.device)
@@ -111,7 +102,7 @@ class DeviceBarriers:
     def explain_report(self, report: Report) -> Meaning | None:
         """Say what a report means, if it is about the flags of a group in which this rank is; else None."""
         for members, begin in list(self._offsets.items()):
-            word, width = (report.offset_bytes - begin) // _WORD, len(members) + _COUNTERS
+            word, width = (report.offset_bytes - begin) // _WORD, len(members) + 1
             if report.rank in members and 0 <= word < self._num_slots(len(members)) * width:
                 peer = members[word % width] if word % width < len(members) else None
                 text = "" if peer is None else f"It is where rank {peer} says that it has come to the barrier. "
@@ -129,15 +120,12 @@ class _Group:
     def __init__(
         self, members: tuple[int, ...], words: torch.Tensor, targets: torch.Tensor, backend: SupportsDeviceBarrier
     ) -> None:
-        self._members = members
-        self._words = words
-        self._targets = targets
+        self._members, self._words, self._targets, self._backend = members, words, targets, backend
         self._first = self._slot_at(0)
-        self._backend = backend
-        self._lock = threading.Lock()
-        self._warm: set[str] = set()
         self._unused = 1
         self._captured: dict[int, BarrierSlot] = {}
+        self._warm: set[str] = set()
+        self._lock = threading.Lock()
         self._turns: list[threading.Event] = []  # of barriers on the CPU that are bound and not over
         self._order = None if words.device.type == "cpu" else DeviceOrder(words.device.index)
 
@@ -145,17 +133,16 @@ class _Group:
         """Return a barrier's place; see `DeviceBarriers.bind`."""
         if self._order is not None:
             return Place(partial(self._launch, self._order, sem), _nothing)
+        turn = threading.Event()
         with self._lock:
-            before, turn = tuple(self._turns), threading.Event()
-            self._turns.append(turn)
-        return Place(partial(self._run, before, turn, sem), partial(self._end, turn))
+            before = [each for each in self._turns if not each.is_set()]
+            self._turns = [*before, turn]
+        return Place(partial(self._run, before, turn, sem), turn.set)
 
     def reset(self) -> None:
         """Set all words to 0 that were used."""
         self._words[: self._unused].zero_()
-        if self._words.device.type != "cpu":
-            import torch
-
+        if self._order is not None:
             torch.cuda.current_stream(self._words.device).synchronize()
 
     def _run(self, before: Sequence[threading.Event], turn: threading.Event, sem: str, stream: Any) -> None:
@@ -165,17 +152,9 @@ class _Group:
                 each.wait()
             self._backend.device_barrier(self._first, sem, stream)
         finally:
-            self._end(turn)
-
-    def _end(self, turn: threading.Event) -> None:
-        with self._lock:
-            if turn in self._turns:
-                self._turns.remove(turn)
-        turn.set()
+            turn.set()
 
     def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
-        import torch
-
         with torch.cuda.stream(stream):  # None changes nothing
             if sem not in self._warm:
                 _refuse_capture(self._members, sem)
@@ -191,9 +170,9 @@ class _Group:
         if slot is None:
             if self._unused == len(self._words):
                 raise UnsupportedError(
-                    f"device_barrier of ranks {', '.join(map(str, self._members))}: {len(self._words) - 1} graphs have "
-                    "captured barriers of these ranks, and there are no flags for another one; capture fewer, or open "
-                    "the context with a larger IRIS_SYSTEM_SIZE"
+                    f"device_barrier of {name_ranks(self._members)}: {len(self._words) - 1} graphs have captured "
+                    "barriers of these ranks, and there are no flags for another one; capture fewer, or open the "
+                    "context with a larger IRIS_SYSTEM_SIZE"
                 )
             slot = self._slot_at(self._unused)
             self._unused += 1
@@ -210,14 +189,12 @@ def _nothing(stream: Any = None) -> None:
 
 
 def _slot_nbytes(size: int) -> int:
-    return (size + _COUNTERS) * _WORD
+    return (size + 1) * _WORD
 
 
 def _refuse_capture(members: tuple[int, ...], sem: str) -> None:
-    import torch
-
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
-            f"device_barrier of ranks {', '.join(map(str, members))} with sem={sem!r} cannot be made while a graph "
-            "is captured; call it once before the capture, on every rank of the group"
+            f"device_barrier of {name_ranks(members)} with sem={sem!r} cannot be made while a graph is captured; call "
+            "it once before the capture, on every rank of the group"
         )

@@ -13,11 +13,11 @@ expect them; what follows the bases is ours.
     4+W             address of the status words (int64[STATUS_WORDS] in this rank's own memory), 0 if none
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
 
-Status words lie in the memory of the device.  They have three parts of eight words, `Status`, `Mismatch` and `Waiting`;
-the first kernel that reports something claims the first word of a part.  Its report goes into the same part of the row
-at the address in ROW, which is memory of the host that all ranks can read, or, where that is 0, into the status words
-themselves.  The first word of a part is written last: `stamp`.  The stamp of a `Status` or a `Mismatch` goes to the
-address in ALARM, too, unless that is 0.
+Status words lie in the memory of the device.  They have three parts of eight words: `Status`, `Mismatch`, and another
+`Status` at WAITING; the first kernel that reports something claims the first word of a part.  Its report goes into the
+same part of the row at the address in ROW, which is memory of the host that all ranks can read, or, where that is 0,
+into the status words themselves.  The first word of a part is written last: `stamp`.  The stamp of a `Status` or a
+`Mismatch` goes to the address in ALARM, too, unless that is 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRACE_WORDS = 17
 
 
 class Status(enum.IntEnum):
-    """Layout of the status words in which a wait says that it has reached its bound."""
+    """Status words in which a wait says that it has reached its bound."""
 
     CODE = 0  # 0: no report; else see `stamp`
     RANK = 1
@@ -55,7 +55,7 @@ class Status(enum.IntEnum):
 
 
 class Mismatch(enum.IntEnum):
-    """Layout of the status words that say how another member of a team calls differently."""
+    """Status words that say how another member of a team calls differently."""
 
     CODE = 8  # 0: no report; else see `stamp`, with a MismatchCode
     RANK = 9
@@ -67,20 +67,11 @@ class Mismatch(enum.IntEnum):
     THEIR_KIND = 15
 
 
-class Waiting(enum.IntEnum):
-    """Layout of the status words in which a wait without a bound says that it takes long; the words are `Status`'s.
+WAITING = 16
+"""Word at which the part begins in which a wait without a bound says that it takes long; it has the words of `Status`.
 
-    It does so whenever the time has passed again, so it has ended when it has not for longer than that.
-    """
-
-    CODE = 16  # 0: there was none; else see `stamp`
-    RANK = 17
-    PROGRAM = 18
-    ADDRESS = 19
-    EXPECTED = 20
-    LAST = 21
-    COMPARISON = 22
-    SENDER = 23
+It does so whenever the time has passed again, so it has ended when it has not for longer than that.
+"""
 
 
 class MismatchCode(enum.IntEnum):
@@ -110,11 +101,8 @@ STAMP_CLOCK, STAMP_RANK, STAMP_PART = 16, 5, 3
 def stamp(clock_ns: int, rank: int, part: int, code: int) -> int:
     """Return the first word of a part when it is complete; no two reports have the same.
 
-    Args:
-        clock_ns: of the device that writes it; the lowest 48 bits count.
-        rank: that writes it; the lowest 10 bits count.
-        part: word at which the part begins.
-        code: what is said, from 1 to 7: STATUS_WAIT_TIMEOUT, or a MismatchCode.
+    Of the device's clock the lowest 48 bits count, of the rank 10.  `part` is the word at which the part begins, and
+    `code` says what is reported, from 1 to 7: STATUS_WAIT_TIMEOUT, or a MismatchCode.
     """
     value = clock_ns << STAMP_CLOCK | (rank & 1023) << STAMP_RANK | part // PART_WORDS << STAMP_PART | code
     return (value & (1 << 64) - 1) - (value << 1 & 1 << 64)  # as int64

@@ -49,9 +49,7 @@ class DeviceOrder:
         """Return an event that has happened when everything launched so far is done; None if there was nothing."""
         if self._last is None or capture_of(self._last) != 0:
             return None
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._last)
-        return event
+        return self._last.record_event()
 
     def _follow(self) -> None:
         """Make the current stream the last one, or the last one of the graph that it is captured into."""
@@ -80,11 +78,7 @@ class DeviceOrder:
             self._keep(tensor, side)
         with torch.cuda.stream(side):
             work: Work | None = self.run(launch, plan, *tensors)
-            if work is not None:
-                return work
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(side)
-        return StreamWork(event, what, used)
+        return StreamWork(side.record_event(), what, used) if work is None else work
 
     def close(self) -> None:
         """Nothing is left to be done: the context has waited for the device."""
@@ -92,9 +86,7 @@ class DeviceOrder:
 
 def current_capture(index: int) -> int | None:
     """Return `capture_of` a device's current stream."""
-    if not torch.cuda.is_current_stream_capturing():
-        return 0
-    return capture_of(torch.cuda.current_stream(index))
+    return capture_of(torch.cuda.current_stream(index)) if torch.cuda.is_current_stream_capturing() else 0
 
 
 def capture_of(stream: Any) -> int | None:
@@ -165,10 +157,6 @@ class HostWork:
     def is_completed(self) -> bool:
         return self.future.done()
 
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Call something when it is done, has failed or was dropped: in whatever thread does that."""
-        self.future.add_done_callback(lambda _: callback())
-
 
 class HostOrder:
     """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own."""
@@ -191,7 +179,7 @@ class HostOrder:
         work.wait()
         return work.future.result()
 
-    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Work:
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> HostWork:
         """Launch on the stream; `what` is for messages.  Raises like `run`."""
         self._streams.check()
         return self._launch(what, _finish, launch, plan, *tensors)

@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
-import numbers
+import math
+import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from iris_core.errors import FAILURES, ArgumentError, UnsupportedError, error_text
+from iris_core.dispatch.tables import (
+    ANY_DTYPE,
+    HEAP,
+    ORDINARY,
+    TF32,
+    Entry,
+    merged,
+    read_table,
+    versions,
+    write_table,
+)  # fmt: skip
+from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
-from iris_core.types import Availability
+from iris_core.types import Availability, FusedRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from iris_core.dispatch.config import LaunchConfig
-    from iris_core.dispatch.tables import Entry, Tables
     from iris_core.protocols import Algorithm
-    from iris_core.types import CollectiveRequest, FusedRequest
+    from iris_core.types import CollectiveRequest
 
     Request = CollectiveRequest | FusedRequest
 
-FEW = 3
-"""Algorithms that are measured at a first call at most, beside those that always are."""
-
+_FEW = 3  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
 """Another algorithm serves in graphs where it takes less than this part of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is known of one algorithm for one request.
+    """One algorithm for one request.
 
     Attributes:
         name: the algorithm.
         provider: the plugin that offers it.
         ok: whether it can serve the request.
-        reason: why it cannot.
+        reason: why it cannot, or is chosen by name only.
         seconds: what the nearest point of the tables says, if it `is_near`; else its estimate.
         entry: its line at the nearest point of the tables; one that is not near says which algorithm is faster than
             which, and not how long one takes.
         is_near: whether that point has the request's number of ranks and place, and nearly its size.
-        measured_only: it is chosen by measurements and by name only.
-        repeatable: whether its results are the same from run to run.
-        tunings: fields of `Config` that are worth measuring for the request, the algorithm's own choice ({}) first.
     """
 
     name: str
@@ -52,31 +60,23 @@ class Candidate:
     seconds: float | None
     entry: Entry | None = None
     is_near: bool = False
-    measured_only: bool = False
-    tunings: tuple[Mapping[str, Any], ...] = ()
-    repeatable: bool = True
 
     @property
     def measured(self) -> bool:
         """Whether Iris measured `seconds`; else they are a model's."""
         return self.entry is not None and self.entry.measured and self.is_near
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Fields of `Config` that its table names."""
-        return self.entry.config if self.entry is not None and self.is_near else {}
-
     def __str__(self) -> str:
-        if not self.ok:
+        if self.seconds is None:
             return f"{self.name} ({self.provider}): no, {self.reason}"
-        assert self.seconds is not None
         how = "measured" if self.measured else "model"
-        if self.entry is None and self.measured_only:
-            how += "; only by name until measured"
-        elif self.entry is not None and not self.is_near:
-            source = "measured" if self.entry.measured else "model"
-            how += f"; {source} at {self.entry.where}: {self.entry.seconds * 1e6:.1f} us"
-        given = "".join(f", {name}={value}" for name, value in self.config.items())
+        how += f"; {self.reason}" if self.reason else ""
+        given = ""
+        if self.entry is not None:
+            given = "".join(f", {name}={value}" for name, value in self.entry.config.items())
+            if not self.is_near:
+                source = "measured" if self.entry.measured else "model"
+                how += f"; {source} at {self.entry.where}: {self.entry.seconds * 1e6:.1f} us"
         return f"{self.name} ({self.provider}): {self.seconds * 1e6:.1f} us, {how}{given}"
 
 
@@ -101,17 +101,20 @@ class Explanation:
         return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
 
 
-def _is_seconds(answer: Any) -> bool:
-    return isinstance(answer, numbers.Real) and not isinstance(answer, bool) and float(answer) >= 0
+_ANSWERS = {"supports": Availability, "cost": float | int, "host_seconds": float | int, "tunings": list | tuple}
 
+_NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
+"""Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
+fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate."""
 
-_IS_RIGHT: Mapping[str, Callable[[Any], bool]] = {
-    "supports": lambda answer: isinstance(answer, Availability),
-    "cost": _is_seconds,
-    "host_seconds": _is_seconds,
-    "tunings": lambda answer: isinstance(answer, list | tuple) and all(isinstance(each, Mapping) for each in answer),
-}
-"""Whether what an algorithm says is of the right kind."""
+_LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
+_SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
+
+Launch = tuple[str, Mapping[str, Any]]
+"""An algorithm's name, and fields of its config."""
+
+Settled = tuple[str, Mapping[str, Any], str, Launch | None]
+"""An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
 
 
 class Choice(NamedTuple):
@@ -126,18 +129,8 @@ class Choice(NamedTuple):
     in_graphs: Launch | None = None
 
 
-Launch = tuple[str, Mapping[str, Any]]
-"""An algorithm's name, and fields of its config."""
-
-Settled = tuple[str, Mapping[str, Any], str, Launch | None]
-"""An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
-
-
 class Chooser:
-    """The algorithms of one context, and plugins that should have brought some, with the reason why they did not.
-
-    Of two algorithms with one name for one operation, the first counts.
-    """
+    """The algorithms of one context, the first of each name; `unusable` are plugins that brought none, with reasons."""
 
     def __init__(
         self, algorithms: Iterable[Algorithm[Any]], tables: Tables, unusable: Iterable[tuple[str, str]]
@@ -146,7 +139,7 @@ class Chooser:
         for each in algorithms:
             self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
         self.tables = tables
-        self._unusable = tuple(unusable)
+        self._missing = "".join(f"\n  {label}: {reason}" for label, reason in unusable)
         self._reported: set[tuple[str, str]] = set()
 
     def choose(
@@ -156,47 +149,24 @@ class Chooser:
         left_out: Mapping[str, str] | None = None,
         settled: Settled | None = None,
     ) -> Choice:
-        """Return the algorithm that serves a request, and why.
+        """Return the algorithm that serves a request, and why; UnsupportedError or ArgumentError if none does.
 
-        Args:
-            request: the call.
-            config: the caller's; None for none.
-            left_out: algorithms that are not chosen unless they are named, with the reason.
-            settled: what the members have chosen for such calls before; used where it can serve this one.
-
-        Raises:
-            UnsupportedError: none does, or the one that was named does not; with the reasons.
-            ArgumentError: the one that was named does not exist, or is named twice.
+        Those in `left_out`, with reasons, are only chosen by name; what the members have `settled` serves where it can.
         """
         left_out = left_out or {}
         known = self._by_op.get(request.op, {})
-        name, by = config.named(request.op) if config is not None else (None, "")
-        if name is not None and config is not None and config.use_gluon and by != "algorithm":
-            in_gluon = (each.name for each in known.values() if name in getattr(each, "variants", ()))
-            name = next(in_gluon, name)
-        if name is not None:
-            if name not in known:
-                raise ArgumentError(
-                    f"{request.op}: there is no algorithm {name!r}; there are {', '.join(known) or 'none'}"
-                    + self._missing()
-                )
-            answer = self._supports(known[name], request, config)
-            if not answer:
-                raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
-            return Choice(known[name], f"named by {by}={name!r}", request)
-        found = self.tables.nearest(request)
-        serving = [
-            each
-            for each in found.entries
-            if each.algorithm in known
-            and each.algorithm not in left_out
-            and self._supports(known[each.algorithm], with_config(request, each.config), config)
-        ]
-        if settled is not None and settled[0] in known and settled[0] not in left_out:
+        if config is not None and (named := config.named(request.op))[0] is not None:
+            return self._named(request, config, *named)
+
+        def serves(name: str, given: Mapping[str, Any]) -> bool:
+            is_known = name in known and name not in left_out
+            return is_known and bool(self._supports(known[name], with_config(request, given), config))
+
+        if settled is not None and serves(*settled[:2]):
             name, given, why, in_graphs = settled
-            if self._supports(known[name], wish := with_config(request, given), config):
-                return Choice(known[name], why, wish, in_graphs)
-        if serving:
+            return Choice(known[name], why, with_config(request, given), in_graphs)
+        found = self.tables.nearest(request)
+        if serving := [each for each in found.entries if serves(each.algorithm, each.config)]:
             best = min(serving, key=lambda each: self.seconds(request, each.algorithm, each.seconds))
             captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
             in_graphs = None if captured is best else (captured.algorithm, captured.config)
@@ -220,29 +190,39 @@ class Chooser:
         listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
         raise UnsupportedError(
             f"no algorithm can serve this {request.op} of {request.dtype} {request.shape} on "
-            f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing()}"
+            f"{request.group_size} ranks:{listed or ' the backend offers none'}{self._missing}"
         )
 
-    def seconds(self, request: Request, name: str, seconds: float) -> float:
-        """Return how long a call by an algorithm takes that takes a device some seconds.
+    def _named(self, request: Request, config: LaunchConfig, name: str | None, by: str) -> Choice:
+        """The algorithm that the config names, by this field."""
+        known = self._by_op.get(request.op, {})
+        if config.use_gluon and by != "algorithm":
+            name = next((each.name for each in known.values() if name in getattr(each, "variants", ())), name)
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise ArgumentError(f"{request.op}: there is no algorithm {name!r}; there are {listed}{self._missing}")
+        if not (answer := self._supports(known[name], request, config)):
+            raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
+        return Choice(known[name], f"named by {by}={name!r}", request)
 
-        Devices are measured without the CPU.  Outside of graphs a call takes at least as long as the CPU needs for it.
-        """
+    def seconds(self, request: Request, name: str, seconds: float) -> float:
+        """Return how long a call takes outside of graphs: the CPU may need longer than the device's seconds."""
         algorithm = self._by_op.get(request.op, {}).get(name)
-        if algorithm is None or not hasattr(algorithm, "host_seconds"):
+        if not hasattr(algorithm, "host_seconds"):
             return seconds
         return max(seconds, self._ask(algorithm, "host_seconds", request)[0] or 0.0)
 
     def contenders(self, request: Request, config: LaunchConfig | None, *, few: bool) -> list[Launch]:
-        """Return the launches that are worth measuring for a request that no measured point is near to.
+        """Return the launches that are worth measuring: all that serve a request.
 
-        They are all that serve it and whose results are `repeatable`; if they are to be `few`: those that took up to
-        twice as long as the best at the nearest point, then those whose estimate is up to twice the smallest one, `FEW`
-        at most; and all that are `always_measured`.
+        If they are to be `few`: those that took up to twice as long as the best at the nearest point, then those whose
+        estimate is up to twice the smallest one, `_FEW` at most; and all that are `always_measured`.
         """
-        known = self._by_op.get(request.op, {})
-        usable = {name: each for name, each in known.items() if self._supports(each, request, config)}
-        usable = {name: each for name, each in usable.items() if getattr(each, "repeatable", True)}
+        usable = {
+            name: each
+            for name, each in self._by_op.get(request.op, {}).items()
+            if self._supports(each, request, config)
+        }
         if not few:
             return [(name, {}) for name in usable]
         entries = [each for each in self.tables.nearest(request).entries if each.algorithm in usable]
@@ -250,7 +230,7 @@ class Chooser:
         costs = {name: each.cost(request) for name, each in usable.items()}
         names += sorted((name for name in costs if costs[name] <= 2 * min(costs.values())), key=costs.__getitem__)
         always = [name for name, each in usable.items() if getattr(each, "always_measured", False)]
-        best = [name for name in dict.fromkeys(names) if name not in always][:FEW]
+        best = [name for name in dict.fromkeys(names) if name not in always][:_FEW]
         configs = {each.algorithm: each.config for each in reversed(entries)}
         return [(name, configs.get(name, {})) for name in (*best, *always)]
 
@@ -274,21 +254,13 @@ class Chooser:
         for name, each in self._by_op.get(request.op, {}).items():
             answer = Availability.no(left_out[name]) if name in left_out else self._supports(each, request, config)
             entry = tabled.get(name) if answer else None
-            near = entry is not None and found.is_near
-            candidates.append(
-                Candidate(
-                    name=name,
-                    provider=each.info.name,
-                    ok=answer.ok,
-                    reason=answer.reason,
-                    seconds=entry.seconds if entry is not None and near else each.cost(request) if answer else None,
-                    entry=entry,
-                    is_near=near,
-                    measured_only=getattr(each, "measured_only", False),
-                    tunings=self.tunings(request, name) if answer else (),
-                    repeatable=getattr(each, "repeatable", True),
-                )
-            )
+            seconds, reason = (each.cost(request), "") if answer else (None, answer.reason)
+            if entry is not None and found.is_near:
+                seconds = entry.seconds
+            elif answer and entry is None and getattr(each, "measured_only", False):
+                reason = "only by name until measured"
+            is_near = entry is not None and found.is_near
+            candidates.append(Candidate(name, each.info.name, answer.ok, reason, seconds, entry, is_near))
         return Explanation(request.op, chosen, why, tuple(candidates))
 
     def _supports(self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None) -> Availability:
@@ -300,11 +272,11 @@ class Chooser:
             _, problem = self._ask(algorithm, "cost", request)
         return Availability.no(problem) if problem else answer
 
-    def _ask(self, algorithm: Algorithm[Any], question: str, request: Request) -> tuple[Any, str]:
+    def _ask(self, algorithm: Any, question: str, request: Request) -> tuple[Any, str]:
         """Return what an algorithm answers; or None and what is wrong with that, with a warning once."""
         try:
             answer = getattr(algorithm, question)(request)
-            if _IS_RIGHT[question](answer):
+            if isinstance(answer, _ANSWERS[question]):
                 return answer, ""
             problem = f"its `{question}` returned {reprlib.repr(answer)}"
         except FAILURES as error:
@@ -317,14 +289,10 @@ class Chooser:
         return None, problem
 
     def tunings(self, request: Request, name: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the configs that an algorithm offers for a request."""
+        """Return the configs that an algorithm offers for a request, its own choice ({}) first."""
         algorithm = self._by_op[request.op][name]
-        if not hasattr(algorithm, "tunings"):
-            return ({},)
-        return tuple(self._ask(algorithm, "tunings", request)[0] or ({},))
-
-    def _missing(self) -> str:
-        return "".join(f"\n  {label}: {reason}" for label, reason in self._unusable)
+        offered = self._ask(algorithm, "tunings", request)[0] if hasattr(algorithm, "tunings") else None
+        return tuple(offered or ({},))
 
 
 def with_config(request: Any, fields: Mapping[str, Any]) -> Any:
@@ -333,3 +301,144 @@ def with_config(request: Any, fields: Mapping[str, Any]) -> Any:
         return request
     config = {**fields, **request.options.get("config", {})}
     return replace(request, options={**request.options, "config": config})
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+class Found(NamedTuple):
+    """The measured point that is the nearest to a request: its entries, the fastest first; none if all are far.
+
+    It `is_near` if sizes, place and number of ranks are those of the request, or nearly so.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    is_near: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why its first entry is taken, for people."""
+        first = self.entries[0]
+        how = "measured as the fastest" if first.measured else "the fastest by the model"
+        where = "" if self.is_near else f" at {first.where}"
+        source = f"in {first.source}" if first.source else "here"
+        return f"{how}{where} {source}" + (f" ({first.note})" if first.note else "")
+
+
+def size_of(request: Request) -> tuple[int, ...] | None:
+    """Return the size by which a request is looked up, the same on all members.
+
+    None where members cannot know each other's sizes: all_to_all with split sizes.
+    """
+    if isinstance(request, FusedRequest):
+        return request.shape
+    if request.options.get("uneven"):
+        return None
+    has_all = request.op == "scatter" and request.rank == request.options.get("root")
+    return (max(request.nbytes // (request.group_size if has_all else 1), _LEAST_NBYTES),)
+
+
+def place_of(request: Request) -> str:
+    """Return "heap", "ordinary", or which of the tensors that all members have is on the heap: "input" or "output"."""
+    if isinstance(request, FusedRequest):
+        on_heap = request.reach_a if request.op == "all_gather_matmul" else request.reach_out
+        return HEAP if on_heap or request.op == "matmul_reduce_scatter" else ORDINARY
+    has_in, has_out = request.op not in ("broadcast", "scatter"), request.op not in ("broadcast", "gather", "reduce")
+    into, out = request.direct_in or not has_in, request.direct_out or not has_out
+    return {(True, True): HEAP, (False, False): ORDINARY, (True, False): "input", (False, True): "output"}[into, out]
+
+
+def dtypes_of(request: Request) -> tuple[str, ...]:
+    """Return the names of element types whose entries speak for a request, the best one first.
+
+    Its own, or TF32; then the other type of 16 bits, which takes as long; then any.
+    """
+    own = TF32 if request.options.get("tf32") else request.dtype
+    return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
+
+
+def entry_for(request: Request, algorithm: str, seconds: float, **more: Any) -> Entry:
+    """Return the line of a request that an algorithm has served; the request has a size."""
+    size, place, dim = size_of(request), place_of(request), request.options.get("gather_dim")
+    assert size is not None
+    dtype, more["group_size"] = dtypes_of(request)[0], request.group_size
+    return Entry(request.op, dtype, size, algorithm, seconds, place, dim, **more)
+
+
+def file_name(device: str, group_size: int) -> str:
+    """Return the name of the file of a table."""
+    return f"{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}-{group_size}.json"
+
+
+def _may_be_of(device: str, name: str) -> bool:
+    """Whether a file may have measurements of a device: it is not named as that of another one."""
+    number = re.fullmatch(r".+-([0-9]+)\.json", name)
+    return name.endswith(".json") and (number is None or name == file_name(device, int(number[1])))
+
+
+class Tables:
+    """The tables of a device, from folders that need not exist; the first table of a point counts.
+
+    `cache` is the first folder, where new measurements are kept.
+    """
+
+    def __init__(self, cache: Path, shipped: Iterable[Path], device: str) -> None:
+        self._cache, self._device = cache, device
+        self._points: dict[tuple[Any, ...], list[Entry]] = {}
+        for folder in (cache, *shipped):
+            try:
+                paths = sorted(path for path in folder.iterdir() if _may_be_of(device, path.name))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                text = "tables in %s are left out: %s. IRIS_CACHE_DIR names another folder"
+                logger.warning(text, folder, error.strerror)
+                continue
+            for path in paths:
+                try:
+                    table = read_table(path)
+                except SettingsError as error:  # measurements are advice: without them the model decides
+                    logger.warning("a table is left out: %s", error)
+                    continue
+                if table.device == device:
+                    self._add(table.entries)
+
+    def _add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
+
+    def add(self, entries: Sequence[Entry], *, write: bool) -> None:
+        """Add what this process has measured at a point, before all files; `write` also keeps it in the cache."""
+        known, self._points = self._points, {}
+        self._add(entries)
+        self._points = {**self._points, **{key: each for key, each in known.items() if key not in self._points}}
+        if not write:
+            return
+        path = self._cache / file_name(self._device, entries[0].group_size)
+        try:
+            old = read_table(path).entries if path.exists() else ()
+            write_table(path, self._device, entries[0].group_size, versions(), merged(old, entries))
+        except (OSError, SettingsError) as error:
+            logger.warning("what was measured is not kept: %s", error)
+
+    def nearest(self, request: Request) -> Found:
+        """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
+        size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
+        kind = request.op, request.options.get("gather_dim")
+        best: tuple[tuple[Any, ...], bool, list[Entry]] | None = None
+        for entries in self._points.values() if size and all(size) else ():
+            first = entries[0]
+            if (first.op, first.gather_dim) != kind or first.dtype not in dtypes or len(first.size) != len(size or ()):
+                continue
+            apart = [abs(math.log2(mine / its)) for mine, its in zip(size or (), first.size, strict=True)]
+            octaves = abs(math.log2(first.group_size / request.group_size))
+            if max(apart) <= _FAR:
+                elsewhere = octaves, first.place != place
+                key = *elsewhere, max(apart) > _NEAR, dtypes.index(first.dtype), math.hypot(*apart)
+                if best is None or key < best[0]:
+                    best = key, octaves == 0 and max(apart) <= _CLOSE, entries
+        if best is None:
+            return Found()
+        (*apart_from, _, _), keeps_configs, entries = best
+        ordered = sorted(entries, key=lambda entry: entry.seconds)
+        if not keeps_configs:
+            ordered = [replace(each, config={}) for each in ordered]
+        return Found(tuple(ordered), not any(apart_from))

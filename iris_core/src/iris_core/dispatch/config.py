@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from iris_core.errors import ArgumentError
 
 AUTO = "auto"
-_DEFAULT_BLOCK_N = 64
 _MOST_WARPS = 32
 _CACHE_MODIFIERS = ("", ".ca", ".cg", ".cv")
 _REDUCE_VARIANTS = (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock")
@@ -20,14 +19,14 @@ TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m"
 
 
 class LaunchConfig:
-    """What both kinds of configs have in common."""
+    """Base of both kinds of configs."""
 
     use_gluon: bool
     algorithm: str | None
 
     _POSITIVE: ClassVar[tuple[str, ...]] = ()  # fields that are positive integers
     _VARIANTS: ClassVar[dict[str, tuple[str, ...]]] = {}  # fields that name algorithms, with what they may name
-    _ANSWERED: ClassVar[tuple[str, ...]] = ()  # fields that say nothing to algorithms, beside those that name them
+    _NOT_GIVEN: ClassVar[tuple[str, ...]] = ("allow_tf32",)  # fields that algorithms do not get from the config
     _SPEAKS_OF: ClassVar[dict[str, tuple[str, ...]]] = {}  # operations of a field, where they are not all
 
     def __post_init__(self) -> None:
@@ -72,12 +71,12 @@ class LaunchConfig:
         return variant, field
 
     def given(self, op: str = "") -> dict[str, Any]:
-        """Return the fields that were given, without those that name algorithms or that requests have the answer to.
+        """Return the fields that were given, without those that name algorithms or are a part of requests.
 
         Args:
-            op: the operation; fields that speak of others only are left out.
+            op: the operation; fields of other operations are left out.
         """
-        skipped, every = {"algorithm", "use_gluon", *self._VARIANTS, *self._ANSWERED}, fields(self)  # type: ignore[arg-type]
+        skipped, every = {"algorithm", "use_gluon", *self._VARIANTS, *self._NOT_GIVEN}, fields(self)  # type: ignore[arg-type]
         return {
             field.name: getattr(self, field.name)
             for field in every
@@ -92,7 +91,7 @@ class Config(LaunchConfig):
     """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
 
     A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
-    refused when it was named.  The fields are those of the reference system, and `algorithm`.
+    refused when it was named.  The fields are those of the reference system but its rings', and `algorithm`.
 
     Attributes:
         algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
@@ -107,7 +106,6 @@ class Config(LaunchConfig):
         all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves the
             reference system's "atomic", "ring" and "spinlock".
         all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
-        all_reduce_num_rings, all_reduce_ring_slice_n: of the reference system's ring; no algorithm uses them.
         reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
         num_stages: stages of software pipelining.
         num_warps: warps of a program, a power of two up to 32.
@@ -128,8 +126,6 @@ class Config(LaunchConfig):
     all_gather_variant: str = AUTO
     all_reduce_variant: str = AUTO
     all_reduce_distribution: int | None = None
-    all_reduce_num_rings: int | None = None
-    all_reduce_ring_slice_n: int | None = None
     reduce_scatter_variant: str = AUTO
     num_stages: int | None = None
     num_warps: int | None = None
@@ -137,20 +133,15 @@ class Config(LaunchConfig):
     waves_per_eu: int | None = None
     algorithm: str | None = None
 
-    _POSITIVE = (
-        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "all_reduce_num_rings",
-        "all_reduce_ring_slice_n", "num_stages", "num_warps",
+    _POSITIVE: ClassVar[tuple[str, ...]] = (
+        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
     )  # fmt: skip
     _VARIANTS: ClassVar = {
         "all_gather_variant": (AUTO, "persistent", "partitioned"),
         "all_reduce_variant": _REDUCE_VARIANTS,
         "reduce_scatter_variant": (AUTO, "two_shot"),
     }
-    _SPEAKS_OF: ClassVar = {
-        "all_reduce_distribution": ("all_reduce", "reduce_scatter"),
-        "all_reduce_num_rings": ("all_reduce",),
-        "all_reduce_ring_slice_n": ("all_reduce",),
-    }
+    _SPEAKS_OF: ClassVar = {"all_reduce_distribution": ("all_reduce", "reduce_scatter")}
     __hash__ = LaunchConfig.__hash__
 
     def _check(self) -> None:
@@ -167,11 +158,6 @@ class Config(LaunchConfig):
         waves = self.waves_per_eu
         if waves is not None and (isinstance(waves, bool) or not isinstance(waves, int) or waves < 0):
             raise self._wrong(f"waves_per_eu must be 0 or more, not {waves!r}")
-        part, columns = self.all_reduce_ring_slice_n, self.block_size_n or _DEFAULT_BLOCK_N
-        if part is not None and (columns % part or part & (part - 1)):
-            raise self._wrong(
-                f"all_reduce_ring_slice_n must be a power of two that divides block_size_n={columns}, not {part}"
-            )
 
 
 @dataclass(frozen=True)
@@ -179,7 +165,7 @@ class FusedConfig(LaunchConfig):
     """How an operation of `ctx.ops` is to run.  Everything that is not given (None) is the algorithm's choice.
 
     A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
-    refused when it was named.  The fields are those of the reference system, and some more.  Its defaults (tiles of
+    refused when it was named.  The fields are those of the reference system, and others.  Its defaults (tiles of
     256 x 64, steps of 64) have a meaning here only where they define the result, with layout "tiles".
 
     Attributes:
@@ -195,11 +181,9 @@ class FusedConfig(LaunchConfig):
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
         all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of the reference system; Iris
             brings "two_shot".  "auto" for the library's choice.
-        all_reduce_num_rings: number of rings that run side by side, where an algorithm has such.
         num_warps: warps of a program.
         num_stages: stages of software pipelining.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
-        num_pieces: pieces of the product, where an algorithm communicates one beside computing the next (copy engines).
         use_gluon: only algorithms written in Gluon.
         algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
 
@@ -218,20 +202,17 @@ class FusedConfig(LaunchConfig):
     cache_modifier_b: str | None = None
     allow_tf32: bool | None = None
     all_reduce_variant: str = AUTO
-    all_reduce_num_rings: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
     num_fetch_sms: int | None = None
-    num_pieces: int | None = None
     use_gluon: bool = False
     algorithm: str | None = None
 
-    _POSITIVE = (
+    _POSITIVE: ClassVar[tuple[str, ...]] = (
         "block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_xcds", "chunk_size",
-        "all_reduce_num_rings", "num_warps", "num_stages", "num_fetch_sms", "num_pieces",
+        "num_warps", "num_stages", "num_fetch_sms",
     )  # fmt: skip
     _VARIANTS: ClassVar = {"all_reduce_variant": _REDUCE_VARIANTS}
-    _ANSWERED = ("allow_tf32",)
     __hash__ = LaunchConfig.__hash__
 
     def _check(self) -> None:
@@ -243,27 +224,6 @@ class FusedConfig(LaunchConfig):
             raise self._wrong(f"allow_tf32 must be True, False or None, not {self.allow_tf32!r}")
         if not isinstance(self.use_gluon, bool):
             raise self._wrong(f"use_gluon must be True or False, not {self.use_gluon!r}")
-
-    def validate(self, world_size: int | None = None) -> None:
-        """Check the reference system's rule for rings; everything else was checked when the config was made.
-
-        Calls need it not: rings of this library pass whole tiles on, among any number of ranks.
-
-        Args:
-            world_size: ranks that take part.
-
-        Raises:
-            ArgumentError: (a ValueError) a ring cannot divide its tiles among so many ranks.
-        """
-        if world_size is None:
-            return
-        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-            raise ArgumentError(f"FusedConfig.validate: world_size must be a positive integer, not {world_size!r}")
-        columns = TILE_OF_THE_REFERENCE["block_size_n"] if self.block_size_n is None else self.block_size_n
-        if self.all_reduce_variant == "ring" and columns % world_size:
-            raise self._wrong(
-                f"all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, not {columns}"
-            )
 
     def _variant_of(self, op: str) -> str:
         if op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.choice import CLEARLY
+from iris_core.dispatch.choice import CLEARLY, entry_for, size_of
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
-from iris_core.dispatch.tables import entry_for, size_of
 from iris_core.errors import (
     CollectiveTimeoutError,
     DeviceError,
@@ -34,28 +33,20 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _ROUNDS = 3
-_ROUND_S = 1e-3
-"""Seconds of calls that a round of an algorithm takes, but one call at least."""
+_ROUND_S = 1e-3  # of calls of one algorithm, but one call at least
 _MOST_CALLS = 50
-_LIMIT_S = 0.15
-"""Seconds of measured calls after which no round is begun."""
-_NEAR = 1.25
-"""Algorithms that took up to this many times as long as the best are measured again."""
-_CYCLES_PER_S = 2e9
+_LIMIT_S = 0.15  # of measured calls, after which no round is begun
+_NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
+_SINGLE_S = 10e-6  # by which one call alone may seem to take longer: its events, and members that began apart
+_CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
-_MOST_SLEEP_S = 5e-3
 
 
 class FirstCalls:
-    """First calls of a kind for which no measured point is near: by IRIS_TUNE, algorithms are measured for them.
+    """First calls of a kind for which no measured point is near: algorithms are measured for them (IRIS_TUNE, `mode`).
 
-    Args:
-        mode: "first" or "exhaustive"; see `IrisSettings.tune`.
-        world: the ranks.
-        members: what they have agreed on.
-        bind: makes what serves a request by a launch, on all members or on none.
-        chooser: returns the algorithms for a request.
-        memory: of the teams; while first calls are measured half of the heap stays the users'.
+    `bind` makes what serves a request by a launch, on all members or on none; `chooser` returns the algorithms for a
+    request.  While first calls are measured half of the heap stays the users'.
     """
 
     def __init__(
@@ -67,17 +58,13 @@ class FirstCalls:
         chooser: Callable[[Any], Chooser],
         memory: Memory,
     ) -> None:
-        self._mode = mode
-        self._world = world
-        self._members = members
-        self._bind = bind
-        self._chooser = chooser
-        self._memory = memory
+        self._mode, self._world, self._members = mode, world, members
+        self._bind, self._chooser, self._memory = bind, chooser, memory
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
-        """Return what serves a call the fastest, measured on its tensors; None if nothing is measured for it.
+        """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
 
-        Nothing is, where a measured point is near for the group's first member: what it chooses then, all do, as
+        Nothing is where a measured point is near for the group's first member, whose choice then counts for all:
         members may have read their tables at different times.
 
         Collective: every member comes here with its first call of a kind.  The output's values are lost.
@@ -91,14 +78,14 @@ class FirstCalls:
         try:
             if config is not None and config.named(call.op)[0] is not None:
                 return None
-            chooser = self._chooser(request)
+            chooser, few = self._chooser(request), self._mode == "first"
             found = chooser.tables.nearest(request)
-            is_near = self._mode == "first" and found.is_near and found.entries[0].measured
             algorithm, why, wish, in_graphs = chooser.choose(request, config)
             chosen = algorithm.name, wish.options["config"], why, in_graphs
-            launches = chooser.contenders(request, config, few=self._mode == "first")
+            launches = chooser.contenders(request, config, few=few)
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
             self._members.refuse(ranks, call.op, lambda: shared, error)
+        is_near = few and found.is_near and found.entries[0].measured
         rows = self._members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
@@ -117,40 +104,17 @@ class FirstCalls:
         world = self._world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
+        if self._mode == "first":
+            self._memory.spare_nbytes = self._memory.heap.usable_nbytes // 2
         try:
-            if self._mode == "first":
-                self._memory.spare_nbytes = self._memory.heap.usable_nbytes // 2
-            return self._fastest(request, call, shared, launches, scratch)
+            times = self._times(request, call, launches, scratch, world)
         finally:
             self._memory.spare_nbytes = 0
             if saved is not None:
                 call.inp.copy_(saved)
-
-    def _fastest(
-        self, request: Any, call: Any, shared: dict[str, str], launches: Sequence[Launch], scratch: Any
-    ) -> Any:
-        """Bind and measure launches, keep what was found, and return the fastest; None if none can be launched.
-
-        Collective: every member calls it with the same launches.
-        """
-        started = time.perf_counter()
-        world, chooser = self._world.subworld(tuple(sorted(request.members))), self._chooser(request)
-        on_gpu = request.target.type is not DeviceType.CPU
-        times: list[tuple[float, Launch, Any]] = []
-        while launches:
-            bounds = self._launchable(request, call, launches, scratch, world)
-            runs = [partial(bound.try_run, *call.tensors) for _, bound in bounds]
-            is_first = not times
-            measured = zip(measure(runs, world, on_gpu=on_gpu), bounds, strict=True)
-            times = sorted((*times, *((seconds, *each) for seconds, each in measured)), key=itemgetter(0))
-            launches = []
-            if is_first and self._mode == "exhaustive":  # the launches that the best offer, too
-                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
-                offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
-                launches = _common(world.all_gather_object(offered))
         if not times:
             return None
-        first = times[0]
+        chooser, first = self._chooser(request), times[0]
         seconds, (name, given), best = min(times, key=lambda each: chooser.seconds(request, each[1][0], each[0]))
         in_graphs = first[1] if first[0] < CLEARLY * seconds else None
         if in_graphs is not None:
@@ -161,9 +125,31 @@ class FirstCalls:
             chooser.tables.add(entries, write=request.rank == 0)
         if request.rank == 0:
             listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for seconds, launch, _ in times)
-            took = time.perf_counter() - started
-            logger.info("%s: measured in %.2f s, compiling included: %s", best.description, took, listed)
+            logger.info("%s: measured: %s", best.description, listed)
         return best
+
+    def _times(
+        self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
+    ) -> list[tuple[float, Launch, Any]]:
+        """Bind and measure launches: (seconds, launch, what was bound), the fastest first.
+
+        Collective: every member calls it with the same launches.
+        """
+        on_gpu = request.target.type is not DeviceType.CPU
+        times: list[tuple[float, Launch, Any]] = []
+        while launches:
+            bounds = self._launchable(request, call, launches, scratch, world)
+            runs = [partial(bound.try_run, *call.tensors) for _, bound in bounds]
+            is_first = not times
+            measured = zip(measure(runs, world, on_gpu=on_gpu), bounds, strict=True)
+            times = sorted((*times, *((seconds, *each) for seconds, each in measured)), key=itemgetter(0))
+            launches = []
+            if is_first and self._mode == "exhaustive":  # the launches that the best offer, too
+                chooser = self._chooser(request)
+                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
+                offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
+                launches = _common(world.all_gather_object(offered))
+        return times
 
     def _launchable(
         self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
@@ -178,25 +164,17 @@ class FirstCalls:
             except IrisError as error:  # on all members, whatever one of them could not prepare
                 logger.debug("%s: %s is not measured: %s", call.op, name, error)
                 continue
-            on_cpu = request.target.type is DeviceType.CPU
             failure: Exception | None = None
-            state = _LAUNCHED
             try:
                 bound.try_run(*call.tensors)
             except Exception as error:  # noqa: BLE001 - compilers and drivers have many ways to say what is missing
-                failure, state = error, _BROKEN if isinstance(error, DeviceError) else _REFUSED
-                if on_cpu and state == _REFUSED:  # peers wait in their calls
-                    bound.failed(error)
-            states = {each for (each,) in world.all_gather_ints([state])}
+                failure = error
+            own = _LAUNCHED if failure is None else _BROKEN if isinstance(failure, DeviceError) else _REFUSED
+            states = {each for (each,) in world.all_gather_ints([own])}
             if states == {_LAUNCHED}:
                 found.append(((name, given), bound))
             elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
-                if failure is not None and not on_cpu:
-                    bound.failed(failure)
                 raise failure or DeviceError(f"{call.op}: {name!r} could not be launched on all members")
-            elif on_cpu:
-                bound.forget_failures()
-                world.barrier()
         return found
 
 
@@ -214,19 +192,15 @@ def label(name: str, given: Mapping[str, Any]) -> str:
 def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: bool) -> list[float]:
     """Return the seconds of one call of each launch: the least of some rounds, of the slowest member.
 
-    Collective: every member calls it with the same launches in the same order, each of which it has called before.  All
-    members get the same numbers.
-
-    Args:
-        launches: launch on the current stream, and do not wait.
-        world: the members.
-        on_gpu: whether a device runs what is launched, so that events take the times; else the host waits anyway.
+    Collective: every member calls it with the same launches in the same order, each of which it has called before, and
+    gets the same numbers.  They launch on the current stream; if that is `on_gpu`, events take the times.
     """
     seconds_of = _gpu_seconds if on_gpu else _cpu_seconds
     best = [math.inf] * len(launches)
     spent = 0.0
     for number in range(_ROUNDS):
-        again = [place for place, seconds in enumerate(best) if number == 0 or seconds <= _NEAR * min(best)]
+        bound = _NEAR * min(best) + _SINGLE_S * (number == 1)
+        again = [place for place, seconds in enumerate(best) if number == 0 or seconds <= bound]
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
         calls = [1 if number == 0 else min(_MOST_CALLS, max(1, int(_ROUND_S / best[place]))) for place in again]
@@ -239,10 +213,7 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
 
 def _cpu_seconds(launch: Callable[[], object], calls: int) -> float:
     launch()  # the members begin together
-    begin = time.perf_counter()
-    for _ in range(calls):
-        launch()
-    return (time.perf_counter() - begin) / calls
+    return seconds_by_clock(launch, calls)
 
 
 def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
@@ -251,12 +222,24 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
     The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
     the one that began last.
     """
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    started = time.perf_counter()
-    launch()
-    host_s = time.perf_counter() - started
+    host_s = seconds_by_clock(launch, 1)
     torch.cuda._sleep(int(min(1.5 * host_s * (calls + 1), _MOST_SLEEP_S) * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
+    return seconds_by_events(launch, calls)
+
+
+def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:
+    """Return the seconds of one call by this process's clock."""
+    repetitions = range(calls)
+    begin = time.perf_counter()
+    for _ in repetitions:
+        launch()
+    return (time.perf_counter() - begin) / calls
+
+
+def seconds_by_events(launch: Callable[[], object], calls: int) -> float:
+    """Return the seconds of one call between two events on the current stream, for which it waits."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(calls):
         launch()

@@ -8,21 +8,20 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
-from iris_core.types import REDUCIBLE, CollectiveRequest, ReduceOp
+from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch.distributed as dist
+    from collections.abc import Mapping, Sequence
 
     from iris_core.dispatch.config import Config
-    from iris_core.types import DeviceTarget
+    from iris_core.types import DeviceTarget, Group
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")
@@ -49,36 +48,40 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What calls are checked against: this rank in its world, its device and its heap."""
+    """This rank in its world, its device and its heap, for checking calls."""
 
     rank: int
     world_size: int
     target: DeviceTarget
-    is_symmetric: Callable[[torch.Tensor], bool]  # whether a tensor lies wholly on the heap
+    heap: tuple[int, int]  # where the rank's heap begins and ends
     processors: int = 1  # multiprocessors (SMs, CUs) of the smallest device of all ranks; on the CPU 1
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies wholly on the heap."""
+        begin = tensor.data_ptr() or tensor.untyped_storage().data_ptr()  # of an empty tensor
+        return self.heap[0] <= begin and begin + max(1, reach(tensor)) <= self.heap[1]
 
 
 class CollectiveCall(NamedTuple):
-    """A call as `Collectives` passes it on, not looked at; what `first` and `second` are depends on `op`."""
+    """A call as `Collectives` passes it on, unchecked; the meaning of `first` and `second` depends on `op`."""
 
     op: str
     out: Any
     inp: Any
-    group: dist.ProcessGroup | Sequence[int] | None
+    group: Group
     config: Config | None
     first: Any = None
     second: Any = None
 
     @property
     def tensors(self) -> tuple[Any, Any]:
-        """What is launched with."""
+        """The arguments of the launch."""
         return self.out, self.inp
 
     def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
         """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
 
-        Raises:
-            TypeError, LayoutError, ArgumentError: an argument makes no sense.
+        TypeError, LayoutError or ArgumentError if an argument makes no sense.
         """
         op, out, inp, _, config, first, second = self
         if config is not None and not hasattr(config, "named"):
@@ -95,8 +98,8 @@ class CollectiveCall(NamedTuple):
             members, rank = tuple(range(here.world_size)), here.rank
         if op == "all_to_all" and first is not None:
             taken, given = first
-            options["in_splits"] = split_sizes(given, inp, len(members), taken)
-            options["out_splits"] = split_sizes(taken, out, len(members), given)
+            options["in_splits"] = _split_sizes(given, inp, len(members), taken)
+            options["out_splits"] = _split_sizes(taken, out, len(members), given)
         is_root = rank == options.get("root")
         for name, tensor, needed in (
             ("output", out, op in (*_ALL_HAVE_OUTPUT, "recv", "broadcast") or is_root),
@@ -106,8 +109,7 @@ class CollectiveCall(NamedTuple):
                 raise ArgumentError(f"{op}: rank {members[rank]} is the root and must pass the {name}")
             if tensor is not None or needed:
                 check_strided(op, name, tensor)
-        main = out if inp is None else inp
-        tensors = [each for each in (out, inp) if each is not None]
+        main, tensors = out if inp is None else inp, [each for each in (out, inp) if each is not None]
         layout = second if op in LAYOUTS else TORCH
         options |= {
             "layout": layout,
@@ -116,39 +118,16 @@ class CollectiveCall(NamedTuple):
             "uneven": options.get("in_splits") is not None,
             "config": {} if config is None else config.given(op),
         }
-        if inp is not None:
-            options["in_stride"] = inp.stride()
-        if out is not None:
-            options["out_shape"], options["out_stride"] = tuple(out.shape), out.stride()
-        direct_in, direct_out = (
-            each is not None and each.is_contiguous() and here.is_symmetric(each) for each in (inp, out)
-        )
-        return CollectiveRequest(
-            op=op,
-            shape=tuple(main.shape),
-            dtype=name_of(main.dtype),
-            nbytes=main.numel() * main.element_size(),
-            rank=rank,
-            group_size=len(members),
-            target=here.target,
-            options=options,
-            members=members,
-            direct_in=direct_in,
-            direct_out=direct_out,
-        )
+        options |= {} if inp is None else {"in_stride": inp.stride()}
+        options |= {} if out is None else {"out_shape": tuple(out.shape), "out_stride": out.stride()}
+        direct = [each is not None and each.is_contiguous() and here.has(each) for each in (inp, out)]
+        shape, dtype, nbytes = tuple(main.shape), name_of(main.dtype), main.numel() * main.element_size()
+        return CollectiveRequest(op, shape, dtype, nbytes, rank, len(members), here.target, options, members, *direct)
 
     def check(self, request: CollectiveRequest, here: Here) -> None:
-        """Raise unless a call is possible.
-
-        Raises:
-            DeviceError: a tensor is on another device.
-            UnsupportedError: elements of this type cannot be reduced.
-            ArgumentError: (a ValueError) shapes, dtypes, splits or options do not fit.
-        """
+        """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
         op, out, inp = self[:3]
-        for name, tensor in (("output", out), ("input", inp)):
-            if tensor is not None:
-                check_tensor(op, name, tensor, here)
+        check_tensors(op, here, output=out, input=inp)
         layout, known = request.options["layout"], LAYOUTS.get(op, (TORCH,))
         if layout not in known:
             raise ArgumentError(f"{op}: layout must be one of {', '.join(known)}, not {layout!r}")
@@ -160,6 +139,7 @@ class CollectiveCall(NamedTuple):
             _check_shapes(request, out, inp)
         if out is not None and not (op == "broadcast" and request.rank == request.options["root"]):
             check_written(op, out)
+        check_unrecorded(op, out, inp)
         if out is None or inp is None or not share_memory(out, inp):
             return
         is_part = op in ("all_gather", "reduce_scatter", "gather", "scatter")
@@ -170,36 +150,30 @@ class CollectiveCall(NamedTuple):
             )
 
 
-def is_empty(request: CollectiveRequest) -> bool:
+def is_empty(request: CollectiveRequest | FusedRequest) -> bool:
     """Whether no member moves anything, if all call alike; a message of nothing is a message, too."""
+    if isinstance(request, FusedRequest):
+        return 0 in request.out_shape
     return request.nbytes == 0 and not request.options["uneven"] and request.op not in POINT_TO_POINT
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 def reduce_op(op: Any) -> ReduceOp:
-    """Return the `ReduceOp` that an argument means.
-
-    Args:
-        op: a ReduceOp or its number, one of torch.distributed (its name counts, not its number), a name ("sum"), or
-            None for SUM.
-
-    Raises:
-        ArgumentError: there is no such reduction.
-    """
+    """Return the `ReduceOp` that an argument means: one, its number or name, one of torch.distributed, None for SUM."""
     if op is None:
         return ReduceOp.SUM
     kind = getattr(op, "op", op)  # torch's ReduceOp is an object around a member of its enumeration
     name = (kind if isinstance(kind, str) else str(getattr(kind, "name", ""))).upper()
     if name in ReduceOp.__members__:
         return ReduceOp[name]
-    if not name and not isinstance(op, bool) and hasattr(op, "__index__") and operator.index(op) in tuple(ReduceOp):
-        return ReduceOp(operator.index(op))
+    if not name and type(op) is int and op in tuple(ReduceOp):
+        return ReduceOp(op)
     known = ", ".join(each.name for each in ReduceOp)
     raise ArgumentError(f"op={op!r} is no reduction; known are {known}, as ReduceOp or as torch.distributed.ReduceOp")
 
 
 def check_reducible(what: str, op: ReduceOp, dtype: torch.dtype) -> None:
-    """Raise unless a reduction is defined for an element type (UnsupportedError, or ArgumentError for this one)."""
+    """Raise if no collective reduces elements of `dtype` with `op`; `what` names the call."""
     if name_of(dtype) not in REDUCIBLE:
         raise UnsupportedError(f"{what}: elements of {dtype} cannot be reduced; these can: {', '.join(REDUCIBLE)}")
     if op in _BITWISE and dtype.is_floating_point:
@@ -218,7 +192,7 @@ def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
     return members.index(rank)
 
 
-def split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
+def _split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
     """Return split sizes as a tuple: equal parts if only the `other` side gave any; None if neither did."""
     if sizes is None and other is None:
         return None
@@ -231,19 +205,24 @@ def check_strided(op: str, name: str, tensor: Any) -> None:
     """Raise unless something is a tensor in strided memory (TypeError, LayoutError)."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{op}: the {name} must be a torch tensor, not {type(tensor).__name__}")
+    if hasattr(tensor, "to_local"):
+        raise TypeError(f"{op}: the {name} is a {type(tensor).__name__}; pass this rank's part, tensor.to_local()")
     if tensor.layout is not torch.strided:
         raise LayoutError(f"{op}: the {name} has layout {tensor.layout}; only torch.strided tensors can be sent")
 
 
-def check_tensor(op: str, name: str, tensor: torch.Tensor, here: Here) -> None:
-    """Raise unless kernels of this context can work on a tensor: DeviceError, or ArgumentError if it is lazy."""
-    if tensor.device != torch.device(here.target.torch_device):
-        device = here.target.torch_device
-        raise DeviceError(f"{op}: the {name} is on {tensor.device}, but this context works on {device}")
-    if tensor.is_complex() and tensor.is_conj():
-        raise ArgumentError(f"{op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
-    if tensor.is_neg():
-        raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
+def check_tensors(op: str, here: Here, **tensors: torch.Tensor | None) -> None:
+    """Raise unless kernels of this context can work on tensors: DeviceError, or ArgumentError for lazy ones."""
+    device = here.target.torch_device
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.device != torch.device(device):
+            raise DeviceError(f"{op}: the {name} is on {tensor.device}, but this context works on {device}")
+        if tensor.is_complex() and tensor.is_conj():
+            raise ArgumentError(f"{op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
+        if tensor.is_neg():
+            raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -254,10 +233,16 @@ def name_of(dtype: torch.dtype) -> str:
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def _check_shapes(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tensor) -> None:
     op, size, layout = request.op, request.group_size, request.options["layout"]
-    if op in ("all_gather", "gather"):
-        _check_parts(op, size, out, inp, (out, inp), ("output", "input"))
-    elif op in ("reduce_scatter", "scatter") and layout == TORCH:
-        _check_parts(op, size, out, inp, (inp, out), ("input", "output"))
+    if op in ("all_gather", "gather") or (op in ("reduce_scatter", "scatter") and layout == TORCH):
+        # one has a part for each member, along the first dimension or along one of its own; the other is one
+        is_gathered = op.endswith("gather")
+        whole, part = (out, inp) if is_gathered else (inp, out)
+        large, small = ("output", "input") if is_gathered else ("input", "output")
+        stacked = (size, *part.shape)
+        joined = (size * part.shape[0], *part.shape[1:]) if part.dim() else (size,)
+        if tuple(whole.shape) not in (stacked, joined):
+            rule = f"the {large} must be {joined} or {stacked}: one {small} for each of the {size} members"
+            raise _shapes(op, out, inp, rule)
     elif layout == TILES:
         if out.dim() != 2 or out.shape != inp.shape:
             raise _shapes(op, out, inp, 'with layout="tiles" both must be matrices of the same shape')
@@ -265,18 +250,6 @@ def _check_shapes(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tens
         _check_exchanged(request, out, inp)
     elif out.shape != inp.shape:
         raise _shapes(op, out, inp, "they must be equal")
-
-
-def _check_parts(
-    op: str, size: int, out: Any, inp: Any, pair: tuple[torch.Tensor, torch.Tensor], names: tuple[str, str]
-) -> None:
-    """One tensor has a part for each member, along the first dimension or along one of its own; the other is one."""
-    (whole, part), (large, small) = pair, names
-    stacked = (size, *part.shape)
-    joined = (size * part.shape[0], *part.shape[1:]) if part.dim() else (size,)
-    if tuple(whole.shape) not in (stacked, joined):
-        rule = f"the {large} must be {joined} or {stacked}: one {small} for each of the {size} members"
-        raise _shapes(op, out, inp, rule)
 
 
 def _check_exchanged(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tensor) -> None:
@@ -318,6 +291,15 @@ def _shapes(op: str, out: torch.Tensor, inp: torch.Tensor, rule: str) -> Argumen
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
+def check_unrecorded(op: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse tensors whose gradients torch would have to record: as torch's own functions do with `out=`."""
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        raise ArgumentError(
+            f"{op}: writes into its output, so torch cannot record it for gradients; use torch.ops.iris or "
+            "iris_core.nn, or call it under torch.no_grad()"
+        )
+
+
 def check_written(op: str, out: torch.Tensor) -> None:
     """Refuse an output that has several elements in one place."""
     end = 1
@@ -331,7 +313,7 @@ def check_written(op: str, out: torch.Tensor) -> None:
 
 
 def reach(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last one."""
+    """Bytes from a tensor's first element to the end of its last one."""
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -347,23 +329,18 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_contiguous() and other.is_contiguous():
         return True
     try:
-        return np.shares_memory(np.asarray(_Place(one)), np.asarray(_Place(other)), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(_place_of(one), _place_of(other), max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True  # unknown, so better not
 
 
-class _Place:
+def _place_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Where a tensor lies, for numpy, which looks at the addresses and never at what is there: a GPU's will do."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        item = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (tensor.data_ptr(), False),
-            "typestr": f"|V{item}",
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * item for stride in tensor.stride()),
-        }
+    item = tensor.element_size()
+    strides = tuple(stride * item for stride in tensor.stride())
+    about = {"version": 3, "data": (tensor.data_ptr(), False), "typestr": f"|V{item}"}
+    place: Any = SimpleNamespace(__array_interface__={**about, "shape": tuple(tensor.shape), "strides": strides})
+    return np.asarray(place)
 
 
 def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank: int, layout: str) -> bool:
@@ -381,17 +358,28 @@ def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank:
     return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
 
 
-# -- what members compare ---------------------------------------------------------------------------------------------
-def shared_facts(request: CollectiveRequest) -> dict[str, str]:
-    """Return what must be equal on all members, by name, for comparing and for messages."""
+# -- for members to compare -------------------------------------------------------------------------------------------
+def shared_facts(request: CollectiveRequest | FusedRequest) -> dict[str, str]:
+    """Return the facts that must be equal on all members, by name, for comparing and for messages."""
     options = request.options
-    facts = {"operation": request.op, "dtype": request.dtype, "elements": str(_elements(request))}
-    for name in ("reduction", "root", "layout"):
-        if name in options:
-            facts[name] = str(options[name])
-    if options["layout"] != TORCH:  # the shape says which elements are whose
+    facts = {"operation": request.op}
+    if isinstance(request, FusedRequest):
+        facts["dtypes"] = f"{request.dtype} times {request.b_dtype or request.dtype} to {request.out_dtype}"
+        facts["product"] = f"{request.m} x {request.k} times {request.k} x {request.n}"
+        facts |= {"bias along": options["bias"], "TF32 for float32": "allowed" if options["tf32"] else "no"}
+    else:
+        facts |= {"dtype": request.dtype, "elements": str(_elements(request))}
+    facts |= {name: str(options[name]) for name in ("reduction", "root", "gather_dim", "layout") if name in options}
+    if not isinstance(request, FusedRequest) and options["layout"] != TORCH:  # the shape says which elements are whose
         facts["shape"] = str(request.shape)
     facts["config"] = config_text(options["config"])
+    if isinstance(request, FusedRequest):
+        where = "on the heap, with dense rows at multiples of 16 bytes"
+        if request.op == "all_gather_matmul":
+            facts[f"A {where}"] = str(request.reach_a)
+        elif request.op != "matmul_reduce_scatter":
+            facts[f"the output {where}"] = str(request.reach_out)
+        return facts
     if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
         return {**facts, "split sizes": "given"}
     if request.op in _ALL_HAVE_INPUT:
@@ -404,7 +392,7 @@ def shared_facts(request: CollectiveRequest) -> dict[str, str]:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Fields of a config as text that is the same on all members that have the same."""
+    """Fields of a config as text, in order of their names."""
     return ", ".join(f"{name}={value}" for name, value in sorted(config.items())) or "default"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_core.errors import HeapError, NotOnHeapError, PeerAccessError, RankMismatchError
+from iris_core.errors import HeapError, PeerAccessError, RankMismatchError
 from iris_core.types import Capability
 from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class RangeSet:
-    """A set of integers kept as disjoint, sorted, half-open ranges."""
+    """A set of integers kept as disjoint, sorted, half-open ranges, those given at first included."""
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+    def __init__(self, ranges: Sequence[tuple[int, int]] = ()) -> None:
+        self._starts = [start for start, _ in ranges]
+        self._ends = [end for _, end in ranges]
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -114,15 +114,13 @@ class Backing:
     def release_idle(self, free: Iterable[tuple[int, int]]) -> bool:
         """Give back the whole granules that have been free since the previous call, and note those free now.
 
-        Returns whether anything was given back; `free` are the free blocks as (offset, size).  If the allocator raises,
-        what is remembered here is the same as on ranks where it does not.
+        Returns whether anything was given back; `free` are ranges [start, end).  If the allocator raises, what is
+        remembered here is the same as on ranks where it does not.
         """
-        idle, ranges = RangeSet(), []
-        for offset, size in free:
-            for start, end in self._committed.intersection(*self._inner(offset, size)):
-                idle.add(start, end)
-        for old_start, old_end in self._idle:
-            ranges += idle.intersection(*self._inner(old_start, old_end - old_start))
+        idle = RangeSet(
+            [each for start, end in free for each in self._committed.intersection(*self._inner(start, end))]
+        )
+        ranges = [each for start, end in self._idle for each in idle.intersection(*self._inner(start, end))]
         for start, end in ranges:
             idle.remove(start, end)
         self._idle = idle
@@ -150,8 +148,7 @@ class Backing:
         """Undo what the allocator committed for a range that was not noted, because growth failed on some rank."""
         if not self.decommits:
             return
-        gaps = RangeSet()
-        gaps.add(*self._outer(offset, nbytes))
+        gaps = RangeSet([self._outer(offset, nbytes)])
         for start, end in self._committed:
             gaps.remove(start, end)
         self.decommit(gaps)
@@ -166,10 +163,10 @@ class Backing:
         g = self._granule
         return offset // g * g, min((offset + nbytes + g - 1) // g * g, self._nbytes)
 
-    def _inner(self, offset: int, nbytes: int) -> tuple[int, int]:
+    def _inner(self, start: int, end: int) -> tuple[int, int]:
         """The granules that lie wholly in a range; the heap's last one may be shorter."""
-        g, end = self._granule, offset + nbytes
-        return (offset + g - 1) // g * g, end if end == self._nbytes else end // g * g
+        g = self._granule
+        return (start + g - 1) // g * g, end if end == self._nbytes else end // g * g
 
     # -- the peers' heaps ---------------------------------------------------------------------------------------------
     @property
@@ -230,19 +227,6 @@ class Backing:
         return tuple(bases)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
-    def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:
-        """Return the address of the same place in another rank's heap; see `SymmetricHeap.translate`."""
-        for rank in (from_rank, to_rank):
-            if not 0 <= rank < len(self.bases):
-                raise ValueError(f"there is no rank {rank} in a world of {len(self.bases)}")
-        offset = ptr - self.bases[from_rank]
-        if not 0 <= offset < self._nbytes:
-            raise NotOnHeapError(
-                f"address {ptr:#x} does not lie in rank {from_rank}'s heap, which begins at "
-                f"{self.bases[from_rank]:#x} and has {self._nbytes} bytes"
-            )
-        return self.bases[to_rank] + offset
-
     def offset_within(self, tensor: torch.Tensor) -> int | None:
         """Offset of a tensor that lies wholly in the own heap, first to last element; None if it does not."""
         if tensor.layout is not torch.strided:

@@ -22,7 +22,6 @@ from iris_core.errors import HeapError, NotOnHeapError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
     import torch
 
@@ -100,34 +99,20 @@ def format_label(label: Label) -> str:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A block of the heap.
+    """A block of the heap."""
 
-    Attributes:
-        number: counts allocations.
-        offset: where the block begins.
-        nbytes: size as asked for.
-        start: where the tensor's storage begins; differs from `offset` only for imported memory.
-        storage: identity of the storage, which tells it from an earlier one at the same address.
-        label: the call that made it.
-        source: the storage whose memory was imported, kept until no rank needs it; None for the heap's own memory.
-        pending, dropped: whether it was freed, or its tensor was dropped, and it waits for the other ranks.
-        scope: the scope that will free it.
-        streams: streams that use it, as far as the heap was told.
-        uses: once it was freed, these with their last moments; empty when they are past, None before.
-    """
-
-    number: int
-    offset: int
-    nbytes: int
-    start: int
-    storage: int
-    label: Label
-    source: torch.UntypedStorage | None = None
-    pending: bool = False
-    dropped: bool = False
-    scope: Scope | None = None
-    streams: list[Stream] = field(default_factory=list)
-    uses: Uses | None = None
+    number: int  # counts allocations
+    offset: int  # where the block begins
+    nbytes: int  # size as asked for
+    start: int  # where the tensor's storage begins; differs from `offset` only for imported memory
+    storage: int  # identity of the storage, which tells it from an earlier one at the same address
+    label: Label  # the call that made it
+    source: torch.UntypedStorage | None = None  # whose memory was imported, kept until no rank needs it
+    pending: bool = False  # it was freed, and waits for the other ranks
+    dropped: bool = False  # its tensor was dropped, and it waits for the other ranks
+    scope: Scope | None = None  # the scope that will free it
+    streams: list[Stream] = field(default_factory=list)  # streams that use it, as far as the heap was told
+    uses: Uses | None = None  # once it was freed, these with their last moments; empty when they are past
 
     def __str__(self) -> str:
         return f"{format_label(self.label)} at offset {self.offset}"
@@ -137,14 +122,12 @@ class BlockTable:
     """The blocks of one rank's heap, which begins at `base`."""
 
     def __init__(self, base: int, nbytes: int) -> None:
-        self._base = base
-        self._nbytes = nbytes
+        self._base, self._nbytes = base, nbytes
         self.history = History()
         self._numbers = 0
         self.live: dict[int, Record] = {}
         self.pending: list[Record] = []  # in the order in which they were freed; equal on all ranks
-        # both, by offset of the storage; several only where the same memory was imported several times
-        self._by_start: dict[int, list[Record]] = {}
+        self._by_storage: dict[int, Record] = {}  # both; the identity of a storage that is gone may be used again
         self.released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
         self.unannounced: list[Record] = []  # of these, the live ones that the other ranks do not know of
         self.votes: Counter[int] = Counter()  # number -> ranks that have dropped the live block; equal on all ranks
@@ -160,21 +143,20 @@ class BlockTable:
         """Add a live block, which belongs to the innermost scope."""
         self.history.record(op, record.nbytes, alignment, record.offset, record.label)
         if self.scopes:
-            self.scopes[-1].adopt(record)
+            _put(record, self.scopes[-1])
         self.live[record.number] = record
-        self._by_start.setdefault(record.start, []).append(record)
+        self._by_storage[record.storage] = record
         self.version += 1
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
         """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages."""
         storage = tensor.untyped_storage()
         start = storage.data_ptr() - self._base
-        # the newest first: an older one's storage may be gone and its identity used again
-        for record in reversed(self._by_start.get(start, ())):
-            if record.storage == storage._cdata:
-                if not record.pending:
-                    return record
-                raise HeapError(f"{what}: {record} was freed before")
+        record = self._by_storage.get(storage._cdata)
+        if record is not None and record.start == start:
+            if not record.pending:
+                return record
+            raise HeapError(f"{what}: {record} was freed before")
         if not 0 <= start < self._nbytes:
             raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
         frees = (call for call in reversed(self.history.recent()) if call.op == Op.FREE and call.offset == start)
@@ -233,26 +215,22 @@ class BlockTable:
         return [*self.pending, *(record for record in self.live.values() if record.dropped)]
 
     def _forget(self, record: Record) -> None:
-        same = self._by_start[record.start]
-        same.remove(record)
-        if not same:
-            del self._by_start[record.start]
+        if self._by_storage.get(record.storage) is record:
+            del self._by_storage[record.storage]
 
     def _remove(self, record: Record) -> None:
         del self.live[record.number]
         if record.scope is not None:
-            record.scope.give_up(record)
+            _put(record, None)
         self.version += 1
 
 
 class Scope:
     """Frees, at its end, the blocks that were allocated inside and not kept; made by `SymmetricHeap.scope`."""
 
-    def __init__(self, table: BlockTable, retire: Callable[[Record], None], is_open: Callable[[], bool]) -> None:
-        self._table = table
-        self._retire = retire
-        self._is_open = is_open
-        self._records: dict[int, Record] = {}
+    def __init__(self, table: BlockTable, retire: Callable[[Record], None]) -> None:
+        self._table, self._retire = table, retire
+        self._records: dict[int, Record] = {}  # by number
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Let a tensor, or a view of one, outlive this scope; only an enclosing one frees it.  Returns the tensor.
@@ -269,20 +247,8 @@ class Scope:
         record = self._table.find(tensor, "keep")
         depth = scopes.index(self)
         if record.scope is not None and scopes.index(record.scope) >= depth:
-            record.scope.give_up(record)
-            if depth:
-                scopes[depth - 1].adopt(record)
+            _put(record, scopes[depth - 1] if depth else None)
         return tensor
-
-    def adopt(self, record: Record) -> None:
-        """Become the scope that frees a block."""
-        record.scope = self
-        self._records[record.number] = record
-
-    def give_up(self, record: Record) -> None:
-        """Stop being the scope that frees a block."""
-        record.scope = None
-        del self._records[record.number]
 
     def __enter__(self) -> Scope:
         if self in self._table.scopes:
@@ -290,9 +256,7 @@ class Scope:
         self._table.scopes.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         scopes = self._table.scopes
         if self not in scopes:
             return  # it ended together with one around it
@@ -300,10 +264,18 @@ class Scope:
         try:
             for scope in reversed(inner):
                 for record in list(scope._records.values()):
-                    if self._is_open():
-                        self._retire(record)
+                    self._retire(record)
         finally:
             for scope in inner:  # what could not be freed belongs to no scope now
                 for record in list(scope._records.values()):
-                    scope.give_up(record)
+                    _put(record, None)
                 scopes.remove(scope)
+
+
+def _put(record: Record, scope: Scope | None) -> None:
+    """Let a scope, or none, be the one that frees a block."""
+    if record.scope is not None:
+        del record.scope._records[record.number]
+    record.scope = scope
+    if scope is not None:
+        scope._records[record.number] = record

@@ -82,9 +82,7 @@ def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
     if Capability.IMPORT_TENSOR in state.allocator.info.provides and external.numel():
         wait_for_device(state)  # memory may be taken off the heap to make room for the tensor's
         allocator = cast("SupportsImportTensor", state.allocator)
-        size, delta = allocator.import_extent(external.detach())
-        there = allocator.imported_at(external.detach())
-        return passed._replace(extent=(size, delta, -1 if there is None else there))
+        return passed._replace(extent=allocator.import_extent(external.detach()))
     like = torch.empty_like(external, device="meta")  # what torch makes of strides that are not dense
     return passed._replace(stride=like.stride())
 

@@ -30,7 +30,7 @@ from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
 from iris_core.heap.blocks import BlockTable, Op, Record, Scope, format_label
 from iris_core.heap.heap_state import NOT_OPEN, HeapState
-from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator, check_alignment
+from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
 from iris_core.heap.streams import HostStreams, StreamOrder
 from iris_core.types import Block, HeapStats
 from iris_core.world.failures import on_all_ranks
@@ -69,11 +69,8 @@ class SymmetricHeap:
         device: str = "cpu",
     ) -> None:
         usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
-        if not 0 < usable <= allocator.nbytes:
-            raise ValueError(f"usable_nbytes={usable_nbytes} of an allocator of {allocator.nbytes} bytes")
         self.streams: Streams = HostStreams() if streams is None else streams
-        self.standstill: Standstill | None = None  # set when the context is opened, and likewise:
-        self.check_hosts: Callable[[int], None] = lambda address: None  # raises what has failed on another rank's host
+        self.standstill: Standstill | None = None  # set when the context is opened
         offsets, blocks = SubAllocator(usable), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
@@ -157,15 +154,13 @@ class SymmetricHeap:
         """
         if shape and min(shape) < 0:
             raise ValueError(f"a tensor cannot have {min(shape)} elements along a dimension")
-        elements = span(shape, stride)
-        if alignment != MIN_ALIGNMENT:
-            check_alignment(alignment)
-            if not self._state.closed and alignment > self._state.backing.max_alignment:
-                possible = self._state.backing.max_alignment
+        if alignment > MIN_ALIGNMENT and not self._state.closed:
+            possible = self._state.backing.max_alignment
+            if alignment > possible:
                 raise UnsupportedError(
                     f"alignment {alignment} cannot be had: the heaps begin at multiples of {possible} only"
                 )
-        raw = self._allocate(elements * dtype.itemsize, alignment, label)
+        raw = self._allocate(span(shape, stride) * dtype.itemsize, alignment, label)
         # set_ makes a leaf that is no view of `raw`; an empty one still has a storage of its own on the heap
         return torch.empty(0, dtype=dtype, device=raw.device).set_(raw.untyped_storage(), 0, shape, stride)
 
@@ -222,11 +217,11 @@ class SymmetricHeap:
         if self._on_allocated is not None:
             self._on_allocated(record.offset, record.nbytes)
 
-    def allocate_unscoped(self, nbytes: int, label: Label, alignment: int) -> torch.Tensor:
+    def allocate_unscoped(self, nbytes: int, label: Label, alignment: int = MIN_ALIGNMENT) -> torch.Tensor:
         """Allocate bytes that no scope frees, to be handed out piece by piece.  See `allocate`."""
         raw = self._allocate(nbytes, alignment, label)
-        if self._state.blocks.scopes:
-            self._state.blocks.scopes[0].keep(raw)
+        if scopes := self._state.blocks.scopes:
+            scopes[0].keep(raw)
         return raw
 
     def take_for_group(self, world: World, members: Sequence[int], nbytes: int, what: str) -> tuple[int, torch.Tensor]:
@@ -315,7 +310,7 @@ class SymmetricHeap:
         """
         self._check_open()
         state = self._state
-        return Scope(state.blocks, lambda record: symmetry.retire(state, record), lambda: not state.closed)
+        return Scope(state.blocks, lambda record: None if state.closed else symmetry.retire(state, record))
 
     def barrier_agreement(self, stream: Stream | None = None, *, wait: bool = True) -> None:
         """Finish the device's work, compare histories, and free what all ranks have freed or dropped.
@@ -335,11 +330,9 @@ class SymmetricHeap:
         self._check_open()
         symmetry.agree_at_barrier(self._state, stream, wait=wait)
 
-    def check_peers(self, address: int = 0) -> None:
-        """Raise if a peer cannot end a wait for a word; see `iris_core.protocols.MemoryMap`.  Local and cheap."""
+    def check_peers(self) -> None:
+        """Raise PeerLostError if a peer's process has ended.  Local and cheap."""
         self._state.world.check_peers()
-        if address:
-            self.check_hosts(address)
 
     def stands_still(self, quiet: bool) -> bool:
         """Report that kernels of this rank have polled in vain; return whether no rank can end that.  Local, CPU."""
@@ -354,11 +347,21 @@ class SymmetricHeap:
             NotOnHeapError: `ptr` does not lie in that heap.
         """
         self._check_open()
-        return self._state.backing.translate(ptr, from_rank, to_rank)
+        bases, nbytes = self.heap_bases, self.nbytes
+        for rank in (from_rank, to_rank):
+            if not 0 <= rank < len(bases):
+                raise ValueError(f"there is no rank {rank} in a world of {len(bases)}")
+        offset = ptr - bases[from_rank]
+        if not 0 <= offset < nbytes:
+            raise NotOnHeapError(
+                f"address {ptr:#x} does not lie in rank {from_rank}'s heap, which begins at {bases[from_rank]:#x} and "
+                f"has {nbytes} bytes"
+            )
+        return bases[to_rank] + offset
 
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor of this heap; see `iris_core.Iris.as_remote`.  Local."""
-        offset = self.check_on_heap(tensor, "as_remote")
+        offset = self.offset_of(tensor, "as_remote")
         if not 0 <= rank < len(self.heap_bases):
             raise ArgumentError(f"as_remote: rank {rank} is out of range in a world of {len(self.heap_bases)}")
         if self.is_of_group(offset):
@@ -379,14 +382,15 @@ class SymmetricHeap:
         """The same as `is_symmetric`."""
         return self.is_symmetric(tensor)
 
-    def offset_of(self, tensor: torch.Tensor) -> int:
-        """Return the offset in bytes of a tensor's first element, the same on every rank; see `check_on_heap`."""
-        return self.check_on_heap(tensor, "offset_of")
+    def offset_of(self, tensor: torch.Tensor, what: str = "offset_of") -> int:
+        """Return the offset in bytes of a tensor's first element, the same on every rank.
 
-    def check_on_heap(self, tensor: torch.Tensor, what: str) -> int:
-        """Return the offset in bytes of a tensor; NotOnHeapError unless it lies wholly on the heap.
+        Args:
+            tensor: lies wholly on this rank's own heap.
+            what: begins the message of errors: what the tensor was passed as ("all_reduce: the input").
 
-        `what` begins the message: what the tensor was passed as ("all_reduce: the input").
+        Raises:
+            NotOnHeapError: it does not.
         """
         self._check_open()
         offset = self._state.backing.offset_within(tensor)
@@ -414,11 +418,6 @@ class SymmetricHeap:
     def usable_nbytes(self) -> int:
         """Bytes of each rank's heap that allocations share."""
         return self._state.usable
-
-    @property
-    def system_nbytes(self) -> int:
-        """Size in bytes of the system area, which lies behind what allocations share."""
-        return self.system_area.nbytes
 
     def is_of_group(self, offset_bytes: int) -> bool:
         """Whether a group of ranks may have its own memory at an offset: allocations of users have not come there."""

@@ -14,11 +14,11 @@ from bisect import bisect_left, insort
 from iris_core.errors import HeapError, HeapExhaustedError
 
 MIN_ALIGNMENT = 256
-"""Default alignment in bytes: a cache line of any device, and more than any vector access needs."""
+"""Least alignment and size of a block in bytes: a cache line of any device, and more than any vector access needs."""
 
 
 class SubAllocator:
-    """Hands out and takes back parts of the range [0, nbytes), in multiples of `alignment`, a power of two.
+    """Hands out and takes back parts of the range [0, nbytes), in multiples of MIN_ALIGNMENT.
 
     Example:
         >>> sub = SubAllocator(4096)
@@ -28,12 +28,10 @@ class SubAllocator:
         256
     """
 
-    def __init__(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> None:
-        check_alignment(alignment)
-        self.alignment = alignment
-        self.nbytes = nbytes // alignment * alignment
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes // MIN_ALIGNMENT * MIN_ALIGNMENT
         if self.nbytes <= 0:
-            raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {alignment} bytes")
+            raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {MIN_ALIGNMENT} bytes")
         self.limit = self.nbytes  # where blocks end at most; it may rise, up to `nbytes`
         self.num_frees = 0
         self._live: dict[int, int] = {}  # offset -> size
@@ -44,21 +42,18 @@ class SubAllocator:
 
     def rounded(self, nbytes: int) -> int:
         """Return the size of the block that a request gets: of nothing, the smallest block."""
-        return (nbytes + self.alignment - 1) // self.alignment * self.alignment if nbytes > 0 else self.alignment
+        return -(-nbytes // MIN_ALIGNMENT) * MIN_ALIGNMENT or MIN_ALIGNMENT
 
     def allocate(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> int:
         """Take a block and return its offset, a multiple of `alignment`; HeapExhaustedError if there is no room."""
-        if nbytes < 0:
-            raise ValueError(f"cannot allocate {nbytes} bytes")
-        granule = self.alignment
-        if alignment != granule:
-            check_alignment(alignment)
-        size = (nbytes + granule - 1) // granule * granule if nbytes else granule
+        if alignment <= 0 or alignment & (alignment - 1):
+            raise ValueError(f"alignment must be a power of two, not {alignment}")
+        size = self.rounded(nbytes)
         by_size, limit = self._by_size, self.limit
         # blocks of the right size come first; with a large alignment some of them may not hold an aligned offset
         for i in range(bisect_left(by_size, (size, 0)), len(by_size)):
             free_size, start = by_size[i]
-            offset = start if alignment <= granule else (start + alignment - 1) // alignment * alignment
+            offset = start if alignment <= MIN_ALIGNMENT else -(-start // alignment) * alignment
             if offset + size <= start + free_size and offset + size <= limit:
                 break
         else:
@@ -108,10 +103,6 @@ class SubAllocator:
         """Return the size in bytes, as rounded, of the live block that begins at `offset`."""
         return self._live[offset]
 
-    def live(self) -> list[tuple[int, int]]:
-        """Live blocks as (offset, size), by offset."""
-        return sorted(self._live.items())
-
     def free_blocks(self) -> list[tuple[int, int]]:
         """Free blocks as (offset, size), by offset; no two are adjacent."""
         return sorted(self._by_start.items())
@@ -141,9 +132,3 @@ class SubAllocator:
         """Forget a free block but for its end, which the caller has taken out already."""
         size = self._by_start.pop(start)
         del self._by_size[bisect_left(self._by_size, (size, start))]
-
-
-def check_alignment(alignment: int) -> None:
-    """Raise ValueError unless `alignment` is a power of two."""
-    if alignment <= 0 or alignment & (alignment - 1):
-        raise ValueError(f"alignment must be a power of two, not {alignment}")

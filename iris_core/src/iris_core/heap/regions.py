@@ -22,6 +22,7 @@ from bisect import insort
 from typing import TYPE_CHECKING
 
 from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
+from iris_core.heap.offsets import MIN_ALIGNMENT
 from iris_core.types import Block
 from iris_core.world.failures import on_all_ranks
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     from iris_core.heap.heap_state import HeapState
     from iris_core.world import World
-
-ALIGNMENT = 256
-"""Alignment in bytes of every range of the system area; no two ranges share a cache line."""
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""
@@ -60,8 +58,6 @@ class SystemArea:
         """Return this rank's bytes of a range (uint8), for Iris itself."""
         if self._state.closed:
             raise HeapClosedError(self._state.closed)
-        if offset_bytes < 0 or nbytes < 1 or offset_bytes + nbytes > self.nbytes:
-            raise ValueError(f"{nbytes} bytes at {offset_bytes} of a system area of {self.nbytes} bytes")
         return self._state.allocator.tensor(self._state.usable + offset_bytes, nbytes, lambda: None)
 
     def reserve_at_opening(self, nbytes: int) -> int:
@@ -70,7 +66,7 @@ class SystemArea:
         Collective: every rank calls it with the same size while the context is opened, before any group has a range.
         """
         begin = self._used[-1][1] if self._used else 0
-        self._used.append((begin, begin + _up(nbytes, ALIGNMENT)))
+        self._used.append((begin, begin + _up(nbytes, MIN_ALIGNMENT)))
         return begin
 
     def reserve(self, world: World, nbytes: int, what: str) -> int:
@@ -78,7 +74,7 @@ class SystemArea:
 
         Collective: every member calls it with the same arguments, and no other rank.
         """
-        size = _up(nbytes, ALIGNMENT)
+        size = _up(nbytes, MIN_ALIGNMENT)
         while True:
             used = sorted({tuple(each) for row in world.all_gather_object(list(self._used)) for each in row})
             begin = 0
@@ -125,7 +121,7 @@ def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, wh
     Collective: every member calls it with the same arguments, and no other rank.
     """
     backing, offsets = state.backing, state.offsets
-    alignment = _granule(state) if backing.grows else offsets.alignment  # what has not the same peers is apart
+    alignment = _granule(state) if backing.grows else MIN_ALIGNMENT  # what has not the same peers is apart
     with _alone(state, world, members) as floors:
         end, limit = min(floors), offsets.limit
         room = end - limit
@@ -193,7 +189,7 @@ def _alone(state: HeapState, world: World, members: Sequence[int]) -> Iterator[l
 
 def _granule(state: HeapState) -> int:
     """By how much allocations get and give back memory."""
-    return max(state.allocator.granularity, state.offsets.alignment)
+    return max(state.allocator.granularity, MIN_ALIGNMENT)
 
 
 def _up(nbytes: int, granule: int) -> int:

@@ -18,33 +18,32 @@ Events are recorded at the moment of the free.  Their use depends on the world:
 from __future__ import annotations
 
 import concurrent.futures
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
+from concurrent.futures import Future
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from iris_core.device.targets import on_device
 from iris_core.errors import DeviceError, HeapError
+from iris_core.heap.backing import RangeSet
 from iris_core.types import DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Callable, Iterable
 
 _FIRST_PRUNING = 64
-
-
-class Event(Protocol):
-    """A moment of a stream; `torch.cuda.Event` is one."""
-
-    def query(self) -> bool:
-        """Whether everything that was launched before it is done."""
+_start, _end = itemgetter(0), itemgetter(1)
+_DONE: Future[Any] = Future()
+_DONE.set_result(None)
 
 
 class Stream(Protocol):
     """Work in order; `torch.cuda.Stream` is one."""
 
     def record_event(self) -> Any:
-        """Return an `Event` that stands for everything launched so far."""
+        """Return an event that stands for everything launched so far: `query()` says whether that is done."""
 
     def wait_event(self, event: Any) -> None:
         """Let later work wait for an event; the host goes on."""
@@ -67,45 +66,41 @@ class TorchStreams:
     """torch's streams of the GPU with an index; see `Streams`."""
 
     def __init__(self, index: int) -> None:
-        import torch
-
         self._target = DeviceTarget(DeviceType.CUDA, index)
-        self._cuda = torch.cuda
 
     def current(self) -> Stream:
-        return self._cuda.current_stream(self._target.index)
+        return torch.cuda.current_stream(self._target.index)
 
     def is_capturing(self) -> bool:
         with on_device(self._target):
-            return self._cuda.is_current_stream_capturing()
+            return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self, stream: Any = None) -> None:
         if stream is not None:
             stream.synchronize()
         else:
-            self._cuda.synchronize(self._target.index)
+            torch.cuda.synchronize(self._target.index)
 
 
 class HostEvent:
-    """A moment of a `HostStream`: the last call launched before it, None if there was none."""
+    """A moment of a `HostStream`: the last call launched before it."""
 
-    def __init__(self, last: Future[Any] | None) -> None:
+    def __init__(self, last: Future[Any]) -> None:
         self._last = last
 
     def query(self) -> bool:
-        return self._last is None or self._last.done()
+        return self._last.done()
 
     def synchronize(self) -> None:
         """Wait for it.  The error of a call is raised elsewhere."""
-        if self._last is not None:
-            concurrent.futures.wait((self._last,))
+        concurrent.futures.wait((self._last,))
 
 
 class Host:
     """The current stream of a CPU rank: the host itself, whose launches are done when they return."""
 
     def record_event(self) -> HostEvent:
-        return HostEvent(None)
+        return HostEvent(_DONE)
 
     def wait_event(self, event: Any) -> None:
         event.synchronize()
@@ -119,26 +114,23 @@ class HostStream:
     """
 
     def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
-        self._failures = failures
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._last: Future[Any] | None = None
+        self._failures, self._last = failures, _DONE
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that was launched is done."""
-        return self._last is None or self._last.done()
+        return self._last is _DONE or self._last.done()  # `done` takes a lock
 
     def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run a call after those that were launched before; `what` names it in errors."""
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
         before = None if self.is_idle and not self._has_unknown_failure() else self._last
         self._last = self._thread.submit(self._run, what, before, call, list(arguments))
         return self._last
 
     def _has_unknown_failure(self) -> bool:
         """Whether the last call has failed with an error that was not raised anywhere yet."""
-        if self._last is None or self._last.cancelled():
+        if self._last.cancelled():
             return False
         error = self._last.exception()
         return any(error is each for _, each in list(self._failures))
@@ -167,8 +159,7 @@ class HostStream:
 
     def close(self) -> None:
         """Drop what has not begun, wait for the rest, and end the thread."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
 
 
 class HostStreams:
@@ -208,7 +199,7 @@ class HostStreams:
         self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
 
 
-Uses = tuple[tuple[Stream, Event], ...]
+Uses = tuple[tuple[Stream, Any], ...]
 """Streams that have used a block, each with the moment of its last use."""
 
 
@@ -224,7 +215,10 @@ class StreamOrder:
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
-        self.fences = _Fences()  # of ranges that are free and still used
+        self.fences: list[
+            tuple[int, int, Uses]
+        ] = []  # free ranges [start, end) that are still used: disjoint, ascending
+        self._limit = _FIRST_PRUNING
 
     def check_not_capturing(self, what: str) -> None:
         """Refuse what would be repeated by a graph without the heap's knowledge."""
@@ -254,93 +248,47 @@ class StreamOrder:
         return not record.uses
 
     def in_use(self) -> list[tuple[int, int]]:
-        """The free ranges [start, end) that are still used."""
-        return [(start, end) for start, end, uses in self.fences if not _are_past(uses)]
+        """The free ranges [start, end) that are still used.  Any thread may call it."""
+        return [(start, end) for start, end, uses in list(self.fences) if not _are_past(uses)]
 
     # -- a rank alone -------------------------------------------------------------------------------------------------
     def fence(self, start: int, end: int, record: Used) -> None:
         """Note that a free range may be handed out again, though streams may still use it."""
         if record.uses:
-            self.fences.add(start, end, record.uses)
+            insort(self.fences, (start, end, record.uses), key=_start)
+            if len(self.fences) > self._limit:  # many: most of them are past
+                self._prune()
+                self._limit = max(_FIRST_PRUNING, 2 * len(self.fences))
 
     def hand_out(self, start: int, end: int) -> None:
         """Let the current stream, which gets a range, wait for those that used it before."""
         if not self.fences:
             return
-        current = self.streams.current()
-        for uses in self.fences.take(start, end):
+        i, j = bisect_right(self.fences, start, key=_end), bisect_left(self.fences, end, key=_start)
+        taken, current = self.fences[i:j], self.streams.current()
+        rest = [part for a, b, uses in taken for part in ((a, start, uses), (end, b, uses)) if part[0] < part[1]]
+        self.fences[i:j] = rest
+        for _, _, uses in taken:
             for stream, event in uses:
                 if stream != current:
                     current.wait_event(event)
 
-    def unfenced(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts of free blocks (offset, size) that no stream uses any more."""
-        self.fences.prune()
-        return [part for offset, size in ranges for part in self.fences.gaps(offset, size)]
+    def unfenced(self, blocks: Iterable[tuple[int, int]]) -> RangeSet:
+        """The parts of free blocks (offset, size), by offset, that no stream uses any more."""
+        self._prune()
+        ranges = RangeSet([(offset, offset + size) for offset, size in blocks])
+        for start, end, _ in self.fences:
+            ranges.remove(start, end)
+        return ranges
 
     def device_is_idle(self, freed: Iterable[Used]) -> None:
         """Note that the whole device was waited for: it uses nothing that was freed so far."""
-        if self.fences:
-            self.fences = _Fences()
+        self.fences = []
         for record in freed:
             record.uses = ()
 
-
-_start = itemgetter(0)
-
-
-class _Fences:
-    """Disjoint ranges with the uses that whoever gets them has to wait for.  Any thread may iterate."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, int, Uses]] = []  # (start, end, uses), ascending
-        self._limit = _FIRST_PRUNING
-
-    def __bool__(self) -> bool:
-        return bool(self._ranges)
-
-    def __iter__(self) -> Iterator[tuple[int, int, Uses]]:
-        return iter(list(self._ranges))
-
-    def add(self, start: int, end: int, uses: Uses) -> None:
-        """Put a range in; it overlaps none that is there."""
-        self._ranges.insert(bisect_left(self._ranges, start, key=_start), (start, end, uses))
-        if len(self._ranges) > self._limit:  # many: most of them are past
-            self.prune()
-            self._limit = max(_FIRST_PRUNING, 2 * len(self._ranges))
-
-    def take(self, start: int, end: int) -> list[Uses]:
-        """Take [start, end) out; return the uses of what was there."""
-        i, j = self._overlapping(start, end)
-        taken = self._ranges[i:j]
-        if not taken:
-            return []
-        left = [(a, start, uses) for a, _, uses in taken[:1] if a < start]
-        right = [(end, b, uses) for _, b, uses in taken[-1:] if b > end]
-        self._ranges[i:j] = left + right
-        return [uses for _, _, uses in taken]
-
-    def gaps(self, offset: int, size: int) -> Iterator[tuple[int, int]]:
-        """The parts (offset, size) of a range that no fence covers."""
-        end = offset + size
-        i, j = self._overlapping(offset, end)
-        for start, stop, _ in self._ranges[i:j]:
-            if offset < start:
-                yield offset, start - offset
-            offset = stop
-        if offset < end:
-            yield offset, end - offset
-
-    def prune(self) -> None:
-        """Forget the ranges whose uses are past."""
-        self._ranges = [each for each in self._ranges if not _are_past(each[2])]
-
-    def _overlapping(self, start: int, end: int) -> tuple[int, int]:
-        """Indices [i, j) of the ranges that overlap [start, end)."""
-        i, j = bisect_right(self._ranges, start, key=_start), bisect_left(self._ranges, end, key=_start)
-        if i and self._ranges[i - 1][1] > start:
-            i -= 1
-        return i, max(i, j)
+    def _prune(self) -> None:
+        self.fences = [fence for fence in self.fences if not _are_past(fence[2])]
 
 
 def _are_past(uses: Uses) -> bool:

@@ -68,14 +68,14 @@ def agree(
     Raises:
         SymmetryError: the histories or the steps differ; raised on every rank, naming the first differing call.
     """
-    history = state.blocks.history
-    calls, digest, dirty = history.calls, history.digest, state.backing.dirty
+    calls, digest, dirty = state.blocks.history.calls, state.blocks.history.digest, state.backing.dirty
     mine = (op, calls, digest, nbytes, alignment, ok, dirty, state.floor, num_dropped, num_idle, signature)
     steps = [Step(*row) for row in state.world.all_gather_ints(mine)]
     if all(step[:5] == mine[:5] for step in steps):
         return steps
     # what this rank is about to do stands for its next call, so that "barrier here, zeros() there" reads like any other
-    recent = [*history.recent(), Call(calls + 1, op, nbytes, alignment, -1, label, digest)]
+    now = Call(calls + 1, op, nbytes, alignment, -1, label, digest)
+    recent = [*state.blocks.history.recent(), now]
     everyone = state.world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 

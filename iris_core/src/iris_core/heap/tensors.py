@@ -4,19 +4,10 @@ Shapes, strides, element types and most errors are torch's: every factory first 
 meta device, where that costs no memory.  Then the block is allocated and filled in place, so no temporary of full size
 exists.  Arguments are checked before anything is allocated; should filling fail all the same, the block is freed again.
 
-What all factories have in common:
+What all factories have in common, beside their options:
 
     Symmetric: every rank calls the factory with the same sizes and dtype, in the same order with other allocations
         and frees.
-    Args:
-        sizes: sizes one by one or as one (nested) tuple or list; `()` makes a tensor without dimensions.
-        size: the same by keyword.
-        out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
-            shape differs, a view of it with the requested shape is returned and `out` keeps its own.
-        dtype: element type; torch's rules where it is None (that of `out`, if given).
-        layout: torch.strided, the only one that the heap has.
-        device: None, or this context's own device.
-        requires_grad: whether autograd should record operations on the result.
     Raises:
         DeviceError: another device was asked for.
         LayoutError: another layout was asked for.
@@ -31,7 +22,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
@@ -43,10 +34,61 @@ if TYPE_CHECKING:
 
     from iris_core.heap.heap import SymmetricHeap
 
+    Fill = Callable[[torch.Tensor], object] | None
+
 
 Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value
 Device = str | int | torch.device | None  # None for the context's own
 _META = torch.device("meta")  # for asking torch what it would make
+_CONTINUOUS = ("rand", "randn", "uniform")  # distributions
+
+
+class Options(TypedDict, total=False):
+    """What every factory takes by keyword.
+
+    Attributes:
+        dtype: element type; torch's rules where it is None (that of `out`, if given).
+        layout: torch.strided, the only one that the heap has.
+        device: None, or this context's own device.
+        requires_grad: whether autograd should record operations on the result; False by default.
+    """
+
+    dtype: torch.dtype | None
+    layout: torch.layout | None
+    device: Device
+    requires_grad: bool
+
+
+class FactoryOptions(Options, total=False):
+    """`Options`, and what factories take that are not like another tensor.
+
+    Attributes:
+        out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
+            shape differs, a view of it with the requested shape is returned and `out` keeps its own.
+    """
+
+    out: torch.Tensor | None
+
+
+class SizedOptions(FactoryOptions, total=False):
+    """`FactoryOptions`, and what factories take that have any number of arguments.
+
+    Attributes:
+        size: instead of them.  They are sizes one by one or as one (nested) tuple or list; `()` makes a tensor without
+            dimensions.
+    """
+
+    size: Sequence[int] | None
+
+
+class LikeOptions(Options, total=False):
+    """`Options`, and what factories take that are like another tensor.
+
+    Attributes:
+        memory_format: torch.preserve_format, the default, keeps the order of strides.
+    """
+
+    memory_format: torch.memory_format
 
 
 class TensorFactories:
@@ -56,49 +98,22 @@ class TensorFactories:
     device: str
 
     # -- constants ----------------------------------------------------------------------------------------------------
-    def zeros(
-        self,
-        *sizes: Any,
-        size: Sequence[int] | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
-    ) -> torch.Tensor:
-        """Return a tensor of zeros on the heap; see the module for what all factories share."""
-        self._check_options("zeros", device, layout)
-        like = _like_size("zeros", sizes, size, dtype, out, requires_grad)
-        return self._make("zeros", like, out, requires_grad, torch.Tensor.zero_)
+    def zeros(self, *sizes: Any, **options: Unpack[SizedOptions]) -> torch.Tensor:
+        """Return a tensor of zeros on the heap; see `SizedOptions`."""
+        return self._new("zeros", sizes, torch.Tensor.zero_, **options)
 
-    def ones(
-        self,
-        *sizes: Any,
-        size: Sequence[int] | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
-    ) -> torch.Tensor:
-        """Return a tensor of ones on the heap; see the module for what all factories share."""
-        self._check_options("ones", device, layout)
-        like = _like_size("ones", sizes, size, dtype, out, requires_grad)
-        return self._make("ones", like, out, requires_grad, lambda t: t.fill_(1))
+    def ones(self, *sizes: Any, **options: Unpack[SizedOptions]) -> torch.Tensor:
+        """Return a tensor of ones on the heap; see `SizedOptions`."""
+        return self._new("ones", sizes, lambda t: t.fill_(1), **options)
 
     def empty(
         self,
         *sizes: Any,
-        size: Sequence[int] | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
         pin_memory: bool = False,
         memory_format: torch.memory_format = torch.contiguous_format,
+        **options: Unpack[SizedOptions],
     ) -> torch.Tensor:
-        """Return a tensor of undefined content on the heap; see the module for what all factories share.
+        """Return a tensor of undefined content on the heap; see `SizedOptions`.
 
         Args:
             pin_memory: must be False.
@@ -107,106 +122,48 @@ class TensorFactories:
         Raises:
             UnsupportedError: `pin_memory` is True.
         """
-        self._check_options("empty", device, layout, pin_memory)
-        if out is not None and memory_format is not torch.contiguous_format:
+        if options.get("out") is not None and memory_format is not torch.contiguous_format:
             raise ArgumentError("empty: memory_format= cannot be combined with out=, which has its strides already")
-        like = _like_size("empty", sizes, size, dtype, out, requires_grad, memory_format)
-        return self._make("empty", like, out, requires_grad, None)
+        return self._new("empty", sizes, None, None, pin_memory, memory_format, **options)
 
-    def full(
-        self,
-        size: Any,
-        fill_value: Scalar,
-        *,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
-    ) -> torch.Tensor:
-        """Return a tensor with one value everywhere on the heap; see the module for what all factories share.
+    def full(self, size: Any, fill_value: Scalar, **options: Unpack[FactoryOptions]) -> torch.Tensor:
+        """Return a tensor with one value everywhere on the heap; see `FactoryOptions`.
 
         Args:
             size: sizes as a (nested) tuple or list, or one number.
             fill_value: the value; without `dtype` it decides the type: bool, int64, the default dtype, or complex.
         """
-        self._check_options("full", device, layout)
-        if dtype is None and out is not None:
-            dtype = out.dtype
         value = _number(fill_value)
         # one element on the CPU: torch infers the type and refuses values that do not fit
-        sample = torch.full((), value, dtype=dtype, device="cpu")
-        like = _like_size("full", (size,), None, sample.dtype, out, requires_grad)
-        return self._make("full", like, out, requires_grad, lambda t: t.fill_(value))
+        options["dtype"] = torch.full((), value, dtype=_dtype(options), device="cpu").dtype
+        return self._new("full", (size,), lambda t: t.fill_(value), **options)
 
     # -- like another tensor ------------------------------------------------------------------------------------------
-    def zeros_like(
-        self,
-        input: torch.Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
-        """Return zeros on the heap with the shape of `input`; see the module for what all factories share.
+    def zeros_like(self, input: torch.Tensor, **options: Unpack[LikeOptions]) -> torch.Tensor:
+        """Return zeros on the heap with the shape of `input`; see `LikeOptions`.
 
         Args:
             input: a tensor anywhere; its shape, dtype and strides count, not its device.
-            memory_format: torch.preserve_format keeps the order of strides.
         """
-        like = self._like("zeros_like", input, dtype, layout, device, requires_grad, memory_format)
-        return self._make("zeros_like", like, None, requires_grad, torch.Tensor.zero_)
+        return self._like("zeros_like", input, torch.Tensor.zero_, **options)
 
-    def ones_like(
-        self,
-        input: torch.Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
+    def ones_like(self, input: torch.Tensor, **options: Unpack[LikeOptions]) -> torch.Tensor:
         """Return ones on the heap with the shape of `input`; see `zeros_like`."""
-        like = self._like("ones_like", input, dtype, layout, device, requires_grad, memory_format)
-        return self._make("ones_like", like, None, requires_grad, lambda t: t.fill_(1))
+        return self._like("ones_like", input, lambda t: t.fill_(1), **options)
 
-    def empty_like(
-        self,
-        input: torch.Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
+    def empty_like(self, input: torch.Tensor, **options: Unpack[LikeOptions]) -> torch.Tensor:
         """Return a tensor of undefined content on the heap with the shape of `input`; see `zeros_like`."""
-        like = self._like("empty_like", input, dtype, layout, device, requires_grad, memory_format)
-        return self._make("empty_like", like, None, requires_grad, None)
+        return self._like("empty_like", input, None, **options)
 
-    def full_like(
-        self,
-        input: torch.Tensor,
-        fill_value: Scalar,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
+    def full_like(self, input: torch.Tensor, fill_value: Scalar, **options: Unpack[LikeOptions]) -> torch.Tensor:
         """Return a tensor with one value everywhere on the heap with the shape of `input`; see `zeros_like`.
 
         Args:
             fill_value: the value; the dtype is that of `input` unless given.
         """
-        like = self._like("full_like", input, dtype, layout, device, requires_grad, memory_format)
         value = _number(fill_value)
-        torch.full((), value, dtype=like.dtype, device="cpu")  # refuses values that do not fit
-        return self._make("full_like", like, None, requires_grad, lambda t: t.fill_(value))
+        torch.full((), value, dtype=options.get("dtype") or input.dtype, device="cpu")  # refuses what does not fit
+        return self._like("full_like", input, lambda t: t.fill_(value), **options)
 
     # -- ranges -------------------------------------------------------------------------------------------------------
     def arange(
@@ -214,14 +171,9 @@ class TensorFactories:
         start: Scalar | None = None,
         end: Scalar | None = None,
         step: Scalar = 1,
-        *,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
+        **options: Unpack[FactoryOptions],
     ) -> torch.Tensor:
-        """Return start, start + step, ... up to but without end; see the module for what all factories share.
+        """Return start, start + step, ... up to but without end; see `FactoryOptions`.
 
         `arange(end)` counts from 0.  Without `dtype` the result is int64 if all three are integers, else of the default
         dtype.  A range from a number to itself is empty, as in torch.
@@ -229,18 +181,14 @@ class TensorFactories:
         Raises:
             ArgumentError: the step is 0 or leads away from the end, or a bound is not finite.
         """
-        self._check_options("arange", device, layout)
         if end is None:
             start, end = None, start
         if end is None:
             raise TypeError("arange() needs at least its end")
         first, last, by = _number(0 if start is None else start), _number(end), _number(step)
-        dtype = out.dtype if dtype is None and out is not None else dtype
-        length, dtype = _range_length(first, last, by, dtype)
-        like = torch.empty(length, dtype=dtype, device=_META, requires_grad=requires_grad)
-        return self._make(
-            "arange", like, out, requires_grad, lambda t: torch.arange(first, last, by, out=t, device=t.device)
-        )
+        length, options["dtype"] = _range_length(first, last, by, _dtype(options))
+        fill = lambda t: torch.arange(first, last, by, out=t, device=t.device)
+        return self._new("arange", (length,), fill, **options)
 
     def linspace(
         self,
@@ -248,49 +196,36 @@ class TensorFactories:
         end: Scalar,
         steps: int | Sequence[int],
         out: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
-        """Return evenly spaced values from start to end, both included; see the module for what all factories share.
+        """Return evenly spaced values from start to end, both included; see `FactoryOptions`.
 
         Args:
             start: first value.
             end: last value.
             steps: how many values; of a (nested) tuple or list the product counts.
         """
-        self._check_options("linspace", device, layout)
         count: Any = steps
         while isinstance(count, (tuple, list)):
             count = count[0] if len(count) == 1 else math.prod(count)
         first, last = _number(start), _number(end)
-        dtype = out.dtype if dtype is None and out is not None else dtype
-        if dtype is None:
+        if options.get("dtype") is None and out is None:
             complex_bound = isinstance(first, complex) or isinstance(last, complex)
-            dtype = torch.full((), 1j if complex_bound else 1.0, device="cpu").dtype
-        like = torch.empty(count, dtype=dtype, device=_META, requires_grad=requires_grad)
-        return self._make(
-            "linspace", like, out, requires_grad, lambda t: torch.linspace(first, last, count, out=t, device=t.device)
-        )
+            options["dtype"] = torch.full((), 1j if complex_bound else 1.0, device="cpu").dtype
+        fill = lambda t: torch.linspace(first, last, count, out=t, device=t.device)
+        return self._new("linspace", (count,), fill, out=out, **options)
 
     # -- random numbers -----------------------------------------------------------------------------------------------
     def rand(
         self,
         *sizes: Any,
-        size: Sequence[int] | None = None,
         generator: torch.Generator | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
         pin_memory: bool = False,
+        **options: Unpack[SizedOptions],
     ) -> torch.Tensor:
         """Return uniform random numbers from [0, 1) on the heap, the same as torch.rand with the same seed.
 
-        See the module for what all factories share.  The ranks' generators are their own: same seed, same numbers.
+        See `SizedOptions`.  The ranks' generators are their own: same seed, same numbers.
 
         Args:
             generator: source of the numbers, on this device; torch's default one if None.
@@ -299,28 +234,19 @@ class TensorFactories:
         Raises:
             UnsupportedError: `pin_memory` is True, or the dtype is not floating or complex.
         """
-        self._check_options("rand", device, layout, pin_memory, generator)
-        like = _like_size("rand", sizes, size, dtype, out, requires_grad)
-        _check_inexact("rand", like.dtype)
-        return self._make("rand", like, out, requires_grad, lambda t: t.uniform_(0, 1, generator=generator))
+        fill = lambda t: t.uniform_(0, 1, generator=generator)
+        return self._new("rand", sizes, fill, generator, pin_memory, **options)
 
     def randn(
         self,
         *sizes: Any,
-        size: Sequence[int] | None = None,
         generator: torch.Generator | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
         pin_memory: bool = False,
+        **options: Unpack[SizedOptions],
     ) -> torch.Tensor:
         """Return normal random numbers on the heap, the same as torch.randn with the same seed; see `rand`."""
-        self._check_options("randn", device, layout, pin_memory, generator)
-        like = _like_size("randn", sizes, size, dtype, out, requires_grad)
-        _check_inexact("randn", like.dtype)
-        return self._make("randn", like, out, requires_grad, lambda t: t.normal_(0, 1, generator=generator))
+        fill = lambda t: t.normal_(0, 1, generator=generator)
+        return self._new("randn", sizes, fill, generator, pin_memory, **options)
 
     def randint(
         self,
@@ -329,34 +255,25 @@ class TensorFactories:
         high: int | None = None,
         size: Sequence[int] | None = None,
         generator: torch.Generator | None = None,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout = torch.strided,
-        device: Device = None,
-        requires_grad: bool = False,
+        **options: Unpack[FactoryOptions],
     ) -> torch.Tensor:
         """Return random integers from [low, high) on the heap, the same as torch.randint with the same seed.
 
-        See the module for what all factories share, and `rand` for `generator`.
+        See `FactoryOptions`, and `rand` for `generator`.
 
         Args:
             args: `(high, size)` or `(low, high, size)`; each may be given by keyword instead.
             low: smallest value, 0 if not given.
             high: one more than the largest value.
             size: sizes as a tuple or list.
-            dtype: int64 if None and there is no `out`.
 
         Raises:
             ArgumentError: not two or three of low, high and size.
         """
         lowest, highest, shape = _randint_arguments(args, low, high, size)
-        self._check_options("randint", device, layout, generator=generator)
-        if dtype is None:
-            dtype = torch.int64 if out is None else out.dtype
-        like = _like_size("randint", (shape,), None, dtype, None, requires_grad)
-        return self._make(
-            "randint", like, out, requires_grad, lambda t: t.random_(lowest, highest, generator=generator)
-        )
+        options["dtype"] = _dtype(options) or torch.int64
+        fill = lambda t: t.random_(lowest, highest, generator=generator)
+        return self._new("randint", (shape,), fill, generator, **options)
 
     def uniform(
         self,
@@ -370,7 +287,7 @@ class TensorFactories:
     ) -> torch.Tensor:
         """Return uniform random numbers from [low, high) on the heap, the same as `Tensor.uniform_` makes.
 
-        See the module for what all factories share, and `rand` for `generator`.
+        See `FactoryOptions`, and `rand` for `generator`.
 
         Args:
             size: sizes as a (nested) tuple or list, or one number.
@@ -382,30 +299,31 @@ class TensorFactories:
             ArgumentError: the bounds are the wrong way round or not finite.
             UnsupportedError: the dtype is not floating or complex.
         """
-        self._check_options("uniform", generator=generator)
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ArgumentError(f"uniform: low must not be above high, and both finite; got {low} and {high}")
-        like = _like_size("uniform", (size,), None, dtype, None, requires_grad)
-        _check_inexact("uniform", like.dtype)
-        return self._make("uniform", like, None, requires_grad, lambda t: t.uniform_(low, high, generator=generator))
+        fill = lambda t: t.uniform_(low, high, generator=generator)
+        return self._new("uniform", (size,), fill, generator, dtype=dtype, requires_grad=requires_grad)
 
     # -- what they share ----------------------------------------------------------------------------------------------
-    def _check_options(
+    def _new(
         self,
         name: str,
-        device: Device = None,
-        layout: torch.layout = torch.strided,
-        pin_memory: bool = False,
+        sizes: tuple[Any, ...],
+        fill: Fill,
         generator: torch.Generator | None = None,
-    ) -> None:
-        if device is not None and not same_device(torch.device(device), self.device):
-            raise DeviceError(
-                f"Device mismatch: requested device {device} but Iris instance is on device {self.device}. "
-                f"The symmetric heap lies on {self.device}: leave device out, or open another context "
-                f"with device={str(device)!r}"
-            )
-        if layout is not torch.strided:
-            raise LayoutError(f"{name}: the symmetric heap has torch.strided tensors only, not {layout}")
+        pin_memory: bool = False,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        /,  # what comes before is not among the options of every factory
+        *,
+        size: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = torch.strided,
+        device: Device = None,
+        requires_grad: bool = False,
+    ) -> torch.Tensor:
+        """Check the options, and make what torch would make of them."""
+        self._check_place(name, device, layout)
         if pin_memory:
             raise UnsupportedError(
                 f"{name}: the symmetric heap cannot be pinned; leave pin_memory out, and copy through "
@@ -416,44 +334,64 @@ class TensorFactories:
                 f"{name}: the generator is on {generator.device}, but Iris instance is on device {self.device}; "
                 f"make it with torch.Generator(device={self.device!r})"
             )
+        if bool(sizes) is (size is not None):
+            raise TypeError(f"{name}() needs its size, either by position or by keyword")
+        sizes = sizes or (size,)
+        while len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+            sizes = tuple(sizes[0])
+        if dtype is None and out is not None:
+            dtype = out.dtype
+        like = torch.empty(sizes, dtype=dtype, device=_META, requires_grad=requires_grad, memory_format=memory_format)
+        if name in _CONTINUOUS and not (like.dtype.is_floating_point or like.dtype.is_complex):
+            raise UnsupportedError(
+                f"{name}: needs a floating or complex dtype, not {like.dtype}; use randint for integers"
+            )
+        return self._make(name, like, out, requires_grad, fill)
 
     def _like(
         self,
         name: str,
         input: torch.Tensor,
-        dtype: torch.dtype | None,
-        layout: torch.layout | None,
-        device: Device,
-        requires_grad: bool,
-        memory_format: torch.memory_format,
+        fill: Fill,
+        *,
+        memory_format: torch.memory_format = torch.preserve_format,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: Device = None,
+        requires_grad: bool = False,
     ) -> torch.Tensor:
-        """Return what torch's `<name>` would make, without its memory."""
-        self._check_options(name, device, input.layout if layout is None else layout)
+        """Check the options, and make what torch's `<name>` would make."""
+        self._check_place(name, device, input.layout if layout is None else layout)
         how: Any = {"dtype": dtype, "requires_grad": requires_grad, "memory_format": memory_format}
-        return torch.empty_like(input, layout=torch.strided, device=_META, **how)
+        like = torch.empty_like(input, layout=torch.strided, device=_META, **how)
+        return self._make(name, like, None, requires_grad, fill)
+
+    def _check_place(self, name: str, device: Device, layout: torch.layout | None) -> None:
+        if device is not None and not same_device(torch.device(device), self.device):
+            raise DeviceError(
+                f"Device mismatch: requested device {device} but Iris instance is on device {self.device}. "
+                f"The symmetric heap lies on {self.device}: leave device out, or open another context "
+                f"with device={str(device)!r}"
+            )
+        if layout not in (None, torch.strided):
+            raise LayoutError(f"{name}: the symmetric heap has torch.strided tensors only, not {layout}")
 
     def _make(
-        self,
-        name: str,
-        like: torch.Tensor,
-        out: torch.Tensor | None,
-        requires_grad: bool,
-        fill: Callable[[torch.Tensor], object] | None,
+        self, name: str, like: torch.Tensor, out: torch.Tensor | None, requires_grad: bool, fill: Fill
     ) -> torch.Tensor:
         """Allocate what `like` describes, or take `out`, and fill it."""
-        shape = tuple(like.shape)
         if out is not None:
             result = self._checked_output(out, like)
+        else:
+            shape = tuple(like.shape)
+            result = self.heap.empty_strided(shape, like.stride(), like.dtype, (name, shape, like.dtype))
+        try:
             if fill is not None:
                 fill(result)
-        else:
-            result = self.heap.empty_strided(shape, like.stride(), like.dtype, (name, shape, like.dtype))
-            if fill is not None:
-                try:
-                    fill(result)
-                except BaseException:
-                    self.heap.free(result)
-                    raise
+        except BaseException:
+            if out is None:
+                self.heap.free(result)
+            raise
         return result.requires_grad_() if requires_grad else result
 
     def _checked_output(self, out: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -472,33 +410,10 @@ class TensorFactories:
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
-def _like_size(
-    name: str,
-    sizes: tuple[Any, ...],
-    size: Sequence[int] | None,
-    dtype: torch.dtype | None,
-    out: torch.Tensor | None,
-    requires_grad: bool,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> torch.Tensor:
-    """Return what torch would make for a size, without its memory."""
-    if size is not None:
-        if sizes:
-            raise TypeError(f"{name}() got its size twice, by position and by keyword")
-        sizes = (size,)
-    elif not sizes:
-        raise TypeError(f"{name}() needs a size")
-    while len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
-        sizes = tuple(sizes[0])
-    if dtype is None and out is not None:
-        dtype = out.dtype
-    return torch.empty(sizes, dtype=dtype, device=_META, requires_grad=requires_grad, memory_format=memory_format)
-
-
-def _check_inexact(name: str, dtype: torch.dtype) -> None:
-    """Raise UnsupportedError unless random numbers of this dtype can be drawn from a continuous distribution."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise UnsupportedError(f"{name}: needs a floating or complex dtype, not {dtype}; use randint for integers")
+def _dtype(options: FactoryOptions) -> torch.dtype | None:
+    """Return the element type that was asked for, by itself or with `out`."""
+    dtype, out = options.get("dtype"), options.get("out")
+    return out.dtype if dtype is None and out is not None else dtype
 
 
 def _number(value: Scalar) -> Any:
@@ -533,22 +448,16 @@ def _range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) ->
 
 def _randint_arguments(args: tuple[Any, ...], low: Any, high: Any, size: Any) -> tuple[int, int, Any]:
     """Sort out `([low,] high, size)` with any of them by keyword."""
-    names = {1: ("high",), 2: ("high", "size"), 3: ("low", "high", "size")}.get(len(args), ())
-    if len(args) == 2 and size is not None:
-        names = ("low", "high")
-    if len(args) == 1 and high is not None:
-        names = ("low",) if size is not None else ("size",)
-    given = {"low": low, "high": high, "size": size}
-    for name, value in zip(names, args, strict=False):
-        if given[name] is not None:
-            raise ArgumentError(f"randint() got {name} twice, by position and by keyword")
-        given[name] = value
-    if len(args) > 3 or given["high"] is None or given["size"] is None:
+    values = list(args)
+    size = values.pop() if size is None and values else size
+    high = values.pop() if high is None and values else high
+    low = values.pop() if low is None and values else low
+    if values or high is None or size is None:
         raise ArgumentError("randint() takes (high, size) or (low, high, size)")
-    lowest, highest = 0 if given["low"] is None else given["low"], given["high"]
+    lowest, highest = 0 if low is None else low, high
     for bound in (lowest, highest):
         if isinstance(bound, bool) or not isinstance(bound, Integral):
             raise TypeError(f"randint: bounds must be integers, not {bound!r}")
     if lowest >= highest:
         raise ArgumentError(f"randint: low must be less than high, got {lowest} and {highest}")
-    return int(lowest), int(highest), given["size"]
+    return int(lowest), int(highest), size

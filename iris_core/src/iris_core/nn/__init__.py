@@ -21,14 +21,23 @@ front of the features counts as rows.  Results are ordinary tensors, not on the 
 one dtype; where autocast is on (torch.autocast), they are taken in its dtype, as torch.nn.functional.linear takes them.
 """
 
-from iris_core.nn.functional import (
-    all_gather_linear,
-    linear,
-    linear_all_gather,
-    linear_all_reduce,
-    linear_reduce_scatter,
-)
-from iris_core.nn.layers import ColumnParallelLinear, RowParallelLinear
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from iris_core.dispatch.products import PLAIN
+from iris_core.errors import ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from iris_core.api import Iris
+    from iris_core.dispatch.config import FusedConfig
+    from iris_core.types import Group
+
+    Fused = FusedConfig | None
 
 __all__ = [
     "ColumnParallelLinear",
@@ -39,3 +48,418 @@ __all__ = [
     "linear_all_reduce",
     "linear_reduce_scatter",
 ]
+
+
+class _Setting:
+    """Where and how a function communicates; the config is of the operation that is the forward pass."""
+
+    def __init__(self, context: Iris, group: Group, config: Fused = None) -> None:
+        members = context.ops.members_of(group)
+        self.ops, self.ccl = context.ops, context.ccl
+        self.rank, self.size = members.index(context.cur_rank), len(members)
+        self.group, self.config = group, config
+
+    def __deepcopy__(self, memo: Any) -> _Setting:
+        return self  # a copied layer has parameters of its own, and the same context and group
+
+    def product(self, op: str, a: Tensor, b: Tensor, *bias: Any, dim: int = 0, config: Any = None) -> Tensor:
+        """Return the result of an operation, which `dim` divides or gathers."""
+        rows, columns, more = a.shape[0], b.shape[1], {}
+        if op in ("all_gather_matmul", "matmul_all_gather"):
+            more = {"gather_dim": dim}
+            if dim == 0:
+                rows *= self.size
+            elif op == "matmul_all_gather":
+                columns *= self.size
+        elif op == "matmul_reduce_scatter":
+            rows //= self.size
+        out = a.new_empty(rows, columns)
+        getattr(self.ops, op)(out, a, b, *bias, config=config, group=self.group, **more)
+        return out
+
+
+_KINDS: dict[str, tuple[str | None, str | None]] = {
+    "linear": (None, "matmul_all_reduce"),
+    "linear_all_gather": ("matmul_all_gather", "matmul_all_reduce"),
+    "linear_all_reduce": ("matmul_all_reduce", None),
+    "all_gather_linear": ("all_gather_matmul", "matmul_reduce_scatter"),
+    "linear_reduce_scatter": ("matmul_reduce_scatter", "all_gather_matmul"),
+}
+"""By function, its operation and that of the gradient of x; None where nothing is communicated."""
+
+
+class _Function(torch.autograd.Function):
+    """A function, as torch differentiates it; rows of x, of the result and of its gradient are matrices."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: _Setting, name: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.setting, ctx.name, ctx.has_bias = s, name, bias is not None
+        forward, _ = _KINDS[name]
+        rows = x.reshape(-1, x.shape[-1])
+        if forward is None:
+            out = torch.nn.functional.linear(rows, weight, bias)
+        else:
+            dim = 1 if forward == "matmul_all_gather" else 0
+            out = s.product(forward, rows.contiguous(), weight.t(), bias, dim=dim, config=s.config)
+        if x.dim() < 2:
+            return out.view(*x.shape[:-1], out.shape[1])
+        first = {"all_gather_matmul": x.shape[0] * s.size, "matmul_reduce_scatter": x.shape[0] // s.size}
+        return out.view(first.get(str(forward), x.shape[0]), *x.shape[1:-1], out.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        s: _Setting = ctx.setting
+        forward, backward = _KINDS[ctx.name]
+        if forward == "matmul_all_gather":
+            grad = grad.chunk(s.size, -1)[s.rank]
+        rows, grad_x, grad_w, grad_b = _rows(grad), None, None, None
+        if ctx.needs_input_grad[0]:
+            w = weight.detach()
+            grad_x = (rows @ w if backward is None else s.product(backward, rows, w)).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            if not rows.shape[0]:
+                grad_w = torch.zeros_like(weight)
+            elif forward == "all_gather_matmul":  # (features in, all rows) @ (all rows, features out)
+                grad_w = s.product(forward, _rows(x).t(), rows, dim=1).t()
+            elif forward == "matmul_reduce_scatter":
+                grad_w = s.product("all_gather_matmul", rows.t(), _rows(x), dim=1)
+            else:
+                grad_w = rows.t() @ _rows(x)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            total = rows.sum(0, dtype=torch.float32)
+            if forward == "matmul_reduce_scatter":  # each member has seen its own rows only
+                s.ccl.all_reduce(total, total, group=s.group)
+            grad_b = total.to(grad.dtype)
+        return grad_x, grad_w, grad_b, None, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Everything in front of the features as rows, contiguous."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+class _TakePart(torch.autograd.Function):
+    """This member's part of the features; backwards, the parts of all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, setting: _Setting) -> Tensor:
+        ctx.setting = setting
+        return x.chunk(setting.size, -1)[setting.rank].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        setting: _Setting = ctx.setting
+        parts = grad.new_empty(setting.size, *grad.shape)
+        setting.ccl.all_gather(parts, grad.contiguous(), group=setting.group)
+        return torch.cat(list(parts), -1), None
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+def linear(context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group = None) -> Tensor:
+    """Return x @ weight.T + bias, the own features of a layer that is divided by output features: (..., out / W).
+
+    Backwards, the gradient of x is the sum over the members: collective.
+
+    Args:
+        context: the open Iris.
+        x: (..., in), the same on all members.
+        weight: (out / W, in), this member's part.
+        bias: (out / W,) or None.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
+
+    Raises:
+        ArgumentError: the shapes or dtypes do not fit.
+        UnsupportedError: of a dtype.
+    """
+    return _apply("linear", x, weight, bias, _Setting(context, group))
+
+
+def linear_all_gather(
+    context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group = None, config: Fused = None
+) -> Tensor:
+    """Return all features of a layer that is divided by output features: (..., out).
+
+    Collective.  What follows is computed alike by all members, so the gradient of the result is the same on all.
+
+    Args:
+        context, x, weight, bias, group: as in `linear`, and so are the errors.
+        config: a FusedConfig for matmul_all_gather.
+    """
+    return _apply("linear_all_gather", x, weight, bias, _Setting(context, group, config))
+
+
+def linear_all_reduce(
+    context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group = None, config: Fused = None
+) -> Tensor:
+    """Return the sum of all members' x @ weight.T, + bias: (..., out), the same on all.
+
+    Collective.
+
+    Args:
+        context, group: as in `linear`, and so are the errors.
+        x: (..., in / W), this member's features.
+        weight: (out, in / W), this member's part.
+        bias: (out,), the same on all members, or None.
+        config: a FusedConfig for matmul_all_reduce.
+    """
+    return _apply("linear_all_reduce", x, weight, bias, _Setting(context, group, config))
+
+
+def all_gather_linear(
+    context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group = None, config: Fused = None
+) -> Tensor:
+    """Return the own features of a layer for the rows of all members: (rows, ..., out / W).
+
+    Collective.
+
+    Args:
+        context, weight, bias, group: as in `linear`, and so are the errors.
+        x: (rows / W, ..., in), this member's part of the sequence.
+        config: a FusedConfig for all_gather_matmul.
+    """
+    return _apply("all_gather_linear", x, weight, bias, _Setting(context, group, config))
+
+
+def linear_reduce_scatter(
+    context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group = None, config: Fused = None
+) -> Tensor:
+    """Return this member's rows of the sum of all members' x @ weight.T, + bias: (rows / W, ..., out).
+
+    Collective.
+
+    Args:
+        context, weight, group: as in `linear_all_reduce`, and so are the errors.
+        x: (rows, ..., in / W), this member's features.
+        bias: (out,), the same on all members, or None; its gradient is summed over the members.
+        config: a FusedConfig for matmul_reduce_scatter.
+    """
+    return _apply("linear_reduce_scatter", x, weight, bias, _Setting(context, group, config))
+
+
+def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: _Setting) -> Tensor:
+    forward, _ = _KINDS[name]
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
+    try:
+        _check(name, x, weight, bias, setting.size, dtype)
+    except (ArgumentError, UnsupportedError) as error:
+        if forward is None:
+            raise
+        setting.ops.refuse(forward, error, setting.group)  # on all members that come to compare their call of it
+    if dtype is not None:  # torch differentiates the conversions
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        result: Tensor = _Function.apply(x, weight, bias, setting, name)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _check(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, size: int, dtype: torch.dtype | None) -> None:
+    """Raise unless a layer is possible; `dtype` is autocast's, or None."""
+    dtypes = {what: each.dtype for what, each in (("x", x), ("weight", weight), ("bias", bias)) if each is not None}
+    if dtype is None and len(set(dtypes.values())) > 1:
+        said = ", ".join(f"{what} has {dtype}" for what, dtype in dtypes.items())
+        raise ArgumentError(f"{name}: {said}; they must have one dtype, or autocast must be on")
+    for each in dtypes.values():
+        if str(each).removeprefix("torch.") not in PLAIN:  # the backward pass would be refused
+            raise UnsupportedError(f"{name}: {each} is not supported; layers take float32, bfloat16 and float16")
+    if weight.dim() != 2:
+        raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ArgumentError(
+            f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {weight.shape[1]} "
+            "features"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ArgumentError(f"{name}: the bias must be ({weight.shape[0]},), not {tuple(bias.shape)}")
+    parts = {"all_gather_linear": 1, "linear_reduce_scatter": size}.get(name)
+    if parts is not None and (x.dim() < 2 or x.shape[0] % parts):
+        raise ArgumentError(
+            f"{name}: x has shape {tuple(x.shape)}: its first dimension is divided among the {parts} ranks of the group"
+        )
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+class _Parallel(torch.nn.Module):
+    """The common part."""
+
+    _divides_bias = False
+    """Whether output features are divided, and with them the bias; else input features."""
+
+    def __init__(
+        self,
+        context: Iris,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        group: Group,
+        dtype: torch.dtype | None,
+        config: Fused,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self._setting = _Setting(context, group, config)
+        name = "out_features" if self._divides_bias else "in_features"
+        features, size = getattr(self, name), self._setting.size
+        if features % size:
+            layer = type(self).__name__
+            raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {name}={features} equally")
+        rows, columns = (features // size, in_features) if self._divides_bias else (out_features, features // size)
+        place = {"device": context.device, "dtype": dtype}
+        self.weight = torch.nn.Parameter(torch.empty(rows, columns, **place))  # type: ignore[arg-type]
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(rows, **place))  # type: ignore[arg-type]
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new values, in the range of `torch.nn.Linear`.
+
+        Members draw different ones, also after the same `torch.manual_seed` on all: it takes one number of torch's
+        generator, and each member goes on from there by its own.  A bias that all members share becomes 0.  To begin
+        with a layer that is not divided, `load_whole`.
+        """
+        generator = torch.Generator(self.weight.device)
+        generator.manual_seed(int(torch.randint(1 << 48, ())) + self._setting.rank)
+        bound = self.in_features**-0.5
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound, generator=generator)
+            if self.bias is not None and self._divides_bias:
+                self.bias.uniform_(-bound, bound, generator=generator)
+            elif self.bias is not None:
+                self.bias.zero_()
+
+    def load_whole(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Take this member's part of the parameters of a layer that is not divided, as `torch.nn.Linear` has them.
+
+        Raises:
+            ArgumentError: they are not (out_features, in_features) and (out_features,).
+        """
+        name, whole = type(self).__name__, (self.out_features, self.in_features)
+        if tuple(weight.shape) != whole:
+            raise ArgumentError(f"{name}: the whole weight is {whole}, not {tuple(weight.shape)}")
+        if bias is not None and tuple(bias.shape) != whole[:1]:
+            raise ArgumentError(f"{name}: the whole bias is {whole[:1]}, not {tuple(bias.shape)}")
+        size, rank = self._setting.size, self._setting.rank
+        with torch.no_grad():
+            self.weight.copy_(weight.chunk(size, 0 if self._divides_bias else 1)[rank])
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias.chunk(size)[rank] if self._divides_bias else bias)
+
+    def extra_repr(self) -> str:
+        """Say the sizes of the whole layer."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class ColumnParallelLinear(_Parallel):
+    """A linear layer whose output features are divided among the ranks of a group.
+
+    Collective: every member makes it, and calls it.
+
+    Args:
+        context: the open Iris; the layer does not close it.
+        in_features, out_features: of the whole layer; the ranks divide `out_features`.
+        bias: whether there is one; it is divided like the output.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
+        gather_output: return the features of all members instead of the own ones.
+        sequence_parallel: x is this member's part of the first dimension, and is gathered; not with gather_output.
+        dtype: of the parameters; torch's default if None.
+        config: of the operation in the forward pass.
+
+    Attributes:
+        weight: (out_features / W, in_features).
+        bias: (out_features / W,) or None.
+
+    Raises:
+        ArgumentError: the features cannot be divided, or the options contradict each other.
+
+    Example:
+        >>> import torch
+        >>> from iris_core import Iris
+        >>> from iris_core.nn import ColumnParallelLinear
+        >>> with Iris("1MiB", device="cpu") as ctx:
+        ...     ColumnParallelLinear(ctx, 4, 6)(torch.ones(2, 4)).shape
+        torch.Size([2, 6])
+    """
+
+    _divides_bias = True
+
+    def __init__(
+        self,
+        context: Iris,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group = None,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype | None = None,
+        config: Fused = None,
+    ) -> None:
+        if gather_output and sequence_parallel:
+            raise ArgumentError(
+                "ColumnParallelLinear: with sequence_parallel the next layer takes the features as they are divided; "
+                "gather_output cannot be had, too"
+            )
+        if config is not None and not (gather_output or sequence_parallel):
+            raise ArgumentError("ColumnParallelLinear: without gather_output or sequence_parallel nothing is fused")
+        super().__init__(context, in_features, out_features, bias, group, dtype, config)
+        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the own features, or those of all."""
+        name = "linear_all_gather" if self.gather_output else "linear"
+        return _apply("all_gather_linear" if self.sequence_parallel else name, x, self.weight, self.bias, self._setting)
+
+
+class RowParallelLinear(_Parallel):
+    """A linear layer whose input features are divided among the ranks of a group.
+
+    Collective: every member makes it, and calls it.
+
+    Args:
+        context, group, dtype, config: as in `ColumnParallelLinear`.
+        in_features, out_features: of the whole layer; the ranks divide `in_features`.
+        bias: whether there is one; it is the same on all members, and added once.
+        input_is_parallel: x has this member's features; else it has all of them, and the layer takes its part.
+        sequence_parallel: return this member's part of the first dimension instead of all of it.
+
+    Attributes:
+        weight: (out_features, in_features / W).
+        bias: (out_features,) or None.
+
+    Raises:
+        ArgumentError: the features cannot be divided.
+    """
+
+    def __init__(
+        self,
+        context: Iris,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Group = None,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype | None = None,
+        config: Fused = None,
+    ) -> None:
+        super().__init__(context, in_features, out_features, bias, group, dtype, config)
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum over the members, or this member's rows of it."""
+        name = "linear_reduce_scatter" if self.sequence_parallel else "linear_all_reduce"
+        if not self.input_is_parallel:
+            if x.shape[-1] != self.in_features:
+                error = ArgumentError(
+                    f"RowParallelLinear: x has shape {tuple(x.shape)}, and must have all {self.in_features} features"
+                )
+                self._setting.ops.refuse(str(_KINDS[name][0]), error, self._setting.group)
+            x = _TakePart.apply(x, self._setting)  # type: ignore[no-untyped-call]
+        return _apply(name, x, self.weight, self.bias, self._setting)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from iris_core.dispatch.config import FusedConfig
-from iris_core.ops.workspace import FusedWorkspace
+from iris_core.ops.api import FusedWorkspace
 
 __all__ = ["FusedConfig", "FusedWorkspace"]

@@ -1,36 +1,131 @@
 """`ctx.ops`: products of matrices fused with communication.
 
-A repeated call is one dict lookup and a launch; `Binder` does what a call needs the first time.
+A repeated call is one dict lookup and a launch; `Binder` prepares the first one.
 """
 
 from __future__ import annotations
 
 import copy
 import weakref
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from iris_core.ccl.api import current_device
+from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
+from iris_core.dispatch.traced import OWNERS, is_compiling, trace
 from iris_core.errors import ArgumentError
-from iris_core.ops.workspace import FusedWorkspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    import torch.distributed as dist
-
-    from iris_core.dispatch.bind import Binder, Bound, Launches, Nothing
+    from iris_core.dispatch.bind import Binder, Bound, Nothing
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import FusedConfig
-    from iris_core.dispatch.host import Scratch
     from iris_core.protocols import Work
+    from iris_core.types import Group
 
 _TORCH = "torch"
 _FLOAT32 = torch.float32
+
+
+@dataclass(eq=False)
+class FusedWorkspace:
+    """Plans of `ctx.ops` and their memory, for calls that are repeated.
+
+    The context keeps every plan as long as it is open, so no workspace is needed for speed.  With a workspace, plans
+    and their local memory are the caller's, and can be dropped.  Memory that peers reach stays with the context.
+
+    It serves one context: another one may use it after `reset()` or `clear()`, or when the first one was closed.
+    A graph that was captured with it needs it for its replays, neither reset nor cleared.
+
+    Nothing has to be reset between calls: flags count, and are never set back.
+
+    Attributes:
+        operation: of the last call; empty before the first one.
+        shape: (m, n, k) of the product that each rank computed in it.
+        dtype: of its operands.
+        world_size: ranks that took part.
+        variant: the algorithm.
+        aux_buffer: memory of this rank that the algorithm stages in (uint8); None if it needs none.
+        locks: local flags of the algorithm; None if it has none.
+        prepared: whether the last call, or a preamble, has prepared it.
+        calls, held, owner: the plans, those that graphs know, and whose they are; the library's.
+    """
+
+    operation: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    world_size: int = 0
+    variant: str = ""
+    aux_buffer: torch.Tensor | None = field(default=None, repr=False)
+    locks: torch.Tensor | None = field(default=None, repr=False)
+    prepared: bool = False
+    calls: Launches = field(default_factory=Launches, repr=False)
+    held: dict[int, Any] = field(default_factory=dict, repr=False)
+    owner: object = field(default=None, repr=False)
+
+    def matches(
+        self, operation: str, shape: tuple[int, ...], dtype: torch.dtype, world_size: int, variant: str = ""
+    ) -> bool:
+        """Whether it is prepared for such a call; with `variant`, for that algorithm."""
+        same = (self.operation, self.shape, self.dtype, self.world_size) == (operation, shape, dtype, world_size)
+        return self.prepared and same and variant in ("", self.variant)
+
+    def reset(self) -> None:
+        """Forget the plans; local memory stays, for the next call."""
+        self.calls.clear()
+        self.held.clear()
+        self.owner = None
+        self.aux_buffer = self.locks = None
+        self.prepared = False
+
+    def clear(self) -> None:
+        """Forget everything, and drop the local memory."""
+        self.reset()
+        self.operation, self.shape, self.dtype, self.world_size, self.variant = "", (), None, 0, ""
+        self.calls.scratch.clear()
+
+    def describe(self, bound: Any) -> None:
+        """Describe a call that was prepared; its plan may have the attributes `aux_buffer` and `locks`."""
+        if (request := bound.request) is None:
+            return
+        self.operation, self.shape, self.dtype = request.op, request.shape, getattr(torch, request.dtype)
+        self.world_size, self.variant, self.prepared = request.group_size, bound.algorithm, True
+        self.aux_buffer, self.locks = getattr(bound.plan, "aux_buffer", None), getattr(bound.plan, "locks", None)
+
+
+def _preamble_of(operation: Callable[..., Any]) -> Callable[..., FusedWorkspace]:
+    """Return the method that prepares calls of an operation."""
+
+    def preamble(
+        self: Operations,
+        output: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        config: FusedConfig | None = None,
+        workspace: FusedWorkspace | None = None,
+        **options: Any,
+    ) -> FusedWorkspace:
+        """Prepare a call; the next such call exchanges nothing between hosts.
+
+        Collective: every member calls it.  It need not be called: the first call does the same.  Nothing is launched,
+        except where a first call measures (IRIS_TUNE); the output's values are lost then.
+
+        Args:
+            output, A, B, bias, config, workspace: as the operation takes them.
+            **options: its other keywords.
+        """
+        return operation(self, output, A, B, bias, None, config, workspace, **options)  # type: ignore[no-any-return]
+
+    preamble.__name__ = f"{operation.__name__}_preamble"
+    preamble.__qualname__ = f"{operation.__qualname__}_preamble"
+    return preamble
 
 
 class Operations:
@@ -48,7 +143,7 @@ class Operations:
     | matmul_all_gather, gather_dim=1 | (M, K) | (K, N) | (M, W * N), beside each other |
 
     Collective: every member of the group calls an operation with the same arguments, in the same order, with the same
-    group's collectives, and nobody else does.  Alike must be: dtypes, shapes, config, options, and whether a tensor
+    group's collectives, and no other rank does.  Alike must be: dtypes, shapes, config, options, and whether a tensor
     that others work on (A where it is gathered, the output where products are) lies on the heap with dense rows that
     begin at multiples of 16 bytes; its place there may differ.
 
@@ -69,21 +164,12 @@ class Operations:
         async_op: return a handle (`wait()`, `is_completed()`) instead of running on the current stream.
         config: how to run; see `iris_core.ops.FusedConfig`.
         workspace: holds the plans and their local memory instead of the context; see `FusedWorkspace`.
-        group: a process group of torch.distributed with any ranks of this world, in any order, or a list of such ranks;
-            None for all.
+        group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
+            dimension, or a list of such ranks; None for all.
 
     All return the workspace, which knows the call; with `async_op` the handle.
 
-    All raise:
-        ArgumentError: (a ValueError) shapes, dtypes or options do not fit, or torch would record gradients.
-        TypeError: something is no tensor, config or workspace.
-        DeviceError: a tensor is on another device.
-        UnsupportedError: no algorithm can serve the call (the message lists all with their reasons), or a graph is
-            being captured and it is the first call of its kind.
-        RankMismatchError: the members call differently (noticed at the first call of a kind).
-        IrisError: this rank is not a member of the group.
-        HeapClosedError: the context is closed.
-        CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
+    All raise what collectives do (see `Collectives`), an ArgumentError also where torch would record gradients.
 
     Example:
         >>> import torch
@@ -98,6 +184,8 @@ class Operations:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self._bound = binder.fused
+        self.name = f"{type(self).__name__} {id(self)}"
+        OWNERS[self.name] = self
         self._low, self._high = binder.own_heap
         self._held: dict[int, Any] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
@@ -114,7 +202,7 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; all get the same bits.  See `Operations`."""
         return self._run("matmul_all_reduce", output, A, B, bias, group, async_op, config, workspace)
@@ -129,13 +217,12 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         gather_dim: int = 1,
     ) -> FusedWorkspace | Work:
         """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
 
         Args:
-            output, A, B, bias, async_op, config, workspace, group: see there.
             gather_dim: 1: shards are columns of A, as in the reference system; 0: they are rows, as in torch's
                 asynchronous tensor parallelism.
         """
@@ -151,13 +238,12 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         gather_dim: int = 0,
     ) -> FusedWorkspace | Work:
         """Give every member the products of all.  See `Operations`.
 
         Args:
-            output, A, B, bias, async_op, config, workspace, group: see there.
             gather_dim: 0: below each other, as in the reference system; 1: beside each other.
         """
         return self._run("matmul_all_gather", output, A, B, bias, group, async_op, config, workspace, gather_dim)
@@ -172,13 +258,12 @@ class Operations:
         config: FusedConfig | None = None,
         workspace: FusedWorkspace | None = None,
         *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
+        group: Group = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
 
         Args:
-            output, A, B, bias, async_op, config, workspace, group: see there.
             layout: "torch": the output is (M / W, N), rows of the sum.  "tiles", as in the reference system: it is
                 (M, N), and each member gets a run of tiles (block_size_m x block_size_n of the config) of the sum at
                 their own places, numbered down group_size_m rows of tiles, then to the right, then the next rows; the
@@ -186,69 +271,10 @@ class Operations:
         """
         return self._run("matmul_reduce_scatter", output, A, B, bias, group, async_op, config, workspace, None, layout)
 
-    # -- preparing ----------------------------------------------------------------------------------------------------
-    def matmul_all_reduce_preamble(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
-    ) -> FusedWorkspace:
-        """Prepare a call; the next such call exchanges nothing between hosts.
-
-        Collective: every member calls it.  It need not be called: the first call does the same.  Nothing is launched,
-        except where a first call measures (IRIS_TUNE); the output's values are lost then.
-        """
-        return self._prepare("matmul_all_reduce", output, A, B, bias, group, config, workspace)
-
-    def all_gather_matmul_preamble(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
-        gather_dim: int = 1,
-    ) -> FusedWorkspace:
-        """Prepare a call; see `matmul_all_reduce_preamble`."""
-        return self._prepare("all_gather_matmul", output, A, B, bias, group, config, workspace, gather_dim)
-
-    def matmul_all_gather_preamble(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
-        gather_dim: int = 0,
-    ) -> FusedWorkspace:
-        """Prepare a call; see `matmul_all_reduce_preamble`."""
-        return self._prepare("matmul_all_gather", output, A, B, bias, group, config, workspace, gather_dim)
-
-    def matmul_reduce_scatter_preamble(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: dist.ProcessGroup | Sequence[int] | None = None,
-        layout: str = _TORCH,
-    ) -> FusedWorkspace:
-        """Prepare a call; see `matmul_all_reduce_preamble`."""
-        return self._prepare("matmul_reduce_scatter", output, A, B, bias, group, config, workspace, None, layout)
+    matmul_all_reduce_preamble = _preamble_of(matmul_all_reduce)
+    all_gather_matmul_preamble = _preamble_of(all_gather_matmul)
+    matmul_all_gather_preamble = _preamble_of(matmul_all_gather)
+    matmul_reduce_scatter_preamble = _preamble_of(matmul_reduce_scatter)
 
     def explain(
         self,
@@ -277,17 +303,16 @@ class Operations:
             ...     print(ctx.ops.explain("matmul_all_reduce", torch.empty(2, 2), x, x).algorithm)
             unfused
         """
-        operation: Callable[..., Any] | None = getattr(Operations, op, None) if op in OPS else None
-        if operation is None:
+        if op not in OPS:
             raise ArgumentError(f"explain: {op!r} is no operation; there are {', '.join(OPS)}")
         asked: Any = copy.copy(self)
         asked._run = lambda op, out, a, b, bias, group, async_op, config, workspace, *how: self._binder.explain(
             FusedCall(op, out, a, b, bias, group, config, *how)
         )
-        found: Explanation = operation(asked, output, A, B, bias, **options)
+        found: Explanation = getattr(Operations, op)(asked, output, A, B, bias, **options)
         return found
 
-    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> tuple[int, ...]:
+    def members_of(self, group: Group = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.
 
         Raises:
@@ -296,14 +321,14 @@ class Operations:
         """
         return self._binder.members_of(group)
 
-    def refuse(self, op: str, error: Exception, group: dist.ProcessGroup | Sequence[int] | None = None) -> NoReturn:
+    def refuse(self, op: str, error: Exception, group: Group = None) -> NoReturn:
         """Raise what is wrong with this member's call before it is one: on all members that come to compare theirs.
 
         Collective where no such operation was called before, like the call itself; else this member waits for none.
         """
         self._binder.refuse(op, error, group)
 
-    # -- plans and who keeps them -------------------------------------------------------------------------------------
+    # -- plans, and where they are kept -------------------------------------------------------------------------------
     def _bind(self, call: FusedCall, key: Any, workspace: FusedWorkspace | None) -> Any:
         """Return what serves a call; it knows the workspace that it returns, which knows it."""
         bound = self._binder.bind(call, key, partial(self._holder, call.op, workspace))
@@ -318,10 +343,10 @@ class Operations:
             bound.workspace.calls[key] = bound
         return bound
 
-    def _holder(self, op: str, workspace: FusedWorkspace | None) -> tuple[Launches, Scratch]:
-        """Who keeps launches and local memory: the context, or a workspace that has no plans for another heap."""
+    def _holder(self, op: str, workspace: FusedWorkspace | None) -> Launches:
+        """Return where launches are kept: with the context's, or in a workspace that has no plans for another heap."""
         if workspace is None:
-            return self._bound, self._binder.scratch
+            return self._bound
         if not isinstance(workspace, FusedWorkspace):
             raise TypeError(f"{op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
         if workspace.owner is not self._binder:
@@ -330,19 +355,15 @@ class Operations:
                     f"{op}: the workspace holds plans of another context, which is still open; use one for each "
                     "context, or reset() it in between"
                 )
-            workspace.scratch.clear()  # kernels of whose it was may still use it
-        return workspace.calls, workspace.scratch
+            workspace.calls.scratch.clear()  # kernels of the other context may still use it
+        return workspace.calls
 
     def _let_go(self) -> None:
-        """Let go of plans: workspaces of callers know none any more."""
+        """Drop all plans, those of callers' workspaces, too."""
         self._held.clear()
         for workspace in list(self._workspaces):
             if workspace.owner is self._binder:
                 workspace.reset()
-
-    def _prepare(self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, *how: Any) -> FusedWorkspace:
-        """Bind a call, and launch nothing."""
-        return self._run(op, out, a, b, bias, group, None, *how)  # type: ignore[return-value]
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
@@ -352,13 +373,18 @@ class Operations:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        group: dist.ProcessGroup | Sequence[int] | None,
+        group: Group,
         async_op: bool | None,
         config: FusedConfig | None,
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
+        if (
+            is_compiling() and async_op is False
+            and trace(self, op, out, a, b, bias, (group, False, config, workspace, gather_dim, layout))
+        ):  # fmt: skip
+            return workspace  # type: ignore[return-value]  # the call's own is not known while it is traced
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
@@ -405,7 +431,9 @@ class Operations:
                         or (bias_at < out_end and out_at < bias_at + to_bias)
                     ):  # fmt: skip
                         check_apart(op, out, a, b, bias)  # one may lie in the gaps of the other
-        except (AttributeError, TypeError):  # something is no tensor, or cannot be a key: the binder says what
+        except ArgumentError:
+            raise  # of tensors that overlap
+        except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
                 return self._find((*call[:5], tuple(group), *call[6:]), workspace)
             key = None
@@ -418,7 +446,7 @@ class Operations:
         return bound
 
     def _facts(self, tensor: torch.Tensor, at: int) -> tuple[Any, ...]:
-        """What a call is prepared for: not where the tensor lies, but on the heap or not, and how it is aligned."""
+        """The part of a call's key for one tensor: on the heap or not, and how it is aligned, but not where it lies."""
         return (
             tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), self._low <= at < self._high, at % 16 == 0
         )  # fmt: skip

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from iris_core.dispatch.requests import OPS, POINT_TO_POINT
 from iris_core.errors import FAILURES, PluginError
 from iris_core.providers import torch_distributed
-from iris_core.providers.baseline import local_algorithms, product_algorithms
+from iris_core.providers.baseline import product_algorithms
+from iris_core.providers.model import everywhere
 from iris_core.registry import default_registry
-from iris_core.types import DeviceType, PluginKind, PluginState
+from iris_core.types import Availability, DeviceType, PluginKind, PluginState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,17 +21,51 @@ if TYPE_CHECKING:
 
     from iris_core.protocols import Algorithm
     from iris_core.registry import PluginRecord
-    from iris_core.types import Capability, DeviceTarget
+    from iris_core.types import Capability, CollectiveRequest, DeviceTarget
+
+_BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
+
+
+class Local:
+    """A collective of a rank alone: a copy, or nothing.
+
+    Args:
+        op: the operation.
+    """
+
+    name = "local"
+    info: ClassVar = everywhere("local", "collectives of a rank alone")
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        """Say whether the rank is alone."""
+        if request.group_size > 1:
+            return Availability.no(f"it serves a rank alone, and the group has {request.group_size}")
+        if request.options.get("config"):
+            return Availability.no(f"it has no use for {', '.join(request.options['config'])} of the config")
+        return Availability.yes()
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds."""
+        return _LAUNCH_S + request.nbytes / _BYTES_PER_S
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> None:
+        """Nothing is needed."""
+
+    def launch(self, plan: None, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        """Copy the input to the output, if they are not the same memory."""
+        if out is None or inp is None or (out.data_ptr() == inp.data_ptr() and out.stride() == inp.stride()):
+            return
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            out.copy_(inp.view(out.shape))
 
 
 class Providers:
     """The algorithms of one context, and the measured tables that come with them.
 
-    Args:
-        backend: of the context.
-        target: device of this rank.
-        create: makes the algorithm of a plugin for this rank.
-        provides: what the allocator's memory can do.
+    `create` makes the algorithm of a plugin for this rank; `provides` is what the allocator's memory can do.
     """
 
     def __init__(
@@ -38,9 +77,10 @@ class Providers:
     ) -> None:
         self._backend = backend
         self._target = target
-        self._groups = torch_distributed.Groups("gloo" if target.type is DeviceType.CPU else "nccl")
+        self._torch = "gloo" if target.type is DeviceType.CPU else "nccl"
         self._create = create
         self._provides = provides
+        self._records = default_registry().records(PluginKind.COLLECTIVE)
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
         self._added: list[Algorithm[Any]] = []
 
@@ -51,13 +91,13 @@ class Providers:
 
     def found(self, is_fused: bool = False) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Return all algorithms of `ctx.ccl`, or of `ctx.ops`, and plugins that bring none, with the reason."""
-        own = product_algorithms() if is_fused else local_algorithms()
+        own: list[Any]
         torchs: list[Any]
         if is_fused:
-            torchs = torch_distributed.products(self._groups)
+            own, torchs = product_algorithms(), torch_distributed.products(self._torch)
         else:
-            name = self._groups.backend
-            torchs = [torch_distributed.TorchCollective(op, name, self._groups) for op in torch_distributed.COLLECTIVES]
+            own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
+            torchs = [torch_distributed.TorchCollective(op, self._torch) for op in torch_distributed.COLLECTIVES]
         offered: Sequence[Algorithm[Any]] = getattr(self._backend, "operations" if is_fused else "collectives", tuple)()
         if self._plugins is None:
             self._plugins = self._load()
@@ -72,15 +112,14 @@ class Providers:
         """Create the algorithms of plugins; one that does not work is logged, and does not hurt the others."""
         found: list[Algorithm[Any]] = []
         unusable: list[tuple[str, str]] = []
-        for record in default_registry().records(PluginKind.COLLECTIVE):
+        for record in self._records:
             try:
-                reason = self._obstacle(record)
-                if not reason:
+                if not (reason := self._obstacle(record)):
                     algorithm = self._create(record)
-                    if all(isinstance(each, str) for each in (algorithm.op, algorithm.name, algorithm.info.name)):
-                        found.append(algorithm)
-                        continue
-                    raise PluginError("op, name and info.name of its algorithm must be text")
+                    if not all(isinstance(each, str) for each in (algorithm.op, algorithm.name, algorithm.info.name)):
+                        raise PluginError("op, name and info.name of its algorithm must be text")
+                    found.append(algorithm)
+                    continue
             except FAILURES as error:
                 record.leave_out(error)
                 reason = str(error)
@@ -92,8 +131,7 @@ class Providers:
         if record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
             return f"{record.state}: {record.reason}"
         registry = default_registry()
-        info = registry.load(record).info
-        if info is None:
+        if (info := registry.load(record).info) is None:
             raise PluginError(f"{record.label} says nothing about itself")
         if self._target.type not in info.devices:
             return f"it works on {', '.join(sorted(info.devices))} only"

@@ -1,10 +1,10 @@
-"""Rough times of products and of moving, for a choice where nothing was measured."""
+"""Descriptions of algorithms of every device, and rough times for a choice where nothing was measured."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.types import DeviceType
+from iris_core.types import DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
     from iris_core.types import FusedRequest
@@ -17,17 +17,20 @@ _FLOAT32_PART = {DeviceType.CUDA: 1 / 15, DeviceType.HIP: 1 / 8}
 
 _OTHER_GPU_FLOPS, _CPU_FLOPS = 1e14, 2e10
 _GPU_LINK, _CPU_LINK = 3e11, 2e9
-_GPU_LAUNCH_S, _CPU_LAUNCH_S = 3e-6, 1e-4
-_GPU_MEETING_S, _CPU_MEETING_S = 3e-6, 1e-3
+_GPU_LAUNCH_S = _GPU_BARRIER_S = 3e-6
+_CPU_LAUNCH_S, _CPU_BARRIER_S = 1e-4, 1e-3
+
+
+def everywhere(name: str, summary: str) -> PluginInfo:
+    """Return the description of algorithms that work on every device."""
+    return PluginInfo(name=name, kind=PluginKind.COLLECTIVE, summary=summary, devices=frozenset(DeviceType))
 
 
 def product_s(request: FusedRequest, efficiency: float | None = None) -> float:
     """Seconds for the product of one rank.
 
-    Args:
-        request: the call.
-        efficiency: of a kernel that gives whole tiles to multiprocessors, in relation to a library's; None for the
-            library's, which also divides a product that has few tiles.
+    `efficiency` is that of a kernel that gives whole tiles to multiprocessors, in relation to a library's; None for the
+    library's, which also divides a product that has few tiles.
     """
     on_cpu = request.target.type is DeviceType.CPU
     flops = _CPU_FLOPS if on_cpu else _FLOPS.get(request.target.arch, _OTHER_GPU_FLOPS)
@@ -55,8 +58,8 @@ def moving_s(request: FusedRequest) -> float:
     return shots * request.nbytes * (size - 1) / size / link
 
 
-def fixed_s(request: FusedRequest, *, launches: int, meetings: int) -> float:
-    """Seconds for launches of kernels, and for meetings of ranks in them."""
+def fixed_s(request: FusedRequest, *, launches: int, barriers: int) -> float:
+    """Seconds for launches of kernels, and for barriers in them."""
     if request.target.type is DeviceType.CPU:
-        return launches * _CPU_LAUNCH_S + meetings * _CPU_MEETING_S
-    return launches * _GPU_LAUNCH_S + meetings * _GPU_MEETING_S
+        return launches * _CPU_LAUNCH_S + barriers * _CPU_BARRIER_S
+    return launches * _GPU_LAUNCH_S + barriers * _GPU_BARRIER_S

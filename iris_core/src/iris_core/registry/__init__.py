@@ -1,8 +1,7 @@
 """Registry of plugins: discover -> load -> check -> register.
 
 The only room that touches pluggy and importlib_metadata.  Discovering reads entry points and imports nothing; a plugin
-is imported when it is chosen.  Nothing is thrown away: a plugin that cannot be used stays listed with its state and
-reason, and never hurts another one.
+is imported when it is chosen.  One that cannot be used stays listed with its state and reason, and hurts no other one.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PluginRecord", "Registry", "default_registry", "reset_default_registry"]
 
+MAY_BE_WATCHED = set(OBSERVER_HOOKS)
+"""Hooks that an observer may implement: after a change all of them, until `notify` has loaded the observers."""
+
 _SIBLINGS = {
     (PluginKind.ALLOCATOR, "host"): "iris-allocators",
     (PluginKind.BACKEND, "triton"): "iris-triton",
@@ -59,24 +61,23 @@ class Registry:
 
     Args:
         search_path: directories with installed distributions; default is the interpreter's path.
-        block: names of plugins that are never loaded, as `name` or `name@distribution`.
     """
 
-    def __init__(self, *, search_path: Sequence[str] | None = None, block: Iterable[str] = ()) -> None:
+    def __init__(self, *, search_path: Sequence[str] | None = None) -> None:
         self._lock = threading.RLock()  # importing a plugin may come back here
         self._blocked: frozenset[str] = frozenset()
         self.revision = 0
         """Grows whenever plugins are registered, unregistered, blocked or unblocked."""
+        self._watching: dict[str, list[PluginRecord]] | None = None  # loaded observers by hook
+        self._reported: set[tuple[str, str]] = set()  # observers that have raised, with the hook
         self._records = discover(search_path)
         self._settle()
-        self.block(block)
 
     # -- looking ------------------------------------------------------------------------------------------------------
     def records(self, kind: PluginKind | None = None) -> tuple[PluginRecord, ...]:
         """Return all plugins, or those of one kind, by kind, name and distribution.  Imports nothing."""
-        order = list(PluginKind)
         chosen = [record for record in self._records if kind in (None, record.kind)]
-        return tuple(sorted(chosen, key=lambda record: (order.index(record.kind), record.name, record.distribution)))
+        return tuple(sorted(chosen, key=lambda record: (record.kind, record.name, record.distribution)))
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all plugins, sorted, each once.  Imports nothing."""
@@ -109,11 +110,10 @@ class Registry:
         installed = sorted({record.name for record in self.records(kind)})
         known = [record.qualified_name for record in self.records(kind)] if "@" in name else installed
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        plain = name.partition("@")[0]
         hints = [f"installed are {', '.join(installed)}" if installed else f"no {kind} is installed at all"]
         if close:
             hints.append(f"did you mean {' or '.join(map(repr, close))}?")
-        if plain not in installed and (sibling := _SIBLINGS.get((kind, plain))):
+        if sibling := _SIBLINGS.get((kind, name)):
             hints.append(f"it comes with the distribution {sibling}: pip install ./{sibling.replace('-', '_')}")
         elif not close:
             hints.append(f"a distribution adds one with an entry point in the group {kind.group!r}")
@@ -170,6 +170,8 @@ class Registry:
     def _settle(self) -> None:
         """Derive which plugins are blocked and which conflict; a plugin that was loaded before stays loaded."""
         self.revision += 1
+        self._watching = None
+        MAY_BE_WATCHED.update(OBSERVER_HOOKS)
         for record in self._records:
             if record.block_names & self._blocked:
                 record.state, record.reason = PluginState.BLOCKED, "IRIS_BLOCK names it"
@@ -210,19 +212,14 @@ class Registry:
             if record.error is not None:
                 raise record.error.with_traceback(None)  # else every call would lengthen its traceback
             if record.manager is None:
-                if record.plugin is None:
-                    try:
-                        record.plugin = import_plugin(record)
-                    except PluginLoadError as error:
-                        record.fail(error)
-                        raise
                 self._check(record)
             return record
 
     def _check(self, record: PluginRecord) -> None:
         try:
+            record.plugin = import_plugin(record) if record.plugin is None else record.plugin
             record.manager = validate_hooks(record, record.plugin)
-            if _implements(record, "iris_plugin_info"):
+            if record.implements("iris_plugin_info"):
                 record.info = check_info(record, self._call(record, "iris_plugin_info"))
                 record.name = record.name or record.info.name
         except PluginError as error:
@@ -260,17 +257,17 @@ class Registry:
 
         self.load(record)
         cls = self._call(record, "iris_plugin_settings")
-        if not (isinstance(cls, type) and issubclass(cls, PluginSettings)):
-            raise record.fail(wrong_result(record, "iris_plugin_settings", "a subclass of PluginSettings", cls))
-        return cls
+        if isinstance(cls, type) and issubclass(cls, PluginSettings):
+            return cls
+        raise record.fail(wrong_result(record, "iris_plugin_settings", "a subclass of PluginSettings", cls))
 
     def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
         """Ask a plugin whether it can be used on a device; raises like `settings_class`."""
         self.load(record)
         answer = self._call(record, "iris_plugin_probe", target=target)
-        if not isinstance(answer, Availability):
-            raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
-        return answer
+        if isinstance(answer, Availability):
+            return answer
+        raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
 
     def create(self, record: PluginRecord, request: CreateRequest) -> Any:
         """Let a plugin create its allocator, backend or collective.
@@ -290,56 +287,78 @@ class Registry:
     def diagnose(self, record: PluginRecord, targets: Sequence[DeviceTarget]) -> tuple[Finding, ...]:
         """Ask a plugin what it needs of this machine and finds there; nothing if it does not implement that hook.
 
-        Args:
-            record: the plugin.
-            targets: the devices of this machine; it is asked about those that it works on.
+        It is asked about those of the targets, the devices of this machine, that it works on.
 
         Raises:
             PluginError: the plugin raised or returned something else, which does not make it unusable.
         """
         self.load(record)
-        if record.info is None or not _implements(record, "iris_plugin_diagnose"):
+        if record.info is None or not record.implements("iris_plugin_diagnose"):
             return ()
         own = [target for target in targets if target.type in record.info.devices]
         try:
-            (findings,) = _caller(record, "iris_plugin_diagnose")(targets=own) or (None,)  # pluggy drops None
+            (findings,) = record.call("iris_plugin_diagnose", targets=own) or (None,)
         except FAILURES as error:
             raise PluginError(f"{record.label}: iris_plugin_diagnose raised {error_text(error)}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
             raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
         return tuple(findings)
 
-    def observed_hooks(self, record: PluginRecord) -> tuple[str, ...]:
-        """Return the observer hooks that an observer implements; raises as `load`."""
-        self.load(record)
-        return tuple(hook for hook in OBSERVER_HOOKS if _implements(record, hook))
-
-    def observe(self, record: PluginRecord, hook: str, **arguments: Any) -> None:
-        """Call one hook of one loaded observer; whatever it raises comes through."""
-        _caller(record, hook)(**arguments)
-
     def _call(self, record: PluginRecord, hook: str, **arguments: Any) -> Any:
         """Call a provider hook; what a plugin raises becomes one of our errors, with the cause chained."""
         try:
-            results = _caller(record, hook)(**arguments)
+            results = record.call(hook, **arguments)
         except FAILURES as error:
             if hook != "iris_plugin_create":
                 raise record.fail(load_error(record, f": {hook} raised {error_text(error)}")) from error
             if isinstance(error, IrisError):  # an exhausted device, say: no fault of the plugin
                 raise
             raise PluginError(f"{record.label} could not be created: {error_text(error)}") from error
-        if len(results) != 1:  # pluggy drops None
+        if len(results) != 1:
             raise record.fail(wrong_result(record, hook, "one result", results or None))
         return results[0]
 
+    # -- observers ----------------------------------------------------------------------------------------------------
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Call a hook with its arguments, all of them, on every observer that implements it.
 
-def _caller(record: PluginRecord, hook: str) -> Any:
-    assert record.manager is not None, f"{record.label} is not loaded"
-    return getattr(record.manager.hook, hook)
+        Observers are loaded at the first call, and again when plugins were blocked or added.  One that raises is
+        reported once; blocked, broken and conflicting ones are left out.
+        """
+        with self._lock:
+            revision, watching = self.revision, self._watching or self._load_observers()
+            if revision == self.revision:  # else loading one has changed it
+                self._watching = watching
+                MAY_BE_WATCHED.intersection_update(each for each, records in watching.items() if records)
+        for record in watching[hook]:
+            try:
+                record.call(hook, **arguments)
+            except FAILURES:
+                if (record.qualified_name, hook) not in self._reported:
+                    self._reported.add((record.qualified_name, hook))
+                    way = f"update {record.distribution}, or block it with IRIS_BLOCK={record.name}"
+                    logger.exception("%s raised in %s (reported once); %s", record.label, hook, way)
+
+    def _load_observers(self) -> dict[str, list[PluginRecord]]:
+        watching: dict[str, list[PluginRecord]] = {hook: [] for hook in OBSERVER_HOOKS}
+        for record in self.records(PluginKind.OBSERVER):
+            if record.state is PluginState.CONFLICTING:
+                way = f"block one with IRIS_BLOCK={record.qualified_name}"
+                record.leave_out(f"{record.label} is not the only one of that name: {way}")
+            elif record.state is not PluginState.BLOCKED:
+                try:
+                    self.load(record)
+                    for hook in filter(record.implements, OBSERVER_HOOKS):
+                        watching[hook].append(record)
+                except PluginError as error:
+                    record.leave_out(error)
+        return watching
 
 
-def _implements(record: PluginRecord, hook: str) -> bool:
-    return bool(_caller(record, hook).get_hookimpls())
+def notify(hook: str, **arguments: Any) -> None:
+    """Call a hook (see `iris_core.hooks`) of this process's observers, with all of its arguments."""
+    if hook in MAY_BE_WATCHED:
+        default_registry().notify(hook, **arguments)
 
 
 @functools.cache
@@ -351,3 +370,4 @@ def default_registry() -> Registry:
 def reset_default_registry() -> None:
     """Forget the process's registry: the next call discovers again (after an installation, in tests)."""
     default_registry.cache_clear()
+    MAY_BE_WATCHED.update(OBSERVER_HOOKS)

@@ -27,55 +27,44 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
 
     A damaged distribution is listed as broken.
     """
-    where = searched(search_path)
     records: list[PluginRecord] = []
     seen = set()
-    for found in installed(where):
+    for found in installed(search_path):
+        folder = folder_of(found)
+        name, version, part = pathlib.Path(str(folder)).stem.partition("-")[0], "", "METADATA"
+        if canonical(name) in seen:
+            continue  # found twice (editable and installed): the first on the path counts, as for imports
+        seen.add(canonical(name))
         try:
             groups = dict.fromkeys(each for each in _GROUP_HEADER.findall(_entry_points_text(found)) if each in _KINDS)
         except (OSError, ValueError) as error:  # it may have plugins: nothing else tells
             logger.warning(
                 "%s is not searched for plugins: entry_points.txt cannot be read: %s. Reinstall it, or delete it",
-                folder_of(found),
+                folder,
                 error_text(error),
             )
             continue
         if not groups:
             continue
         try:
-            name = identity(found)[0]
-        except Exception:  # noqa: BLE001 - said below; the name is the one that the folder begins with
-            name = pathlib.Path(str(folder_of(found))).stem.partition("-")[0] or "unknown"
-        if canonical(name) in seen:
-            continue
-        seen.add(canonical(name))
-        # One distribution may be found twice (editable and installed): the first on the path counts, as for imports.
-        first = next(iter(importlib_metadata.distributions(name=name, path=where)), found)
-        version, part = "", "METADATA"
-        try:
-            name, version = identity(first)
+            name, version = identity(found)
             part = "entry_points.txt"
-            points = {(each.group, each.name): each.value for each in first.entry_points if each.group in _KINDS}
+            points = {(each.group, each.name): each.value for each in found.entry_points if each.group in _KINDS}
         except Exception as error:  # noqa: BLE001 - a file may be damaged in any way
             for group in groups:
                 record = PluginRecord(_KINDS[group], name, name, version, part)
-                record.fail(load_error(record, f": {folder_of(first)}/{part} is damaged: {error_text(error)}"))
+                record.fail(load_error(record, f": {folder}/{part} is damaged: {error_text(error)}"))
                 records.append(record)
             continue
-        for (group, point), value in points.items():
-            records.append(PluginRecord(_KINDS[group], point, name, version, value))
+        records += [PluginRecord(_KINDS[group], point, name, version, each) for (group, point), each in points.items()]
     return records
-
-
-def searched(search_path: Sequence[str] | None = None) -> list[str]:
-    """Return a path, by default the interpreter's, without what imports ignore on it: searching it would raise."""
-    path = sys.path if search_path is None else search_path
-    return [each for each in path if isinstance(each, str) and "\0" not in each]
 
 
 def installed(search_path: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the distributions on a path, by default the interpreter's, damaged ones among them."""
-    yield from importlib_metadata.distributions(path=searched(search_path))
+    path = sys.path if search_path is None else search_path
+    # without what imports ignore: searching it would raise
+    yield from importlib_metadata.distributions(path=[p for p in path if isinstance(p, str) and "\0" not in p])
 
 
 def identity(distribution: Any) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """The record of one plugin, how plugins and distributions are named, and what a plugin's object must look like.
 
 Every plugin gets a pluggy manager of its own.  So its hooks are called on it alone (in a broadcast one raising
-implementation aborts the rest), and one that fails validation takes nothing with it: up to 1.6 pluggy leaves a plugin
-half registered after a validation error.
+implementation aborts the rest), and one that fails validation takes nothing with it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import difflib
 import inspect
 import re
 import reprlib
-import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,17 +88,20 @@ class PluginRecord:
 
     def to_json(self) -> dict[str, str]:
         """Return what `iris plugins --json` lists."""
-        return {
-            "kind": str(self.kind),
-            "name": self.name,
-            "distribution": self.distribution,
-            "version": self.version,
-            "entry_point": self.entry_point,
-            "api": self.api,
-            "state": str(self.state),
-            "reason": self.reason,
-            "summary": self.info.summary if self.info else "",
-        }
+        names = ("kind", "name", "distribution", "version", "entry_point", "api", "state", "reason")
+        return {name: str(getattr(self, name)) for name in names} | {"summary": self.info.summary if self.info else ""}
+
+    def implements(self, hook: str) -> bool:
+        """Return whether the plugin, which is loaded, implements a hook."""
+        return bool(self._caller(hook).get_hookimpls())
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Return what a hook of the loaded plugin returns, in a list that is empty for None; raises what it raises."""
+        return self._caller(hook)(**arguments)
+
+    def _caller(self, hook: str) -> Any:
+        assert self.manager is not None, f"{self.label} is not loaded"
+        return getattr(self.manager.hook, hook)
 
     def fail(self, error: PluginError) -> PluginError:
         """Mark the plugin as broken or incompatible and return the error."""
@@ -147,19 +148,6 @@ def qualified(name: str) -> str:
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-class _Manager(pluggy.PluginManager):
-    """Looks for marked functions without evaluating attributes.
-
-    Up to 1.6 pluggy reads every attribute of a plugin, which would import what a module loads lazily.
-    """
-
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        static = inspect.getattr_static(plugin, name, None)
-        function = static.__func__ if isinstance(static, (staticmethod, classmethod, types.MethodType)) else static
-        marked = inspect.isfunction(function) and hasattr(function, f"{PROJECT_NAME}_impl")
-        return super().parse_hookimpl_opts(plugin, name) if marked else None
-
-
 def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     """Return a manager with this plugin alone, after checking which hooks it implements and how."""
     where = f": {record.entry_point!r}"
@@ -167,7 +155,7 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
         raise load_error(
             record, f"{where} is {'a class' if plugin else 'None'}: name an instance with hookimpl methods"
         )
-    manager = _Manager(PROJECT_NAME)
+    manager = pluggy.PluginManager(PROJECT_NAME)
     manager.add_hookspecs(ProviderHooks)
     manager.add_hookspecs(ObserverHooks)
     try:
@@ -194,14 +182,14 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
 def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     """Check what a plugin says about itself; the API first, because the rest may depend on it."""
 
-    def wrong(expected: str, got: Any) -> PluginLoadError:
-        return wrong_result(record, "iris_plugin_info", expected, got)
+    def check(right: bool, expected: str, got: Any) -> None:
+        if not right:
+            raise wrong_result(record, "iris_plugin_info", expected, got)
 
-    if not isinstance(info, PluginInfo):
-        raise wrong("a PluginInfo", info)
-    api = info.api
-    if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)):
-        raise wrong("api as (major, minor)", api)
+    check(isinstance(info, PluginInfo), "a PluginInfo", info)
+    api, name = info.api, info.name
+    is_pair = isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)
+    check(is_pair, "api as (major, minor)", api)
     if api[0] != PLUGIN_API[0] or api[1] > PLUGIN_API[1]:
         older = "iris-core" if api > PLUGIN_API else record.distribution
         raise PluginAPIVersionError(
@@ -211,22 +199,21 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     if info.kind is not record.kind:
         problem = f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
         raise load_error(record, problem)
-    if not isinstance(info.name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", info.name) or info.name == "auto":
-        raise wrong("a name of letters, digits, - _ . (not 'auto')", info.name)
-    if record.name and info.name != record.name:
-        problem = f" says that its name is {info.name!r}: PluginInfo.name and the entry point's must be equal"
+    is_name = isinstance(name, str) and name != "auto" and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is not None
+    check(is_name, "a name of letters, digits, - _ . (not 'auto')", name)
+    if record.name and name != record.name:
+        problem = f" says that its name is {name!r}: PluginInfo.name and the entry point's must be equal"
         raise load_error(record, problem)
     for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
         value = getattr(info, attribute)
-        if not (isinstance(value, frozenset) and all(isinstance(each, member) for each in value)):
-            raise wrong(f"{attribute} as a frozenset of {member.__name__}", value)
-    if isinstance(info.priority, bool) or not isinstance(info.priority, int):
-        raise wrong("priority as an integer", info.priority)
-    if not isinstance(info.summary, str):
-        raise wrong("a summary as text", info.summary)
+        is_set = isinstance(value, frozenset) and all(isinstance(each, member) for each in value)
+        check(is_set, f"{attribute} as a frozenset of {member.__name__}", value)
+    check(type(info.priority) is int, "priority as an integer", info.priority)
+    check(isinstance(info.summary, str), "a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
         raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
-    return info
+    found: PluginInfo = info
+    return found
 
 
 _PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}

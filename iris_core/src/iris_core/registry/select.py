@@ -22,24 +22,14 @@ if TYPE_CHECKING:
     from iris_core.registry import PluginRecord, Registry
     from iris_core.settings import IrisSettings
 
-AUTO = "auto"
-
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one candidate was chosen, refused or passed over.
-
-    Attributes:
-        kind: allocator or backend.
-        name: the candidate, as `name@distribution`.
-        target: torch's name of the device that it was considered for; empty if the device played no part.
-        chosen: whether it was chosen.
-        text: why.
-    """
+    """Why one candidate was chosen, refused or passed over."""
 
     kind: PluginKind
-    name: str
-    target: str
+    name: str  # `name@distribution`
+    target: str  # torch's name of the device that it was considered for; empty if the device played no part
     chosen: bool
     text: str
 
@@ -75,8 +65,6 @@ def select(
     settings: IrisSettings,
     *,
     targets: Sequence[DeviceTarget],
-    allocator: str = AUTO,
-    backend: str = AUTO,
 ) -> Plan:
     """Choose allocator, backend and device.
 
@@ -85,24 +73,18 @@ def select(
 
     Args:
         registry: the plugins; `settings.block` is applied to it.
-        settings: `settings.allocator` and `settings.backend` count where the argument is "auto".
+        settings: `settings.allocator` and `settings.backend` are a name, `name@distribution`, or "auto".
         targets: devices that may be used, the preferred one first.
-        allocator, backend: the caller's choice: a name, `name@distribution`, or "auto" for none.
 
     Raises:
-        PluginNotFoundError: no plugin has the name asked for.
-        PluginConflictError: several distributions offer it.
-        PluginLoadError: the plugin asked for is broken; the cause is chained.
-        PluginAPIVersionError: the plugin asked for was written for another plugin API.
+        PluginError: the plugin asked for is not installed or broken, or several distributions offer it.
         CapabilityError: the allocator and the backend that were asked for do not fit together.
         NoUsablePluginError: nothing usable is left; the message lists every candidate with its reason.
     """
-    if not targets:
-        raise ValueError("select needs at least one target")
     registry.block(settings.block)
     search = _Search(registry)
-    allocators = search.candidates(PluginKind.ALLOCATOR, allocator, settings)
-    backends = search.candidates(PluginKind.BACKEND, backend, settings)
+    allocators = search.candidates(PluginKind.ALLOCATOR, settings)
+    backends = search.candidates(PluginKind.BACKEND, settings)
     _check_explicit_pair(allocators, backends)
     unusable = allocators + backends
     for target in targets:
@@ -147,14 +129,13 @@ class _Search:
         record.leave_out(error)
         self.reasons.append(Reason(record.kind, record.qualified_name, target, False, f"{record.state}: {error}"))
 
-    def candidates(self, kind: PluginKind, argument: str, settings: IrisSettings) -> list[_Candidate]:
+    def candidates(self, kind: PluginKind, settings: IrisSettings) -> list[_Candidate]:
         """Return the loaded candidates of one kind, best first; an explicit choice is the only one."""
-        setting: str = getattr(settings, kind.value)
-        name = setting if argument == AUTO else argument
-        if name != AUTO:
-            from_environment = name == setting and settings.source(kind.value) == "environment"
+        name: str = getattr(settings, kind.value)
+        if name != "auto":
             record = self.registry.load(self.registry.resolve(kind, name))
             assert record.info is not None
+            from_environment = settings.source(kind.value) == "environment"
             asked_by = f"IRIS_{kind.upper()} names it" if from_environment else f"the argument {kind}={name!r} names it"
             return [_Candidate(record, record.info, asked_by)]
         found = []
@@ -240,31 +221,18 @@ def check_options(
             raise SettingsError(f"options has settings for {name!r}, which is an observer: these have none")
         if any(record is each for record in records for each in used):
             continue  # checked when it is created
-        unused = _unused(registry, records, given)
-        if unused and given:
-            message = f"options has settings for {name!r}, which have no effect: {unused}"
+        reasons = [_why_unused(registry, record, given) for record in records]
+        if given and all(reasons):
+            message = f"options has settings for {name!r}, which have no effect: {'; '.join(dict.fromkeys(reasons))}"
             warnings.warn(message, IrisSettingsWarning, stacklevel=stacklevel + 1)
             logger.warning(message)
 
 
-def _unused(registry: Registry, records: Iterable[PluginRecord], given: Mapping[str, Any]) -> str:
+def _why_unused(registry: Registry, record: PluginRecord, given: Mapping[str, Any]) -> str:
     """Check settings of a plugin that was not chosen; return why they have no effect, or nothing if they may have."""
-    reasons, wrong, fits = [], [], False
-    for record in records:
-        if record.state is PluginState.BLOCKED:
-            reasons.append(f"{record.label} is blocked")
-            continue
-        try:
-            load_plugin_settings(record.name, registry.settings_class(record), given)
-        except PluginError as error:
-            reasons.append(str(error))
-        except SettingsError as error:
-            wrong.append(error)
-        else:
-            fits = True
-            if record.kind is PluginKind.COLLECTIVE:
-                return ""  # made when it is first needed
-            reasons.append(f"another {record.kind} was chosen")
-    if wrong and not fits:
-        raise wrong[0]
-    return "; ".join(dict.fromkeys(reasons))
+    try:
+        load_plugin_settings(record.name, registry.settings_class(record), given)
+    except PluginError as error:
+        return str(error)
+    # algorithms are made when they are first needed
+    return "" if record.kind is PluginKind.COLLECTIVE else f"another {record.kind} was chosen"

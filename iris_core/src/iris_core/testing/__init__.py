@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from iris_core.testing.conformance.stack import StackConformance as StackConformance
     from iris_core.testing.pool import RankPool as RankPool
 
-_HOMES = {
-    "AllocatorConformance": "iris_core.testing.conformance.allocator",
-    "BackendConformance": "iris_core.testing.conformance.backend",
-    "CollectiveConformance": "iris_core.testing.conformance.collective",
-    "PluginConformance": "iris_core.testing.conformance.plugin",
-    "RankPool": "iris_core.testing.pool",
-    "StackConformance": "iris_core.testing.conformance.stack",
-}
-
 __all__ = [
     "AllocatorConformance",
     "BackendConformance",
@@ -37,11 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    home = "pool" if name == "RankPool" else f"conformance.{name.removesuffix('Conformance').lower()}"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -8,8 +8,12 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from iris_core.device.context_words import TRACE_WORDS
 from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
+from iris_core.tracing.clocks import Clock
+from iris_core.tracing.events import SCHEMA_VERSION, Events, event_lines, lines_of, write
 from iris_core.tracing.layout import (
     CAPACITY_WORD,
     COLUMNS,
@@ -25,11 +29,7 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     import os
 
-    import torch
-
     from iris_core.protocols import Context, SupportsTracing
-    from iris_core.tracing.clocks import Clock
-    from iris_core.tracing.events import Events
     from iris_core.types import ClockOffset
     from iris_core.world import World
 
@@ -100,8 +100,6 @@ class Tracing:
         """Make this rank's buffers: the backend, the counters and the columns."""
         if isinstance(max_events, bool) or not isinstance(max_events, int) or not 0 < max_events < 1 << 31:
             raise ArgumentError(f"tracing.enable: max_events must be a number from 1 to 2**31 - 1, not {max_events!r}")
-        import torch
-
         backend = self._backend(context)
         self.disable()
         types = {32: torch.int32, 64: torch.int64}
@@ -144,15 +142,13 @@ class Tracing:
         Raises:
             UnsupportedError: tracing is off.
         """
-        from iris_core.tracing.events import Events
-
         if self._counters is None:
             raise UnsupportedError("tracing is off: call ctx.tracing.enable() before the kernels run")
         self._open().heap.streams.synchronize()
         recorded = int(self._counters[0])
         kept = min(recorded, self.max_events)
         columns = {each.name: values[:kept].cpu().numpy() for each, values in zip(COLUMNS, self._columns, strict=True)}
-        return Events.sorted(columns, recorded - kept)
+        return Events(columns, recorded - kept)
 
     def export(self, filename: str | os.PathLike[str] = "trace.json", merge: bool = False) -> dict[str, Any]:
         """Write what was recorded as Chrome / Perfetto JSON: `<stem>_rank<r>.json` on every rank.
@@ -177,15 +173,16 @@ class Tracing:
         if not all(is_on for (is_on,) in self._world.all_gather_ints([self.enabled])):
             context.warning("tracing is off, nothing was exported: call ctx.tracing.enable() before the kernels run")
             return {}
-        from iris_core.tracing import chrome
-
-        events = self.events()
+        events, backend = self.events(), self._backend(context)
         if events.dropped:
             context.warning(
                 f"{events.dropped} events were not recorded, because there was room for {self.max_events}: raise "
                 "max_events of ctx.tracing.enable()"
             )
-        clock = self._clock(context)
+        end = backend.compare_clocks(context)
+        assert self._begin is not None
+        origin = self._world.all_gather_object(self._begin.at - self._begin.ahead)[0]
+        clock = Clock(backend.ticks_per_second, self._begin, end, origin)
         begin_us = events.begin_us(clock)
         everyone = self._world.all_gather_object(
             (float(begin_us[0]) if len(events) else None, clock.error_us, len(events), events.dropped)
@@ -193,26 +190,22 @@ class Tracing:
         starts = [first for first, *_ in everyone if first is not None]
         zero_us = min(starts, default=0.0)
         path = pathlib.Path(filename)
-        own = path.with_name(f"{path.stem}_rank{context.cur_rank}.json")
-        metadata = self._metadata(context, clock) | {
-            "rank": context.cur_rank,
-            "num_events": len(events),
-            "dropped_events": events.dropped,
-            "max_events": self.max_events,
-        }
-        lines = chrome.event_lines(events, clock, zero_us, self._names, context.cur_rank)
-        write = partial(chrome.write, own, lines, metadata)
-        on_all_ranks(self._world, "could not write its part of the trace", write, IrisError)
+        common = {**_metadata(context), "clock_error_us": clock.error_us, "max_events": self.max_events}
+        own = {"rank": context.cur_rank, "num_events": len(events), "dropped_events": events.dropped}
+        metadata = {**common, **own}
+        lines = event_lines(events, clock, zero_us, self._names, context.cur_rank)
+        write_own = partial(write, path.with_name(f"{path.stem}_rank{context.cur_rank}.json"), lines, metadata)
+        on_all_ranks(self._world, "could not write its part of the trace", write_own, IrisError)
         if merge and context.cur_rank == 0:
             for rank in range(1, context.num_ranks):
-                lines += chrome.lines_of(path.with_name(f"{path.stem}_rank{rank}.json"))
-            metadata = self._metadata(context, clock) | {
+                lines += lines_of(path.with_name(f"{path.stem}_rank{rank}.json"))
+            metadata = {
+                **common,
                 "total_events": sum(number for *_, number, _ in everyone),
                 "dropped_events": sum(dropped for *_, dropped in everyone),
-                "max_events": self.max_events,
                 "clock_error_us": max(error for _, error, *_ in everyone),
             }
-            chrome.write(path, lines, metadata)
+            write(path, lines, metadata)
         return metadata
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -228,32 +221,16 @@ class Tracing:
             raise UnsupportedError(f"backend {context.backend.info.name!r} cannot trace kernels")
         return cast("SupportsTracing", context.backend)
 
-    def _clock(self, context: Context) -> Clock:
-        """This rank's clock, from the comparisons then and now."""
-        from iris_core.tracing.clocks import Clock
 
-        backend = self._backend(context)
-        end = backend.compare_clocks(context)
-        assert self._begin is not None
-        origin = self._world.all_gather_object(self._begin.at - self._begin.ahead)[0]
-        return Clock(backend.ticks_per_second, self._begin, end, origin)
-
-    @staticmethod
-    def _metadata(context: Context, clock: Clock) -> dict[str, Any]:
-        import torch
-
-        from iris_core.tracing.chrome import SCHEMA_VERSION
-
-        on_gpu = context.device != "cpu"
-        properties = torch.cuda.get_device_properties(context.target.index) if on_gpu else None
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "world_size": context.num_ranks,
-            "time_unit": "us",
-            "clock_error_us": clock.error_us,
-            "aligned": True,
-            "process_name": pathlib.Path(sys.argv[0]).name,
-            "device": properties.name if properties else "cpu",
-            "multiprocessors": properties.multi_processor_count if properties else 0,
-            "torch": torch.__version__,
-        }
+def _metadata(context: Context) -> dict[str, Any]:
+    properties = None if context.device == "cpu" else torch.cuda.get_device_properties(context.target.index)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "world_size": context.num_ranks,
+        "time_unit": "us",
+        "aligned": True,
+        "process_name": pathlib.Path(sys.argv[0]).name,
+        "device": properties.name if properties else "cpu",
+        "multiprocessors": properties.multi_processor_count if properties else 0,
+        "torch": torch.__version__,
+    }

@@ -6,34 +6,29 @@ numbers, which every element type that is multiplied can hold, so that they are 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from iris_core.dispatch.config import FusedConfig
-from iris_core.dispatch.products import FP8, OPS, PLAIN
+from iris_core.dispatch.products import FP8, GATHERING, OPS, PLAIN
 from iris_core.dispatch.tables import TF32
 from iris_core.errors import ArgumentError
-from iris_core.tuning.tuner import Tuned, check_names, tuner_of_this_rank
+from iris_core.tuning.tuner import Point, check_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iris_core.api import Iris
-    from iris_core.bench import RunOptions
-    from iris_core.dispatch.choice import Explanation
-    from iris_core.dispatch.tables import Entry
 
-KINDS = (
-    ("matmul_all_reduce", None),
-    ("all_gather_matmul", 0),
-    ("all_gather_matmul", 1),
-    ("matmul_all_gather", 0),
-    ("matmul_all_gather", 1),
-    ("matmul_reduce_scatter", None),
-)
+KINDS = tuple((op, dim) for op in OPS for dim in ((0, 1) if op in GATHERING else (None,)))
 """(operation, gather_dim) of all that there are."""
+
+DTYPES = (*PLAIN, TF32, *FP8)
+"""Element types that can be measured; "tf32" is float32 where TF32 is allowed."""
+
+LAYERS = tuple((m, n, k) for n, k in ((28672, 8192), (14336, 4096), (11008, 4096)) for m in (8192, 2048, 512))
+"""Rows, and weights (N, K) of large language models, that are measured where nobody says what."""
 
 SPOILED = 77.0
 """No element of any operand, and of no result."""
@@ -43,18 +38,12 @@ _DENSITY = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class FusedSample:
-    """One operation with one shape, as one rank sees it.
+    """One operation with one shape, as one of `size` ranks sees it; ArgumentError if they cannot divide it.
 
     Attributes:
-        op: the operation.
         gather_dim: as in the call; None for operations that gather nothing.
         dtype: of the operands; the result is bfloat16 where they are 8-bit floats.
-        rank: this rank.
-        size: number of ranks.
         shape: (m, n, k) of the product that each rank computes, as in the measured tables.
-
-    Raises:
-        ArgumentError: the ranks cannot divide what they have to divide.
     """
 
     op: str
@@ -64,9 +53,12 @@ class FusedSample:
     size: int
     shape: tuple[int, int, int]
 
+    spoiled: ClassVar = SPOILED
+
     def __post_init__(self) -> None:
         m, _, k = self.shape
-        divided = k if self._gathers_inner else m if self._divides_rows else self.size
+        rows = self.op == "matmul_reduce_scatter" or (self.op == "all_gather_matmul" and self.gather_dim == 0)
+        divided = m if rows else k if self.op == "all_gather_matmul" else self.size
         if divided % self.size:
             raise ArgumentError(f"{self.op}: {self.size} ranks cannot divide {divided}, of a product of {self.shape}")
 
@@ -74,16 +66,10 @@ class FusedSample:
     def of_layer(
         cls, op: str, gather_dim: int | None, dtype: torch.dtype, rank: int, size: int, layer: tuple[int, int, int]
     ) -> FusedSample:
-        """Make the sample of a divided linear layer.
+        """Make the sample of a linear layer (M, N, K): M rows, and a weight of N x K that the ranks divide.
 
-        Args:
-            op, gather_dim, dtype, rank, size: as in the class.
-            layer: (M, N, K): M rows, and a weight of N x K that is divided among the ranks.  Where A is gathered, or
-                the products are side by side, each rank multiplies (M, K) with (K, N / W); where products are added
-                up, (M, N / W) with (N / W, K); where they are below each other, (M / W, K) with (K, N).
-
-        Raises:
-            ArgumentError: the ranks cannot divide the layer.
+        Where A is gathered, or the products are side by side, each of W ranks multiplies (M, K) with (K, N / W); where
+        products are added up, (M, N / W) with (N / W, K); where they are below each other, (M / W, K) with (K, N).
         """
         m, n, k = layer
         below = (op, gather_dim) == ("matmul_all_gather", 0)
@@ -92,15 +78,6 @@ class FusedSample:
         if op in ("matmul_all_reduce", "matmul_reduce_scatter"):
             return cls(op, gather_dim, dtype, rank, size, (m, k, n // size))
         return cls(op, gather_dim, dtype, rank, size, (m // size, n, k) if below else (m, n // size, k))
-
-    @property
-    def _divides_rows(self) -> bool:
-        """Whether the product's rows are those of all ranks, or are given to them."""
-        return self.op == "matmul_reduce_scatter" or (self.op == "all_gather_matmul" and self.gather_dim == 0)
-
-    @property
-    def _gathers_inner(self) -> bool:
-        return self.op == "all_gather_matmul" and self.gather_dim == 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -132,7 +109,7 @@ class FusedSample:
 
     @property
     def heap_nbytes(self) -> int:
-        """A size of heap on which every algorithm finds room."""
+        """A size of heap that every algorithm fits into."""
         m, n, k = self.shape
         product, gathered = m * n * 4, m * k * self.dtype.itemsize
         # output, A, and what algorithms stage: slots for each member, rounded up to powers of two
@@ -153,24 +130,19 @@ class FusedSample:
 
     def wanted(self, device: str) -> torch.Tensor:
         """What this rank's output must be, by torch.matmul alone."""
-
-        def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            exact = torch.float32 if self.dtype == torch.float32 else self.out_dtype
-            return a.to(exact) @ b.to(exact)
-
-        ranks = range(self.size)
+        exact, ranks = self.out_dtype, range(self.size)  # torch puts no 8-bit floats together, and multiplies few
         if self.op == "all_gather_matmul":
-            parts = [self.a(rank, device) for rank in ranks]
-            # torch puts no 8-bit floats together
-            whole = torch.cat([each.to(self.out_dtype) for each in parts], self.gather_dim or 0)
-            return product(whole, self.b(self.rank, device))
-        products = (product(self.a(rank, device), self.b(rank, device)) for rank in ranks)
+            whole = torch.cat([self.a(rank, device).to(exact) for rank in ranks], self.gather_dim or 0)
+            return whole @ self.b(self.rank, device).to(exact)
+        products = (self.a(rank, device).to(exact) @ self.b(rank, device).to(exact) for rank in ranks)
         if self.op == "matmul_all_gather":
             return torch.cat(list(products), self.gather_dim or 0)
-        total = next(products)
-        for each in products:
-            total += each
+        total = functools.reduce(torch.Tensor.add_, products)
         return total if self.op == "matmul_all_reduce" else total.chunk(self.size)[self.rank].contiguous()
+
+    def is_right(self, out: torch.Tensor) -> bool:
+        """Whether this rank's output is what it must be."""
+        return torch.equal(out, self.wanted(str(out.device)))
 
     def tensors(self, ctx: Iris) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Allocate (output, A, B), the operands filled: A and the output on the heap.  A symmetric call."""
@@ -179,25 +151,11 @@ class FusedSample:
         return out, a, self.b(self.rank, ctx.device)
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
-DTYPES = (*PLAIN, TF32, *FP8)
-"""Element types that can be measured; "tf32" is float32 where TF32 is allowed."""
-
-LAYERS = tuple((m, n, k) for n, k in ((28672, 8192), (14336, 4096), (11008, 4096)) for m in (8192, 2048, 512))
-"""Rows, and weights (N, K) of large language models, that are measured where nobody says what."""
-
-
 @dataclass(frozen=True)
 class FusedTuneOptions:
-    """What to measure; the same on every rank.
+    """What to measure, the same on every rank; ArgumentError if that cannot be.
 
-    Attributes:
-        ops: operations of `ctx.ops`; those that gather are measured with both values of gather_dim.
-        dtypes: element types, of DTYPES.
-        layers: (M, N, K): M rows, a weight of N x K divided among the ranks; see `FusedSample.of_layer`.
-
-    Raises:
-        ArgumentError: something cannot be measured.
+    Operations that gather are measured with both values of gather_dim; `FusedSample.of_layer` says what layers are.
     """
 
     ops: tuple[str, ...] = OPS
@@ -210,94 +168,17 @@ class FusedTuneOptions:
         if not self.layers or min(min(each) for each in self.layers) < 1:
             raise ArgumentError(f"layers must be given, of positive sizes, not {self.layers}")
 
-    def samples(self, rank: int, size: int) -> list[tuple[str, FusedSample]]:
-        """Return (name of the element type, sample) of everything that is to be measured.
+    def points(self, rank: int, size: int) -> list[Point]:
+        """Return what is measured, as one of `size` ranks sees it; ArgumentError if they cannot divide a layer.
 
-        The largest ones come first: memory that algorithms share is never given back, and would be there several times.
-
-        Raises:
-            ArgumentError: the ranks cannot divide a layer.
+        The largest one comes first: memory that algorithms share is never given back.
         """
-        found = {
-            (name, FusedSample.of_layer(op, dim, _element(name), rank, size, layer)): None
-            for op, dim in KINDS
-            if op in self.ops
-            for name in self.dtypes
-            for layer in self.layers
-        }
-        return sorted(found, key=lambda each: -each[1].heap_nbytes)
-
-
-def _element(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, "float32" if name == TF32 else name)
-    return found
-
-
-def tune_operations_on_this_rank(wanted: FusedTuneOptions, options: RunOptions) -> Tuned:
-    """Measure, as one of the ranks.
-
-    Collective: every rank of the world calls it with the same arguments.
-
-    Args:
-        wanted: what to measure.
-        options: ranks, plugins, heap and rounds; its axes are not looked at.  When its limit is reached, what is left
-            is passed over.
-
-    Raises:
-        ArgumentError: the ranks cannot divide a layer.
-        DeviceTimeoutError: an algorithm did not end.
-    """
-    entries: list[Entry] = []
-    with tuner_of_this_rank(options) as tuner:
-        for name, sample in wanted.samples(tuner.ctx.cur_rank, tuner.ctx.num_ranks):
-            entries += tuner.best_launches(_Shape(name, sample)) or []
-        return tuner.found(entries)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A point: one operation with one shape."""
-
-    dtype: str
-    sample: FusedSample
-
-    @property
-    def op(self) -> str:
-        dim = self.sample.gather_dim
-        return self.sample.op if dim is None else f"{self.sample.op}(gather_dim={dim})"
-
-    @property
-    def where(self) -> str:
-        m, n, k = self.sample.shape
-        return f"{m} x {k} times {k} x {n} {self.dtype}"
-
-    def call(self, ctx: Iris) -> _Call:
-        return _Call(ctx, self)
-
-
-class _Call:
-    """One operation with its tensors."""
-
-    def __init__(self, ctx: Iris, shape: _Shape) -> None:
-        self._ops, self._sample = ctx.ops, shape.sample
-        self._device = ctx.device
-        self._tf32 = {"float32": False, TF32: True}.get(shape.dtype)  # whatever torch is set to
-        self._tensors = shape.sample.tensors(ctx)
-        self._want: torch.Tensor | None = None
-
-    def explain(self) -> Explanation:
-        return self._ops.explain(
-            self._sample.op, *self._tensors, config=FusedConfig(allow_tf32=self._tf32), **self._sample.options
-        )
-
-    def run(self, algorithm: str | None = None, fields: Mapping[str, Any] | None = None) -> object:
-        config = FusedConfig(algorithm=algorithm, allow_tf32=self._tf32, **(fields or {}))
-        return getattr(self._ops, self._sample.op)(*self._tensors, config=config, **self._sample.options)
-
-    def is_right(self) -> bool:
-        if self._want is None:
-            self._want = self._sample.wanted(self._device)
-        return torch.equal(self._tensors[0], self._want)
-
-    def spoil(self) -> None:
-        self._tensors[0].fill_(SPOILED)
+        found = []
+        for name in self.dtypes:
+            dtype = getattr(torch, "float32" if name == TF32 else name)
+            config = FusedConfig(allow_tf32={"float32": False, TF32: True}.get(name))  # whatever torch is set to
+            calls = [(op, dim, layer) for op, dim in KINDS if op in self.ops for layer in self.layers]
+            for sample in dict.fromkeys(FusedSample.of_layer(op, dim, dtype, rank, size, at) for op, dim, at in calls):
+                m, n, k = sample.shape
+                found.append(Point(sample, config, f"{m} x {k} times {k} x {n} {name}"))
+        return sorted(found, key=lambda point: -point.sample.heap_nbytes)

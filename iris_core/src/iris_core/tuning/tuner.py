@@ -4,30 +4,28 @@ The first call at each point (one operation with one size or shape) measures all
 launches that the best of them offer (IRIS_TUNE=exhaustive).  Then each is called by name, on data that is checked; an
 algorithm that delivers wrong data is left out, and named.
 
-`iris_core.tuning.collectives` and `iris_core.tuning.matmuls` say what a point is.
+`iris_core.tuning.collectives` and `iris_core.tuning.matmuls` say what the points are.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from iris_core.api import Iris
+from iris_core.bench.runner import opened_on_this_rank
+from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import label
 from iris_core.errors import ArgumentError, HeapExhaustedError
-from iris_core.world import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
+    from iris_core.api import Iris
     from iris_core.bench import RunOptions
-    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.tables import Entry
     from iris_core.world import World
 
@@ -39,35 +37,20 @@ _GRACE_S = 600.0
 """After the limit, a point may take so long until the ranks are ended: compiling, and waits that time out."""
 
 
-class Point(Protocol):
-    """One operation with one size or shape."""
+class Point(NamedTuple):
+    """One operation with one size or shape.
 
-    @property
-    def op(self) -> str:
-        """The operation, for people."""
+    Attributes:
+        sample: a `Sample` or `FusedSample`: the call, and data whose result can be told.
+        config: with which it is called.
+        where: the size or shape, for people.
+        dtype: element type that the table names; None for the call's.
+    """
 
-    @property
-    def where(self) -> str:
-        """The size or shape, for people."""
-
-    def call(self, ctx: Iris) -> Call:
-        """Allocate tensors, the inputs filled.  Collective: every rank calls it, in a scope."""
-
-
-class Call(Protocol):
-    """A point's call with its tensors."""
-
-    def explain(self) -> Explanation:
-        """Return which algorithms can serve it, and how long they take."""
-
-    def run(self, algorithm: str | None = None, fields: Mapping[str, Any] | None = None) -> object:
-        """Call it by an algorithm with fields of its config; by default by the library's choice."""
-
-    def is_right(self) -> bool:
-        """Whether this rank's output is what it must be."""
-
-    def spoil(self) -> None:
-        """Make it wrong."""
+    sample: Any
+    config: Config | FusedConfig
+    where: str
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,97 +70,78 @@ class Tuned:
     passed_over: tuple[str, ...]
 
 
-class Tuner:
-    """Measures points on this rank.
+def tune_on_this_rank(wanted: Any, options: RunOptions) -> Tuned:
+    """Measure what is wanted (`TuneOptions` or `FusedTuneOptions`), as one of the ranks.
 
-    Collective: every rank of the world makes one, and calls `best_launches` with the same points in the same order.
+    Collective: every rank of the world calls it with the same arguments.  Of the options, ranks, plugins, heap and
+    limit count; when the limit is reached, what is left is passed over.
 
-    Args:
-        ctx: the open context, whose first calls measure everything.
-        world: its ranks, for exchanges.
-        limit_s: no point is begun after so many seconds.
+    Raises:
+        ArgumentError: the ranks cannot divide what is wanted.
+        DeviceTimeoutError: an algorithm did not end.
     """
+    with opened_on_this_rank(replace(options, limit_s=options.limit_s + _GRACE_S)) as (ctx, world):
+        tuner = _Tuner(ctx, world, options.limit_s)
+        points = wanted.points(ctx.cur_rank, ctx.num_ranks)
+        entries = tuple(entry for point in points for entry in tuner.best_launches(point))
+        device = "cpu" if ctx.device == "cpu" else torch.cuda.get_device_name(ctx.target.index)
+        return Tuned(device, entries, tuple(tuner.wrong), tuple(tuner.passed_over))
+
+
+class _Tuner:
+    """Measures points on this rank; `world` is for exchanges."""
 
     def __init__(self, ctx: Iris, world: World, limit_s: float) -> None:
-        self.ctx = ctx
-        self._world = world
-        self._end = time.monotonic() + limit_s
-        self._limit_s = limit_s
-        self._wrong: list[str] = []
-        self._passed_over: list[str] = []
+        self._ctx, self._world = ctx, world
+        self._limit_s, self._end = limit_s, time.monotonic() + limit_s
+        self.wrong: list[str] = []
+        self.passed_over: list[str] = []
 
-    def found(self, entries: Sequence[Entry]) -> Tuned:
-        """Return everything that was found."""
-        return Tuned(device_name(self.ctx), tuple(entries), tuple(self._wrong), tuple(self._passed_over))
-
-    def best_launches(self, point: Point) -> list[Entry] | None:
-        """Measure a point.
-
-        Returns:
-            The best launch of each algorithm that is fast enough for an entry, the fastest first; None if no time is
-            left.
-        """
+    def best_launches(self, point: Point) -> list[Entry]:
+        """Return the best launch of each algorithm that is fast enough for an entry, the fastest first."""
+        dim = point.sample.options.get("gather_dim")
+        name = point.sample.op if dim is None else f"{point.sample.op}(gather_dim={dim})"
+        entries, problem = list["Entry"](), ""
         over: list[bool] = self._world.all_gather_object(time.monotonic() >= self._end)
         if over[0]:  # by rank 0's clock, so that all stop at the same point
-            self._passed_over.append(f"{point.op} at {point.where}: the limit of {self._limit_s:.0f} s was reached")
-            return None
-        try:
-            with self.ctx.scope():
-                entries = self._measure(point, point.call(self.ctx))
-        except HeapExhaustedError as error:  # on all ranks alike; what was measured before is kept
-            self._passed_over.append(f"{point.op} at {point.where}: {error}")
-            return []
+            problem = f"the limit of {self._limit_s:.0f} s was reached"
+        else:
+            try:
+                with self._ctx.scope():
+                    entries = self._measure(point, name)
+            except HeapExhaustedError as error:  # on all ranks alike; what was measured before is kept
+                problem = str(error)
         if not entries:
-            self._passed_over.append(f"{point.op} at {point.where}: there is nothing to choose from")
-        elif self.ctx.cur_rank == 0:
+            self.passed_over.append(f"{name} at {point.where}: {problem or 'there is nothing to choose from'}")
+        elif self._ctx.cur_rank == 0:
             shown = "; ".join(f"{label(e.algorithm, e.config)} {e.seconds * 1e6:.1f} us" for e in entries[:3])
-            print(f"{point.op} {point.where}: {shown}", file=sys.stderr, flush=True)
-        return [e for e in entries if e.seconds <= _USEFUL * entries[0].seconds][:_MAX_ENTRIES]
+            print(f"{name} {point.where}: {shown}", file=sys.stderr, flush=True)
+        best = [e for e in entries if e.seconds <= _USEFUL * entries[0].seconds][:_MAX_ENTRIES]
+        return [replace(e, dtype=point.dtype or e.dtype) for e in best]
 
-    def _measure(self, point: Point, call: Call) -> list[Entry]:
+    def _measure(self, point: Point, name: str) -> list[Entry]:
         """Measure all algorithms by the first call, and check each that has an entry."""
-        call.run()
-        candidates = call.explain().candidates
+        sample, config = point.sample, point.config
+        face: Any = self._ctx.ops if isinstance(config, FusedConfig) else self._ctx.ccl
+        out, *inputs = tensors = sample.tensors(self._ctx)
+        if sample.op == "broadcast":
+            tensors = [inputs[0] if out is None else out]
+        run = getattr(face, sample.op)
+        run(*tensors, config=config, **sample.options)
+        candidates = face.explain(sample.op, *tensors, config=config, **sample.options).candidates
         found = [each.entry for each in candidates if each.is_near and each.entry is not None and not each.entry.source]
         right = []
         for entry in sorted(found, key=lambda each: each.seconds):
-            call.spoil()
-            call.run(entry.algorithm, entry.config)
-            everyone: list[bool] = self._world.all_gather_object(call.is_right())
+            if out is not None:
+                out.fill_(sample.spoiled)
+            run(*tensors, config=replace(config, algorithm=entry.algorithm, **entry.config), **sample.options)
+            everyone: list[bool] = self._world.all_gather_object(sample.is_right(out))
             if all(everyone):
                 right.append(entry)
             else:
                 ranks = ", ".join(str(rank) for rank, ok in enumerate(everyone) if not ok)
-                self._wrong.append(f"{point.op} {label(entry.algorithm, entry.config)} at {point.where}: ranks {ranks}")
+                self.wrong.append(f"{name} {label(entry.algorithm, entry.config)} at {point.where}: ranks {ranks}")
         return right
-
-
-@contextlib.contextmanager
-def tuner_of_this_rank(options: RunOptions) -> Iterator[Tuner]:
-    """Open a context, and make the tuner.
-
-    Collective: every rank of the world calls it with the same arguments.
-
-    Args:
-        options: ranks, plugins, heap and limit; its axes are not looked at.
-    """
-    faulthandler.dump_traceback_later(options.limit_s + _GRACE_S, exit=True)
-    try:
-        with Iris(
-            options.heap_size, allocator=options.allocator, backend=options.backend, device=options.device
-        ) as ctx:
-            world = connect(None, ctx.settings.barrier_timeout)
-            try:
-                yield Tuner(ctx, world, options.limit_s)
-            finally:
-                world.close()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def device_name(ctx: Iris) -> str:
-    """Return the name of a context's device, as tables have it."""
-    return "cpu" if ctx.device == "cpu" else torch.cuda.get_device_name(ctx.target.index)
 
 
 def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -1,10 +1,8 @@
 """The ranks of one host: who they are, how they find each other, and how they talk.
 
-Ranks talk over unix sockets alone.  They find each other in a folder that only their user can enter (`rendezvous`),
-have one connection for each pair (`exchange`), over which all exchanges go (`group`).  What one rank refuses, all
-refuse (`failures`).  `launch` starts ranks.
-
-Importing this imports neither torch nor triton.
+Ranks find each other in a folder that only their user can enter (`rendezvous`), and have a unix socket for each pair
+(`exchange`), over which all exchanges go (`group`).  What one rank refuses, all refuse (`failures`).  `launch` starts
+ranks.  Importing this imports neither torch nor triton.
 """
 
 from iris_core.world.group import Arrival as Arrival

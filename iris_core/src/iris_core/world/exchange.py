@@ -16,7 +16,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,9 +30,8 @@ _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _ROOM_NBYTES = 1 << 16
 _ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
-_LEFT, _GIVEN_UP = 0, 254  # kinds of frames: this rank closes its world; it waits no longer in this exchange
+_LEFT = 0  # kind of frame: this rank closes its world
 _LOOK_S = 0.1  # a thread that polls does not notice that another one has something to send
-_RETRY_S = 0.002  # how long to wait until the kernel may take descriptors again
 
 
 class Frame(NamedTuple):
@@ -41,7 +39,7 @@ class Frame(NamedTuple):
 
     kind: int  # of exchange, from 1
     call: bytes = b""  # the function that the program called
-    payload: bytes = b""  # at least a byte for each 200 descriptors
+    payload: bytes = b""
     fds: Sequence[int] = ()  # a received frame owns them
     num_fds: int = 0  # how many were sent
 
@@ -58,8 +56,6 @@ class Link:
         self._arrived: defaultdict[int, deque[tuple[int, Frame]]] = defaultdict(deque)
         self.left = False  # the peer has closed its world
         self.ended = False  # nothing more will come
-        self.stalled = False  # the kernel takes no descriptors now: polling for room is no use
-        self.given_up: dict[int, int] = {}  # by world, the last exchange in which the peer has waited too long
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -73,15 +69,13 @@ class Link:
         """Send a frame, as far as there is room; its descriptors must stay open until nothing is `pending`."""
         kind, call, payload, fds, _ = frame
         data = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call + payload
-        more = range(_FDS_PER_MESSAGE, len(fds), _FDS_PER_MESSAGE)  # one of the last bytes goes with each of these
-        end = len(data) - len(more)
-        self._out.append((data[:end], fds[:_FDS_PER_MESSAGE]))
-        self._out.extend((data[end + i : end + i + 1], fds[at : at + _FDS_PER_MESSAGE]) for i, at in enumerate(more))
+        parts = [fds[at : at + _FDS_PER_MESSAGE] for at in range(0, len(fds), _FDS_PER_MESSAGE)] or [()]
+        self._out.extend((data[i : i + 1], part) for i, part in enumerate(parts[:-1]))
+        self._out.append((data[len(parts) - 1 :], parts[-1]))
         self.flush()
 
     def flush(self) -> None:
         """Send what is pending, as far as there is room."""
-        self.stalled = False
         while self._out:
             data, fds = self._out[0]
             try:
@@ -89,7 +83,6 @@ class Link:
                 sent = self._connection.sendmsg([data], rights)
             except OSError as e:
                 if e.errno in _LATER:
-                    self.stalled = e.errno == errno.ETOOMANYREFS
                     return
                 if not fds or e.errno in (errno.EPIPE, errno.ECONNRESET):
                     self._out.clear()  # the peer is gone; `receive` finds that out, after what it has sent before
@@ -132,8 +125,6 @@ class Link:
             del self._in[:end]
             if kind == _LEFT:
                 self.left = True
-            elif kind == _GIVEN_UP:
-                self.given_up[world] = number
             else:
                 fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
                 self._arrived[world].append((number, Frame(kind, call, payload, fds, num_fds)))
@@ -169,39 +160,32 @@ class Link:
 class Exchanges:
     """The connections of one rank to its peers, with a descriptor of each peer's process.
 
-    `first_error` turns the error of lost peers into that of those which were lost first, alike on all ranks; `leave` is
-    called at the end.
+    `first_error` turns the error of lost peers into that of the first ones, alike on all ranks; `leave` ends all.
     """
 
     def __init__(
         self,
-        rank: int,
         links: Mapping[int, Link],
         pidfds: Mapping[int, int],
         first_error: Callable[[IrisError], IrisError],
         leave: Callable[[], None],
     ) -> None:
-        self._rank, self._first_error, self._leave = rank, first_error, leave
+        self._first_error, self._leave = first_error, leave
         self._links, self._pidfds = dict(links), dict(pidfds)
-        self._pid = os.getpid()
         self._closed = ""
         self._changed = threading.Condition(threading.Lock())
         self._polling = False
         self._dead: set[int] = set()
-        self._writing: set[int] = set()  # peers that are polled for room
         self._poll = select.poll()
         self._by_fd = {link.fileno(): peer for peer, link in self._links.items()}
         self._by_fd |= {fd: peer for peer, fd in self._pidfds.items()}
         for fd in self._by_fd:
             self._poll.register(fd, select.POLLIN)
-        _open.add(self)
 
     def gather(
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
         """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
-
-        Where some were missing no frame has descriptors.
 
         Raises:
             PeerLostError: the process of a peer has ended, or it has closed its world.
@@ -209,7 +193,7 @@ class Exchanges:
         """
         found: dict[int, Frame] = {}
         missing = list(peers)
-        deadline = 0.0
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             self.check_usable()
             for peer in peers:
@@ -223,30 +207,18 @@ class Exchanges:
                     if not missing:
                         return found, []
                     self._check(peers, missing)
-                    now = time.monotonic()
-                    deadline = deadline or now + timeout_s
-                    if now >= deadline:
-                        break
-                    self._receive(deadline - now)
-                for peer in peers:
-                    self._links[peer].post(world, number, Frame(_GIVEN_UP))
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        return found, missing
+                    self._receive(left_s)
             finally:
-                if missing:
+                if missing:  # then no frame keeps descriptors
                     close_all([fd for frame in found.values() for fd in frame.fds])
-        return found, missing
 
     def waits_in(self, peer: int) -> list[str]:
         """Return the calls in which a peer waits for this rank, as far as known."""
         with self._changed:
             return self._links[peer].waits_in() if peer in self._links else []
-
-    def gave_up(self, peer: int, world: int, number: int) -> bool:
-        """Return whether a peer has waited too long in an exchange to which it has come."""
-        with self._changed:
-            link = self._links.get(peer)
-            if link is not None and not link.ended:
-                self._move(link.fileno())  # it may have said so after its frame
-            return link is not None and link.given_up.get(world) == number
 
     def check_peers(self, peers: Sequence[int]) -> None:
         """Raise PeerLostError if the process of one has ended."""
@@ -279,14 +251,11 @@ class Exchanges:
         self._leave()
         self._changed.notify_all()
 
-    def after_fork(self) -> None:
+    def refuse(self, why: str) -> None:
         """In a process that was forked off: let go of the parent's connections, and send nothing."""
         self._changed = threading.Condition(threading.Lock())  # another thread of the parent may have held it
         with self._changed:
-            self._hang_up(
-                f"this process ({os.getpid()}) was forked off rank {self._rank} (process {self._pid}), whose context "
-                "it cannot use: only that process can; start other processes with the method spawn, or without Iris"
-            )
+            self._hang_up(why)
 
     def _check(self, peers: Sequence[int], missing: Sequence[int]) -> None:
         """Raise PeerLostError if this exchange cannot end: a peer may leave on purpose once it is not missing."""
@@ -309,18 +278,13 @@ class Exchanges:
             self._changed.wait(timeout_s)
             self.check_usable()
             return
-        wait_s = min(timeout_s, _LOOK_S)
-        for peer, link in self._links.items():
-            writing = link.pending and not link.stalled and not link.ended
-            if writing != (peer in self._writing) and not link.ended:
-                self._poll.modify(link, select.POLLIN | (select.POLLOUT if writing else 0))
-                self._writing ^= {peer}
-            if link.stalled:
-                wait_s = min(wait_s, _RETRY_S)
+        for link in self._links.values():
+            if not link.ended:
+                self._poll.modify(link, select.POLLIN | (select.POLLOUT if link.pending else 0))
         self._polling = True
         self._changed.release()
         try:
-            ready = self._poll.poll(1e3 * wait_s)
+            ready = self._poll.poll(1e3 * min(timeout_s, _LOOK_S))
         finally:
             self._changed.acquire()
             self._polling = False
@@ -328,9 +292,6 @@ class Exchanges:
         self.check_usable()
         for fd, _ in ready:
             self._move(fd)
-        for link in self._links.values():
-            if link.stalled:
-                link.flush()
 
     def _move(self, fd: int) -> None:
         """Receive and send what the kernel is ready for."""
@@ -350,17 +311,6 @@ class Exchanges:
         link.receive()
         if link.ended:
             self._poll.unregister(link)
-
-
-_open: weakref.WeakSet[Exchanges] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for each in list(_open):
-        each.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def ended(ranks: Mapping[int, int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import hashlib
 import json
@@ -29,10 +28,11 @@ from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch.distributed as dist
 
+    from iris_core.types import Group
     from iris_core.world.exchange import Exchanges
 
 
@@ -43,7 +43,7 @@ class _Kind(enum.IntEnum):
     OBJECTS = 2
     BROADCAST = 3
     BARRIER = 4
-    DESCRIPTORS = 5
+    SEGMENTS = 5
     CALLS = 6
 
 
@@ -54,24 +54,16 @@ class World:
         RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
         CollectiveTimeoutError: a rank did not arrive in time.
         PeerLostError: a rank's process has ended.
-
-    Args:
-        exchanges: the connections of this rank; None in a world of one.
-        ranks: the members, by their ranks in the world that has the connections.
-        rank: this rank among them.
-        timeout_s: bound of every exchange in seconds.
-        members: their ranks in torch.distributed, where the ranks come from there.
-        parent: the world of all ranks; None if this is the one.
     """
 
     def __init__(
         self,
-        exchanges: Exchanges | None,
-        ranks: Sequence[int],
-        rank: int,
-        timeout_s: float,
-        members: Sequence[int] | None = None,
-        parent: World | None = None,
+        exchanges: Exchanges | None,  # None in a world of one
+        ranks: Sequence[int],  # the members, by their ranks in the world that has the connections
+        rank: int,  # this rank among them
+        timeout_s: float,  # bound of every exchange
+        members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
+        parent: World | None = None,  # the world of all ranks, unless this is the one
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
         self._exchanges, self._timeout_s, self._members = exchanges, timeout_s, members
@@ -99,11 +91,9 @@ class World:
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
         """Gather like `all_gather_object`, but with nothing else; this rank waits for `timeout_s` at most.
 
-        Where that is not enough, the other ranks still get its object, if they come; if not, their next exchange says
-        that this rank gave up.
+        Where that is not enough, the other ranks still get its object, if they come.
         """
-        wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), wait_s)]
+        return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), timeout_s)]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object, which can be pickled, on every rank.
@@ -145,27 +135,10 @@ class World:
         Raises:
             PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
         """
-        everyone = self.all_gather_object(
-            [(each.offset_bytes, each.nbytes, each.payload.hex(), each.fd is not None) for each in segments]
-        )
-        received: list[Sequence[int]] = [()] * self.world_size
-        if self._peers and any(has_fd for row in everyone for *_, has_fd in row):
-            received = self._pass_descriptors([each.fd for each in segments if each.fd is not None])
-        out = []
-        for row, fds in zip(everyone, received, strict=True):
-            left = iter(fds)
-            out.append(
-                [
-                    Segment(offset, nbytes, bytes.fromhex(payload), next(left, None) if has_fd else None)
-                    for offset, nbytes, payload, has_fd in row
-                ]
-            )
-        out[self.rank] = [dataclasses.replace(each) for each in segments]
-        return out
-
-    def _pass_descriptors(self, fds: Sequence[int]) -> list[Sequence[int]]:
-        """Send descriptors to every peer and receive theirs; on all ranks or on none."""
-        frames = self._frames(_Kind.DESCRIPTORS, bytes(1 + len(fds) // 200), fds)
+        mine = [each.fd for each in segments if each.fd is not None]
+        facts = [(each.offset_bytes, each.nbytes, each.payload.hex(), each.fd is not None) for each in segments]
+        frames = self._frames(_Kind.SEGMENTS, json.dumps(facts).encode(), mine)
+        everyone = [json.loads(frame.payload) for frame in frames]
 
         def check() -> None:
             short = [rank for rank, each in zip(self._ranks, frames, strict=True) if len(each.fds) < each.num_fds]
@@ -173,11 +146,19 @@ class World:
                 raise IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
 
         try:
-            on_all_ranks(self, "could not exchange descriptors of memory", check, PeerAccessError)
+            if self._peers and any(has_fd for row in everyone for *_, has_fd in row):
+                on_all_ranks(self, "could not exchange descriptors of memory", check, PeerAccessError)
         except BaseException:
             close_all([fd for frame in frames for fd in frame.fds])
             raise
-        return [frame.fds for frame in frames]
+        left = [iter(mine if rank == self.rank else frame.fds) for rank, frame in enumerate(frames)]
+        return [
+            [
+                Segment(offset, nbytes, bytes.fromhex(payload), next(fds) if has_fd else None)
+                for offset, nbytes, payload, has_fd in row
+            ]
+            for row, fds in zip(everyone, left, strict=True)
+        ]
 
     def _gather(self, kind: _Kind, mine: bytes, timeout_s: float | None = None) -> list[bytes]:
         return [frame.payload for frame in self._frames(kind, mine, timeout_s=timeout_s)]
@@ -188,7 +169,7 @@ class World:
             return [Frame(kind, b"", mine)]
         self._number += 1
         sent = Frame(kind, _called() + self._among, mine, fds)
-        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
         if missing:
             raise self._late(sent, found, missing, wait_s)
@@ -198,13 +179,6 @@ class World:
         if len(sizes) == 1 and all(each.kind == kind for each in frames):
             return frames
         close_all([fd for each in frames for fd in each.fds])
-        for rank in self._peers:
-            if self._exchanges.gave_up(rank, self._key, self._number):
-                raise CollectiveTimeoutError(
-                    f"rank {self._ranks[self.rank]}: {sent.call.decode()} cannot complete, because rank {rank} gave up "
-                    f"waiting in {found[rank].call.decode()}, which is another call",
-                    missing_ranks=[rank],
-                )
         calls = [each.call.decode() for each in frames]
         if len(set(calls)) == 1:
             calls = [f"{calls[0]}, {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" for each in frames]
@@ -231,13 +205,13 @@ class World:
         )
 
     # -- groups of ranks ----------------------------------------------------------------------------------------------
-    def members_of(self, group: dist.ProcessGroup | Sequence[int] | None) -> tuple[int, ...]:
+    def members_of(self, group: Group) -> tuple[int, ...]:
         """Return the ranks of this world that form a group, in the group's order; all for None.  Not collective.
 
-        A group may also be a list or tuple of ranks of this world.
+        A group may also be a list or tuple of ranks of this world, or a DeviceMesh of one dimension.
 
         Raises:
-            GroupError: this rank is not a member.
+            GroupError: this rank is not a member; or a mesh has several dimensions.
             IrisError: a member is not a rank of this world.
         """
         if group is None:
@@ -248,7 +222,12 @@ class World:
             return members
         import torch.distributed as dist
 
-        group = cast("dist.ProcessGroup", group)
+        mesh: Any = group
+        if hasattr(mesh, "get_group"):
+            if mesh.ndim != 1:
+                raise GroupError(f"group= is {mesh}, of {mesh.ndim} dimensions; pass one of them: mesh[name]")
+            mesh = mesh.get_group()
+        group = cast("dist.ProcessGroup", mesh)
         if dist.get_rank(group) < 0:
             raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
         theirs = dist.get_process_group_ranks(group)
@@ -260,10 +239,6 @@ class World:
                 "does not share this heap; make a group of ranks that do"
             )
         return tuple(mine.index(rank) for rank in theirs)
-
-    def subgroup(self, group: dist.ProcessGroup | Sequence[int] | None) -> World:
-        """Return the world of a group's members, like `subworld`; raises like `members_of`."""
-        return self.subworld(self.members_of(group))
 
     def subworld(self, members: tuple[int, ...]) -> World:
         """Return the world of some ranks of this one, in this order; not collective, and this world closes it."""
@@ -299,18 +274,17 @@ class World:
         if self._root is self and self._exchanges is not None:
             self._exchanges.close()
 
+    def refuse(self, why: str) -> None:
+        """Make every further use raise HeapClosedError, in a process that was forked off.  Local."""
+        if self._exchanges is not None:
+            self._exchanges.refuse(why)
+
 
 class SingleWorld(World):
     """A world of one rank: nothing to exchange."""
 
-    _exchanges = None
-
     def __init__(self) -> None:
         super().__init__(None, (0,), 0, 0.0)
-
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the values alone."""
-        return [tuple(values)]
 
 
 def _called() -> bytes:
@@ -322,7 +296,7 @@ def _called() -> bytes:
 
 
 # -- the world of this process ----------------------------------------------------------------------------------------
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MORE_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 _launched: tuple[int, str, int, int] | None = None  # (process, folder, rank, world size), as the launcher has said
 _made: Counter[str] = Counter()  # worlds of this process, by folder
@@ -345,9 +319,9 @@ class Arrival:
 
 
 @contextlib.contextmanager
-def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = None) -> Iterator[Arrival]:
+def arrive(group: dist.ProcessGroup | None) -> Iterator[Arrival]:
     """Let the other ranks know this process; if the block raises before it has opened the world, they raise as well."""
-    arrival = Arrival(_find(group, environ))
+    arrival = Arrival(_find(group))
     try:
         yield arrival
     except BaseException as e:
@@ -356,9 +330,9 @@ def arrive(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None = 
         raise
 
 
-def connect(group: dist.ProcessGroup | None, timeout_s: float, environ: Mapping[str, str] | None = None) -> World:
+def connect(group: dist.ProcessGroup | None, timeout_s: float) -> World:
     """Find and open the world of this process; see `arrive` and `Arrival.open`.  Collective."""
-    with arrive(group, environ) as arrival:
+    with arrive(group) as arrival:
         return arrival.open(timeout_s)
 
 
@@ -368,19 +342,19 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
     _launched = os.getpid(), folder, rank, world_size
 
 
-def _find(group: dist.ProcessGroup | None, environ: Mapping[str, str] | None) -> rendezvous.Rendezvous | None:
+def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
     """Return where the ranks meet; None for a world of one."""
     dist: Any = sys.modules.get("torch.distributed")  # where it was not imported, the program has not initialised it
     if dist is not None and dist.is_available() and dist.is_initialized():
         return rendezvous.find_by_torch(group)
     if group is not None:
         raise IrisError("group= was given, but torch.distributed is not initialised")
-    if environ is None and _launched is not None and _launched[0] == os.getpid():
+    if _launched is not None and _launched[0] == os.getpid():
         _, folder, rank, world_size = _launched
         _made[folder] += 1
         return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]))
-    environ = os.environ if environ is None else environ
-    if any(name not in environ for name in TORCHRUN_VARIABLES):
+    environ = os.environ
+    if any(name not in environ for name in _TORCHRUN_VARIABLES):
         return None
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])

@@ -1,8 +1,9 @@
-"""Start a function on several ranks of this host, from an ordinary script or a notebook."""
+"""Ranks as processes of this host: a function on several ranks, from an ordinary script or a notebook."""
 
 from __future__ import annotations
 
-import io
+import contextlib
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -13,21 +14,23 @@ import time
 import traceback
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from iris_core.errors import IrisError, PeerLostError
+from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
+from iris_core.world.failures import name_ranks
 from iris_core.world.group import launched_in
 from iris_core.world.rendezvous import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
+    from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 
 R = TypeVar("R")
-_GRACE_S = 1.0
-_END_S = 5.0
-_AT_ONCE = (False, 0.0)  # before anything that was raised
+_GRACE_S = 1.0  # after a failure, others may still send the cause of it
+_LEAVE_S = 5.0  # to end by itself
+_END_S = 10.0  # after a kill the driver takes its GPU's work away, which lasts
+_STACK_SIGNAL, _STACK_S = signal.SIGUSR2, 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,8 +55,7 @@ def run(
 ) -> list[R]:
     """Call `fn(*args)` on `num_ranks` new processes and return their results in the order of ranks.
 
-    Inside `fn`, `Iris()` finds the other ranks.  When one rank raises, the others are ended; when this process dies,
-    all are.
+    Inside `fn`, `Iris()` finds the other ranks.  All are ended when one of them raises, or this process dies.
 
     Args:
         fn: a function that can be pickled by name (defined at the top level of a module).
@@ -66,9 +68,12 @@ def run(
     Returns:
         One result per rank.
 
+    A function of a notebook's cell or of `python -c` is one that new processes cannot import: its ranks are forked off.
+
     Raises:
         RankError: a rank raised; holds the traceback of the first one.
         PeerLostError: a rank's process ended without a result.
+        UnsupportedError: ranks have to be forked off, but this process uses CUDA, which does not survive that.
 
     Example:
         >>> import iris_core
@@ -78,49 +83,139 @@ def run(
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    with tempfile.TemporaryDirectory(prefix="iris-run-") as folder:
-        opened = Folder(folder)
+
+    main, forked = sys.modules["__main__"], None
+    if fn.__module__ == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
+        forked = os.getpid()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            raise UnsupportedError(
+                f"{fn.__qualname__} belongs to an interactive session that uses CUDA already: its ranks can be neither "
+                "started anew nor forked off; put it into a module and import it, or call run before CUDA is used"
+            )
+
+    def start(rank: int) -> RankProcess:
+        new = forked is None
+        context = multiprocessing.get_context("spawn") if new else multiprocessing.get_context("fork")
+        arguments = dict(environ or {}), torch_distributed, forked
+        return RankProcess(context, _main, *arguments, name=_BoundName(f"iris rank {rank}"))
+
+    with RankProcesses(start) as processes:
+        return processes.run(fn, num_ranks, *args)
+
+
+class RankProcesses:
+    """Processes that run jobs as ranks, kept between jobs: a job of n ranks runs on the first n.
+
+    Args:
+        start: starts the process of a rank.
+        timeout_s: bound of one job in seconds.
+        grace_s: how long the other ranks may take after the first failure.
+    """
+
+    def __init__(
+        self, start: Callable[[int], RankProcess], timeout_s: float = float("inf"), grace_s: float = _GRACE_S
+    ) -> None:
+        self._start, self._timeout_s, self._grace_s = start, timeout_s, grace_s
+        self._processes: dict[int, RankProcess] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="iris-ranks-")
+        self._worlds = self._size = 0  # worlds so far, and the size of the one that the processes are in now
+
+    def run(self, fn: Callable[..., R], num_ranks: int, *args: Any, timeout_s: float | None = None) -> list[R]:
+        """Call `fn(*args)` on `num_ranks` ranks.
+
+        Args:
+            fn: function that can be pickled by name.
+            num_ranks: number of ranks.
+            *args: arguments, the same on every rank.
+            timeout_s: bound of this job; that of all jobs by default.
+
+        Returns:
+            One result per rank.
+
+        Raises:
+            RankError: a rank raised.  Processes that do not come back, and those that computed on a GPU, which an error
+                may have spoilt for the rest of the process, are replaced.
+            PeerLostError: a process ended.
+            CollectiveTimeoutError: the job took too long; the message names it and the ranks that were still running,
+                and says where.
+        """
+        for rank in range(num_ranks):
+            if rank not in self._processes:
+                self._processes[rank] = self._start(rank)
+        if self._size != num_ranks:
+            self._worlds += 1
+            self._size = num_ranks
+        folder = os.path.join(self._folder.name, f"world-{self._worlds}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        processes = [self._processes[rank] for rank in range(num_ranks)]
         try:
-            for rank in range(num_ranks):
-                ours, theirs = context.Pipe(duplex=False)
-                variables = {**(environ or {}), **rank_environment(rank, num_ranks)}
-                job = (folder, rank, num_ranks, theirs, variables, torch_distributed, _Late((fn, args)))
-                process = context.Process(target=_main, args=job, name=_BoundName(f"iris rank {rank}"))
-                process.start()
-                theirs.close()
-                pipes.append(ours)
-                processes.append(process)
-                opened.announce(rank, process.pid or 0)  # if it dies before it can do that, the others know it, too
-            return _collect(pipes, processes)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.terminate()
-            for process in processes:
-                process.join(_END_S)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-            for pipe in pipes:
-                pipe.close()
-            opened.close()
+            with Folder(folder) as opened:
+                for rank, each in enumerate(processes):
+                    opened.announce(rank, each.process.pid or 0)  # if it dies before it does so, the others know it
+                    each.send((folder, rank, num_ranks, bytes(ForkingPickler.dumps((fn, args)))))
+            name = getattr(fn, "__name__", str(fn))
+            return _collect(processes, name, timeout_s or self._timeout_s, self._grace_s, folder)
+        except BaseException:
+            for rank, each in enumerate(processes):  # ranks of a failed job may be anywhere inside it
+                if each.busy or each.spoilt:
+                    self._processes.pop(rank).kill()
+            self._size = 0  # a new world for the next job
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._processes.values():
+            each.send(None)
+        for each in self._processes.values():
+            each.process.join(_LEAVE_S)
+            each.kill()
+        self._processes.clear()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
-def rank_environment(rank: int, num_ranks: int) -> dict[str, str]:
-    """Return the variables of one rank: torchrun's that describe it, one OpenMP thread unless the user chose."""
-    variables = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-    variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
-    if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = "1"  # ranks share the cores
-    return variables
+class RankProcess:
+    """A process that calls `main` with its end of a pipe and `args`; `main` ends with `serve`."""
+
+    def __init__(
+        self,
+        context: ForkContext | ForkServerContext | SpawnContext,
+        main: Callable[..., None],
+        *args: Any,
+        name: str | None = None,
+        daemon: bool = False,
+    ) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=main, args=(theirs, *args), name=name, daemon=daemon)
+        self.process.start()
+        theirs.close()
+        self.busy = False
+        self.spoilt = False  # it can run no further job
+
+    def send(self, job: tuple[str, int, int, bytes] | None) -> None:
+        """Give it a job, or none: then it ends.  If it is gone, waiting for its answer says so."""
+        self.busy = True
+        with contextlib.suppress(OSError):
+            self.pipe.send(job)
+
+    def kill(self) -> None:
+        """End it, if it has not ended yet."""
+        self.process.kill()
+        self.process.join(_END_S)
+        self.pipe.close()
 
 
 def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool) -> None:
     """Make this process a rank of a new world, whose folder only its launcher's ranks know."""
-    with Folder(folder) as opened:
-        opened.announce(rank, os.getpid())
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks)))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
     launched_in(folder, rank, num_ranks)
     if torch_distributed:
         import torch
@@ -130,73 +225,82 @@ def join_rank(folder: str, rank: int, num_ranks: int, *, torch_distributed: bool
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = FileStore(os.path.join(folder, "store"), num_ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
+        store.add("joined", 1)
+        while store.add("joined", 0) < num_ranks:  # gloo's other ranks fail to connect if this one ends now
+            time.sleep(0.01)
 
 
 class _BoundName(str):
-    """The name of a process that multiprocessing spawns, which ends with this process.
+    """The name of a process that the system ends with the thread that has started it.
 
-    To be started by a thread that outlives it: the system looks at the thread.  Of what is sent to the process, the
-    name is unpickled first: before the main module of the program is imported, which may take long, and before sys.path
-    is set, so this can only use the standard library.
+    Of what is sent to the process it is unpickled first: before the program's main module is imported, and before
+    sys.path is set, so this can only use the standard library.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        end = f"__import__('ctypes').CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d})"
-        end_now = f"__import__('os').getppid() == {os.getpid()} or __import__('os')._exit(1)"
-        return eval, (f"({end}, {end_now}, {str(self)!r})[-1]",)
+        return eval, (f"({_end_with(os.getpid())}, {str(self)!r})[-1]",)
 
 
-class _Late:
-    """A value that is unpickled when it is asked for: that may import torch, which takes seconds."""
-
-    def __init__(self, value: Any = None, data: bytes = b"") -> None:
-        self._value, self._data = value, data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        data = io.BytesIO()
-        ForkingPickler(data, pickle.HIGHEST_PROTOCOL).dump(self._value)
-        return _Late, (None, data.getvalue())
-
-    def get(self) -> Any:
-        return pickle.loads(self._data)
+def _end_with(launcher: int) -> str:
+    """Return the expression that lets the system end a process with its launcher's thread."""
+    end = f"__import__('ctypes').CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d})"
+    return f"({end}, __import__('os').getppid() == {launcher} or __import__('os')._exit(1))"
 
 
-def _main(
-    folder: str,
-    rank: int,
-    num_ranks: int,
-    pipe: Connection,
-    variables: Mapping[str, str],
-    torch_distributed: bool,
-    job: _Late,
-) -> None:
-    os.environ.update(variables)
+def _main(pipe: Connection, environ: Mapping[str, str], torch_distributed: bool, forked: int | None) -> None:
+    if forked is not None:
+        eval(_end_with(forked))  # what a new process unpickles with its name
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # the threads that it had are the launcher's
+    os.environ.update(environ)
+    serve(pipe, torch_distributed)
+
+
+def serve(pipe: Connection, torch_distributed: bool) -> None:
+    """Run the jobs that come through a pipe, each as a rank of the world that it names, until there are no more."""
+    joined = ""
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:  # the launcher is gone
+            return
+        if job is None:
+            _leave_torch()
+            return
+        folder, rank, num_ranks, call = job
+        try:
+            if folder != joined:
+                _leave_torch()
+                stacks = open(_stack_file(folder, rank), "w")  # noqa: SIM115 - as long as this world lasts
+                faulthandler.register(_STACK_SIGNAL, stacks)
+                join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
+                joined = folder
+            fn, args = pickle.loads(call)  # only now: that may import torch, which takes seconds
+            answer = False, _success(fn(*args))
+        except BaseException:  # noqa: BLE001 - whatever it was, the launcher has to hear of it
+            # an error inside a kernel stays with the process: each later call of the driver would report it again
+            torch = sys.modules.get("torch")
+            answer = torch is not None and torch.cuda.is_initialized(), _failure()
+        pipe.send(answer)
+
+
+def _leave_torch() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _success(result: Any) -> bytes:
+    """Pack a job's result; a failure if it cannot be pickled."""
     try:
-        join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
-        fn, args = job.get()
-        answer = success(fn(*args))
-    except BaseException:  # noqa: BLE001 - whatever it was, the parent has to hear of it
-        answer = failure()
-    pipe.send_bytes(answer)  # before the group goes, so that the cause of a failure arrives before its consequences
-    pipe.close()
-    if torch_distributed:
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def success(result: Any) -> bytes:
-    """Pack a job's result for the parent process; a failure if it cannot be pickled."""
-    try:
-        return pickle.dumps((True, _AT_ONCE, result))
+        return pickle.dumps((True, (), result))
     except Exception:  # noqa: BLE001 - pickling runs the result's own code, which may raise anything
-        return failure("the job's result cannot be sent back:\n")
+        return _failure("the job's result cannot be sent back:\n")
 
 
-def failure(prefix: str = "") -> bytes:
+def _failure(prefix: str = "") -> bytes:
     """Pack the exception that is being handled, with its time: the first of several is the cause of the others.
 
     Except for lost peers: these errors are the consequence of another one, which may take longer to be known.
@@ -205,27 +309,56 @@ def failure(prefix: str = "") -> bytes:
     return pickle.dumps((False, when, prefix + traceback.format_exc()))
 
 
-def _collect(pipes: list[Connection], processes: Sequence[BaseProcess]) -> list[Any]:
+def _collect(processes: Sequence[RankProcess], job: str, timeout_s: float, grace_s: float, folder: str) -> list[Any]:
     results: dict[int, Any] = {}
-    failed: list[tuple[tuple[bool, float], IrisError]] = []
-    waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
-    grace_ends = float("inf")  # after a failure, others may still tell the cause of it
-    while waiting and time.monotonic() < grace_ends:
-        for pipe in wait(list(waiting), timeout=_GRACE_S if failed else None):
-            rank = waiting.pop(pipe)
+    failed: dict[int, tuple[tuple[bool, float], str]] = {}  # when, and the traceback
+    died: dict[int, str] = {}
+    waiting: dict[Any, int] = {each.pipe: rank for rank, each in enumerate(processes)}
+    deadline = time.monotonic() + timeout_s
+    while waiting:
+        left_s = max(deadline - time.monotonic(), 0)
+        ready = wait(list(waiting), None if left_s == float("inf") else left_s)
+        if not ready:
+            break
+        for pipe in ready:
+            each = processes[rank := waiting.pop(pipe)]
             try:
-                ok, when, value = pickle.loads(pipes[rank].recv_bytes())
-            except EOFError:
-                processes[rank].join(_END_S)
-                text = f"rank {rank} ended with exit code {processes[rank].exitcode} before it had a result"
-                failed.append((_AT_ONCE, PeerLostError(text, ranks=[rank])))
+                each.spoilt, answer = each.pipe.recv()
+                ok, when, value = pickle.loads(answer)
+            except (EOFError, ConnectionError):
+                each.process.join(_LEAVE_S)
+                died[rank] = f"rank {rank} ended with exit code {each.process.exitcode} before {job} had a result"
+                continue
+            each.busy = False
+            if ok:
+                results[rank] = value
             else:
-                if ok:
-                    results[rank] = value
-                else:
-                    failed.append((when, RankError(rank, value)))
-        if failed and grace_ends == float("inf"):
-            grace_ends = time.monotonic() + _GRACE_S
+                failed[rank] = when, value
+        if failed or died:
+            deadline = min(deadline, time.monotonic() + grace_s)
+    if died:
+        raised = [f"rank {rank} raised:\n{text}" for rank, (_, text) in sorted(failed.items())]
+        raise PeerLostError("\n".join([*died.values(), *raised]), ranks=sorted(died))
     if failed:
-        raise min(failed, key=lambda each: each[0])[1]
-    return [results[rank] for rank in range(len(pipes))]
+        rank = min(failed, key=lambda each: failed[each])
+        raise RankError(rank, failed[rank][1])
+    if waiting:
+        late = sorted(waiting.values())
+        text = f"job {job}: {name_ranks(late)} of {len(processes)} still ran after {timeout_s:g} s"
+        stacks = (f"rank {rank}:\n{_stack(processes[rank], _stack_file(folder, rank))}" for rank in late)
+        raise CollectiveTimeoutError("\n".join([text, *stacks]), missing_ranks=late)
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _stack_file(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"stack-{rank}")
+
+
+def _stack(process: RankProcess, path: str) -> str:
+    """Let a rank write the stacks of its threads, and return them: it is going to be killed."""
+    with contextlib.suppress(OSError):
+        os.kill(process.process.pid or 0, _STACK_SIGNAL)
+        time.sleep(_STACK_S)
+        with open(path) as file:
+            return file.read()
+    return "no stack: it has not joined its world"

@@ -8,7 +8,6 @@ card.  Connections of other processes are closed at once, so there is never more
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import functools
@@ -24,7 +23,7 @@ import socket
 import stat
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +33,14 @@ from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended,
 from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import torch.distributed as dist
 
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
-_ASK_S = 0.2  # how often to ask torch's store whether a rank is on another host
 _OLD_S = 86400.0
 _ERRORS = {each.__name__: each for each in (PeerLostError, CollectiveTimeoutError, UnsupportedError, IrisError)}
-ELSEWHERE = (
-    "is on another host, or in another container, where it and the others cannot see each other's processes; ranks "
-    "share a heap on one host only"
-)
-"""The words of messages behind a rank that cannot come to the folder."""
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -116,7 +109,7 @@ class Folder:
     def announce(self, rank: int, pid: int) -> None:
         """Write the process id of a rank, before anything else."""
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.write(f"pid.{rank}", {"pid": pid, "started": _started_at(pid), "at": at, "host": host_id()})
+        self.write(f"pid.{rank}", {"pid": pid, "started": _started_at(pid), "at": at})
 
     def leave(self, rank: int) -> None:
         """Remove the process id of a rank; with the last one, the folder."""
@@ -154,8 +147,8 @@ def private_folder() -> str:
     raise refused if isinstance(refused, IrisError) else IrisError(f"ranks find no folder to meet in: {refused}")
 
 
-def new_folder() -> str:
-    """Make a folder for one world, and remove those that no process has used for a day."""
+def named_folder(*parts: str) -> str:
+    """Make or find the folder of all processes with the same parts; remove those that none has used for a day."""
     base = private_folder()
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, IrisError, ValueError):
@@ -164,13 +157,7 @@ def new_folder() -> str:
                     said = [old.read(name) for name in os.listdir(old.fd) if name.startswith("pid.")]
                 if not any(each is not None and _started_at(each["pid"]) == each["started"] for each in said):
                     shutil.rmtree(entry.path)
-    return tempfile.mkdtemp(prefix="world-", dir=base)
-
-
-def named_folder(*parts: str) -> str:
-    """Make or find the folder that all processes of this user with the same parts have."""
-    name = "job-" + hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()[:24]
-    path = os.path.join(private_folder(), name)
+    path = os.path.join(base, "job-" + hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()[:24])
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     os.utime(path)
@@ -209,13 +196,12 @@ class Rendezvous:
     is_new: bool = True  # the folder was made for this job, so that all files there are the job's
     remove: bool = False  # the folder is this world's alone, and goes with it
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
-    elsewhere: Callable[[], None] = field(default=lambda: None)  # raises if some rank cannot come to the folder
 
 
 def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     """Return where the ranks of a group of torch.distributed meet; all ranks for None.
 
-    Its store is used once for each world: it holds the name of the folder, and nothing else.
+    Its store is used once for each world: it holds what the folder is named after, and nothing else.
     """
     import torch.distributed as dist
 
@@ -225,33 +211,19 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     members = tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
     store = dist.distributed_c10d._get_default_store()
     name = f"iris/{'' if group is None else group.group_name}"
-    mine = {"host": host_id(), "folder": new_folder()}
+    mine = {"host": host_id(), "rank": rank, "key": secrets.token_hex(32)}
     try:
         name = f"{name}/{store.add(f'{name}/made by {rank}', 1)}"  # the same on all members, for each world they make
         chosen = json.loads(store.compare_set(f"{name}/folder", "", json.dumps(mine)))
     except RuntimeError as e:
-        os.rmdir(mine["folder"])
         raise PeerLostError(f"rank {rank}: the process that has the store of torch.distributed is gone: {e}") from e
-    if chosen != mine:
-        os.rmdir(mine["folder"])
-    key = f"{name}/elsewhere"
     if chosen["host"] != mine["host"]:
-        store.set(key, str(rank))
-        raise UnsupportedError(f"rank {rank} {ELSEWHERE}")
-    next_time = 0.0
-
-    def elsewhere() -> None:
-        nonlocal next_time
-        if time.monotonic() >= next_time:
-            next_time = time.monotonic() + _ASK_S
-            try:
-                found = store.check([key])
-            except RuntimeError:  # the rank that holds the store is gone, which is noticed by itself
-                return
-            if found:
-                raise UnsupportedError(f"rank {store.get(key).decode()} {ELSEWHERE}")
-
-    return Rendezvous(chosen["folder"], rank, len(members), "1", remove=True, members=members, elsewhere=elsewhere)
+        raise UnsupportedError(
+            f"rank {rank} is on another host than rank {chosen['rank']}, or in another container, where they cannot "
+            "see each other's processes; ranks share a heap on one host only"
+        )
+    folder = named_folder(chosen["key"])
+    return Rendezvous(folder, rank, len(members), "1", remove=True, members=members)
 
 
 @dataclass(slots=True)
@@ -298,11 +270,9 @@ class Opening:
                 self._listener.close()
         for name in (self._card, self._socket_name):
             self._folder.remove(name)
-        if not self._where.is_new:
-            _leave_at_exit(self._where.path, self._where.rank, self._pid)
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
-        return Exchanges(self._where.rank, links, pidfds, self.first_error, self._leave)
+        return Exchanges(links, pidfds, self.first_error, self._leave)
 
     def fail(self, error: BaseException) -> BaseException:
         """Let go of everything, and let the others know why this rank cannot go on; return the first error."""
@@ -367,7 +337,6 @@ class Opening:
                     self._look_after(rank, peer)
             self._accept()
             self._look_for_the_dead()
-            self._where.elsewhere()
             if time.monotonic() >= deadline:
                 raise self._late(timeout_s)
             poll = select.poll()
@@ -393,19 +362,16 @@ class Opening:
 
     def _watch(self, rank: int, peer: _Peer, said: Mapping[str, Any]) -> None:
         """Get hold of the process of a peer."""
-        if said["host"] != host_id():
-            raise UnsupportedError(f"rank {rank} {ELSEWHERE}")
         pid, pidfd = said["pid"], None
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
-        if pidfd is not None and _started_at(pid) != said["started"]:  # another process has its number now
-            os.close(pidfd)
-            pidfd = None
+        # another process may have its number now
+        alive = pidfd is not None and _started_at(pid) == said["started"]
+        if alive:
+            pidfd, peer.pid, peer.pidfd = peer.pidfd, pid, pidfd
         if pidfd is not None:
-            if peer.pidfd is not None:
-                os.close(peer.pidfd)
-            peer.pid, peer.pidfd = pid, pidfd
-        elif said["at"] >= self._since:  # else of an earlier job that had the same name
+            os.close(pidfd)
+        if not alive and said["at"] >= self._since:  # else of an earlier job that had the same name
             raise _lost(rank, pid)
 
     def _connect(self, peer: _Peer, card: Mapping[str, Any]) -> None:
@@ -479,16 +445,3 @@ class Opening:
 def _lost(rank: int, pid: int) -> PeerLostError:
     text = f"rank {rank} (process {pid}) ended while the world was opened; look at its output for the first error"
     return PeerLostError(text, ranks=[rank])
-
-
-@functools.cache
-def _leave_at_exit(path: str, rank: int, pid: int) -> None:
-    """Have a process that ends in an orderly way remove its rank's files in a folder that worlds share."""
-
-    def leave() -> None:
-        with contextlib.suppress(OSError, IrisError):
-            if os.getpid() == pid:
-                with Folder(path) as folder:
-                    folder.leave(rank)
-
-    atexit.register(leave)

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy, reduce_to
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of, tell_all, told, told_second
+from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, tell, told, told_second
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.elements import item_nbytes
 from iris_triton.collectives.parts.sizes import item_of, layouts_of, pieces, rounded_up
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def two_shot(
-    out, inp, control, landing, bases, me, rank, count, shard, capacity, timeout_ns, status,
+    out, inp, control, stage, bases, me, rank, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: gl.constexpr, OP: gl.constexpr, IN_DIRECT: gl.constexpr, OUT_DIRECT: gl.constexpr, IN_DIMS: gl.constexpr,
     IN_WIDE: gl.constexpr, OUT_DIMS: gl.constexpr, OUT_WIDE: gl.constexpr, INDEX: gl.constexpr, BLOCK: gl.constexpr
@@ -36,7 +36,7 @@ def two_shot(
     """Reduce the own shard of all inputs, and store the result into all outputs.
 
     The landing region has a piece of the own shard from each member, if inputs are not direct; behind them, if outputs
-    are not direct, a piece of the result from each member.  Where inputs land, too, a round has two meetings, so all
+    are not direct, a piece of the result from each member.  Where inputs land, too, a round has two barriers, so all
     know that results have been fetched before the next ones come; else two halves for results take turns.
 
     Args (beside those of `iris_gluon.collectives.push.push`):
@@ -55,14 +55,14 @@ def two_shot(
     count = gl.cast(count, gl.int64)
     shard = gl.cast(shard, gl.int64)
     capacity = gl.cast(capacity, gl.int64)
-    first = landing.to(gl.int64) - own
+    first = stage.to(gl.int64) - own
     second = first + RESULTS * capacity * ITEM
     if IN_DIRECT:
         first = inp.to(gl.int64) - own
     if OUT_DIRECT:
         second = out.to(gl.int64) - own
-    tell_all(row, bases, me, first, second, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are ready, outputs and landing regions free
+    tell(row, bases, me, first, second, SIZE)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are ready, outputs and landing regions free
     begin = me * shard
     done = count * 0
     half = done
@@ -78,14 +78,14 @@ def two_shot(
                     parts, 0, True, IN_DIMS, IN_WIDE, INDEX, BLOCK
                 )  # fmt: skip
             epoch += 1
-            meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+            barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         sources = ()
         targets = ()
         for i in gl.static_range(SIZE):
             if IN_DIRECT:
                 src = gl.load(bases + i) + told(row, i, SIZE) + (begin + done) * ITEM
             else:
-                src = landing.to(gl.int64) + i * capacity * ITEM
+                src = stage.to(gl.int64) + i * capacity * ITEM
             member = (me + 1 + i) % SIZE
             to = gl.load(bases + member) + told_second(row, member, SIZE)
             if OUT_DIRECT:
@@ -97,13 +97,13 @@ def two_shot(
         piece = gl.minimum(gl.minimum(count - begin, shard) - done, capacity)
         reduce_to(targets, sources, inp, piece, part, parts, OP, SIZE, BLOCK)
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if not OUT_DIRECT:
             for i in range(SIZE):
                 member = (me + 1 + i) % SIZE
                 at = member * shard + done
                 piece = gl.minimum(gl.minimum(count - at, shard - done), capacity)
-                here = landing.to(gl.int64) + half + (RESULTS + member) * capacity * ITEM
+                here = stage.to(gl.int64) + half + (RESULTS + member) * capacity * ITEM
                 copy(
                     out, at, out_sizes, out_strides, here.to(out.dtype), done * 0, out_sizes, out_strides, piece, part,
                     parts, OUT_DIMS, OUT_WIDE, 0, True, INDEX, BLOCK
@@ -120,10 +120,10 @@ class TwoShot(GluonCollective):
     variants = ("two_shot",)
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: shards come, and results go; what lands is met for and copied."""
+        """Estimate seconds: shards come, and results go; what lands takes a barrier more and is copied."""
         lands = (not request.direct_in) + (not request.direct_out)
         moved = 2 * request.nbytes * (request.group_size - 1) / request.group_size
-        return self.model(request, meetings=2 + (not request.direct_in), moved=moved, copied=request.nbytes * lands)
+        return self.model(request, barriers=2 + (not request.direct_in), moved=moved, copied=request.nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel."""
@@ -131,11 +131,9 @@ class TwoShot(GluonCollective):
         count, item = math.prod(request.shape), item_of(request)
         shard = rounded_up(-(-count // team.size), item)
         direct_in, direct_out = request.direct_in, request.direct_out
-        landing, capacity = team.control, shard
-        if not (direct_in and direct_out):
-            number = team.size * ((not direct_in) + (not direct_out))
-            landing, capacity = pieces(team, shard, item, number, halves=2 if direct_in else 1, name=LANDING)
+        number, halves = team.size * ((not direct_in) + (not direct_out)), 2 if direct_in else 1
         blocks = self._blocks(request, team, shard, item, reduces=True)
-        arguments = self._arguments(team, landing, capacity, *layouts_of(request), item)
+        arguments = self._arguments(team, *layouts_of(request), item)
+        arguments |= pieces(team, shard, item, number, halves=halves, name=LANDING, needed=number > 0)
         arguments |= {"OP": op, "count": count, "shard": shard, "IN_DIRECT": direct_in, "OUT_DIRECT": direct_out}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -9,29 +9,22 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.types import DeviceType
 from iris_gluon.info import GLUON_INFO
-from iris_triton.collectives.parts.barrier import meeting_arguments
-from iris_triton.collectives.parts.collective import KernelCollective
+from iris_triton.collectives.parts.collective import KernelCollective, barrier_arguments
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, Layout, blocks_for, layout_arguments
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.team import Region, Team
-    from iris_core.types import CollectiveRequest, PluginInfo
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
 
 LANDING = "gluon landing"
-"""Name of the region into which others store what their peers cannot address; all algorithms here meet before they do,
-so they share it."""
+"""Name of the region for what peers cannot address; before others store into it there is a barrier, so all share it."""
 
 _SMALL = 1 << 30
 """Tensors that reach less far are indexed by 32 bits, blocks behind their ends included."""
 
 
 def is_wide(layout: Layout, item: int) -> bool:
-    """Say whether a tensor consists of rows of whole 16-byte vectors, if it begins at one.
-
-    Args:
-        layout: where its elements lie.
-        item: bytes of an element.
-    """
+    """Whether a tensor is made of rows of whole 16-byte vectors, if it begins at one; `item`: bytes of an element."""
     if layout.num_dims == 0:
         return True
     whole = (layout.sizes[-1], *layout.strides[:-1])
@@ -40,23 +33,18 @@ def is_wide(layout: Layout, item: int) -> bool:
 
 def _reach(layout: Layout) -> int:
     """Upper bound of the distances between elements, and of their number."""
-    return sum(size * max(stride, 1) for size, stride in zip(layout.sizes, layout.strides, strict=True)) + math.prod(
-        layout.sizes
-    )
+    steps = zip(layout.sizes, layout.strides, strict=True)
+    return sum(size * max(stride, 1) for size, stride in steps) + math.prod(layout.sizes)
 
 
 class GluonCollective(KernelCollective):
     """One operation by one algorithm in Gluon.  Gluon does not pipeline loops, so there are no stages to choose."""
 
+    info = GLUON_INFO
     uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
 
     variants: tuple[str, ...] = ()
     """Values of the config's fields for variants that mean this algorithm where use_gluon is asked for."""
-
-    @property
-    def info(self) -> PluginInfo:
-        """The backend's description."""
-        return GLUON_INFO
 
     def _problem(self, request: CollectiveRequest) -> str:
         config, target = request.options.get("config", {}), request.target
@@ -79,13 +67,9 @@ class GluonCollective(KernelCollective):
         return Blocks(blocks.programs, max(blocks.block, VECTOR_NBYTES // item), options)
 
     @staticmethod
-    def _arguments(
-        team: Team, landing: Region, capacity: int, inner: Layout, outer: Layout, item: int
-    ) -> dict[str, Any]:
+    def _arguments(team: Team, inner: Layout, outer: Layout, item: int) -> dict[str, Any]:
         """Arguments of all kernels."""
-        return meeting_arguments(team) | {
-            "landing": landing.tensor,
-            "capacity": capacity,
+        return barrier_arguments(team) | {
             **layout_arguments(inner, outer),
             "IN_WIDE": is_wide(inner, item),
             "OUT_WIDE": is_wide(outer, item),

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.elements import combine, strided, widened
+from iris_triton.collectives.parts.elements import combine, finished, strided, widened
 
 _NARROW_BLOCK = 1024
 """Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
@@ -93,10 +93,8 @@ def copy(
     Args:
         dst, src: pointers to the tensors, of the same integer type.
         dst_at, src_at: linear indices (int64).
-        dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0 dimensions mean that
-            the tensor is dense.
-        count: number of elements (int64); nothing is done if it is negative.
-        part, parts: this program, and how many programs share the work (int64).
+        dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0: the tensor is dense.
+        count, part, parts: see `iris_triton.collectives.parts.elements.copy_part`.
         DST_WIDE, SRC_WIDE: whether sizes and strides are whole vectors.
         INDEX: integer type that holds every index into tensors that are not dense.
         BLOCK: elements of a block; a power of two, and a vector or more.
@@ -139,21 +137,6 @@ def copy(
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def _finished(value, OP: gl.constexpr, SIZE: gl.constexpr):
-    """The end of a reduction, as `iris_triton.collectives.parts.elements.finished`; a new block needs a layout here."""
-    if OP == "avg":
-        divisor = gl.full(value.shape, SIZE, value.dtype, layout=value.type.layout)
-        if value.dtype.is_fp32():
-            return gl.div_rn(value, divisor)
-        elif value.dtype.is_floating():
-            return value / divisor
-        else:
-            return value // divisor
-    else:
-        return value
-
-
-@gluon.jit
 def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr):
     """Read a block of elements behind each of SIZE addresses, and reduce them in that order."""
     for i in gl.static_range(SIZE):
@@ -165,14 +148,14 @@ def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, 
             total = value
         else:
             total = combine(total, value, OP)
-    return _finished(total, OP, SIZE).to(like.dtype.element_ty)
+    return finished(total, OP, SIZE).to(like.dtype.element_ty)
 
 
 @gluon.jit
-def _all_of(addresses, COUNT: gl.constexpr):
-    """The bits that any of COUNT addresses has."""
+def _all_of(addresses, SIZE: gl.constexpr):
+    """The bits that any of the addresses has."""
     bits = addresses[0]
-    for i in gl.static_range(1, COUNT):
+    for i in gl.static_range(1, SIZE):
         bits = bits | addresses[i]
     return bits
 

@@ -1,8 +1,8 @@
 """`gluon_push`: all_gather and all_to_all.  Every rank stores what the others are to get into their memory.
 
 Chosen with Config(use_gluon=True), or where a table says so.  A table says which elements go where, as for `pull`.  An
-output that peers can address is stored into: meet, store, meet.  Parts for another one land in its landing region, in
-rounds of pieces, whose two halves take turns.
+output that peers can address is stored into: barrier, store, barrier.  Parts for another one land in its landing
+region, in rounds of pieces, whose two halves take turns.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -17,7 +17,16 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, members_of, row_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import (
+    barrier,
+    last_epoch,
+    leave,
+    members_of,
+    row_of,
+    tell,
+    told,
+    told_second,
+)
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
 from iris_triton.collectives.parts.sizes import carrier_of, pieces
@@ -38,10 +47,8 @@ def _my_part(count, me, member, SIZE: gl.constexpr, BLOCK: gl.constexpr):
     """Number of this program among those that share what goes between two members: both know the same.
 
     What goes to each member begins at another program, so that programs share the work where parts are small.  It is
-    the same in all rounds: only the same program knows when a place in a landing region is free again.
-
-    Args:
-        count: elements that go in the first round (int64).
+    the same in all rounds: only the same program knows when a place in a landing region is free again.  `count` (int64)
+    are the elements that go in the first round.
     """
     programs = gl.num_programs(0).to(gl.int64)
     blocks = (count + BLOCK - 1) // BLOCK
@@ -50,29 +57,18 @@ def _my_part(count, me, member, SIZE: gl.constexpr, BLOCK: gl.constexpr):
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push(
-    out, inp, control, landing, table, bases, me, rank, capacity, timeout_ns, status,
+    out, inp, control, stage, table, bases, me, rank, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: gl.constexpr, DIRECT: gl.constexpr, IN_DIMS: gl.constexpr, IN_WIDE: gl.constexpr, OUT_DIMS: gl.constexpr,
     OUT_WIDE: gl.constexpr, INDEX: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
     """Store what the table says into the members' memory.
 
-    Args:
-        out, inp: the tensors.
-        control: the team's control region (int64).
-        landing: the team's landing region.
-        table: int64[4 * SIZE], see `iris_triton.collectives.pull`.
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
-        capacity: elements of a piece; half of the landing region holds one from each member.
-        timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
-        out_sizes, out_strides: of the output, OUT_DIMS of them.
-        SIZE: number of members.
+    Args (beside those of `iris_triton.collectives.pull.pull`):
+        stage: the team's landing region; half of it holds a piece from each member.
         DIRECT: whether peers can address the output; if it is not dense, all members' outputs have the same strides.
         IN_WIDE, OUT_WIDE: whether sizes and strides are whole vectors.
         INDEX: integer type that holds every index into tensors that are not dense.
-        BLOCK: elements that a program moves at a time.
     """
     inp = as_words(inp)
     out = as_words(out)
@@ -92,11 +88,11 @@ def push(
         if OUT_DIMS == 0:
             places += begins * ITEM
     else:
-        places = landing.to(gl.int64) - own + members * capacity * ITEM
+        places = stage.to(gl.int64) - own + members * capacity * ITEM
         own_rounds = (gl.max(wants, axis=0) + capacity - 1) // capacity
         wants = wants | (own_rounds << _ROUNDS_AT)
     tell(row, bases, me, places, wants, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     rounds = gl.maximum(gl.max(told_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
     turn = capacity * 0
     while turn < rounds:
@@ -107,9 +103,7 @@ def push(
             begin = gl.load(table + member)
             there = gl.load(bases + member) + told(row, member, SIZE)
             wanted = told_second(row, member, SIZE)
-            piece = gl.minimum(
-                gl.load(table + SIZE + member), wanted & _COUNT_MASK
-            )  # never more than there is room for
+            piece = gl.minimum(gl.load(table + SIZE + member), wanted & _COUNT_MASK)  # never more than has room
             part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
             to = begin * 0
             if (wanted >> _ROUNDS_AT) > 0:
@@ -129,7 +123,7 @@ def push(
                 IN_WIDE, INDEX, BLOCK
             )  # fmt: skip
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if not DIRECT:
             for i in range(SIZE):
                 member = (me + 1 + i) % SIZE
@@ -137,7 +131,7 @@ def push(
                 piece = gl.load(table + 3 * SIZE + member)
                 part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
                 piece = gl.minimum(piece - done, capacity)
-                here = (landing.to(gl.int64) + half + member * capacity * ITEM).to(out.dtype)
+                here = (stage.to(gl.int64) + half + member * capacity * ITEM).to(out.dtype)
                 copy(
                     out, begin + done, out_sizes, out_strides, here, begin * 0, out_sizes, out_strides, piece,
                     part, programs, OUT_DIMS, OUT_WIDE, 0, True, INDEX, BLOCK
@@ -153,22 +147,24 @@ class Push(GluonCollective):
     variants = ("persistent",)
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings, what goes over the links, and copying what has landed."""
+        """Estimate seconds: two barriers, what goes over the links, and copying what has landed."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
         lands = request.options.get("uneven", False) or not request.direct_out  # what a rank alone knows must not count
-        return self.model(request, meetings=2, moved=received_nbytes(request), copied=out_nbytes * lands)
+        return self.model(request, barriers=2, moved=received_nbytes(request), copied=out_nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make the table, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         table, part = _table(request, carrier.parts)
-        landing, capacity = team.control, 1
-        if request.options["uneven"] or not request.direct_out:  # of uneven calls, all members need it if one does
-            landing, capacity = pieces(team, part, item, team.size, name=LANDING)
+        lands = request.options["uneven"] or not request.direct_out  # of uneven calls, all members' if one's does
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = torch.tensor(table, dtype=torch.int64, device=team.device)
-        arguments = self._arguments(team, landing, capacity, *moved_layouts(request, carrier), item)
+        arguments = self._arguments(team, *moved_layouts(request, carrier), item)
+        if lands:
+            arguments |= pieces(team, part, item, team.size, name=LANDING)
+        else:
+            arguments |= {"stage": team.control.tensor, "capacity": 1}
         arguments |= {"table": words, "DIRECT": request.direct_out}
         return self.bind(push, team, blocks, arguments, carrier, words)
 

@@ -7,23 +7,27 @@ that has waited for them clears them, so nothing is cleared in front of a produc
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from iris_core.types import Availability, DeviceType
+from iris_core.types import DeviceType
 from iris_gluon.gemm.launch import GemmConfig, WithScratch, choose_config
 from iris_gluon.gemm.sinks import AddBias
 from iris_gluon.info import GLUON_INFO
-from iris_triton.collectives.parts.barrier import meeting_arguments
-from iris_triton.gemm.parts.fused import Fused, bias_step_of
+from iris_triton.gemm.parts.fused import Fused, arguments_of, bind, programs_for
+from iris_triton.gemm.parts.shapes import Tiling
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
-    from iris_core.types import FusedRequest, PluginInfo
+    from collections.abc import Mapping
+
+    from iris_core.dispatch.team import Host
+    from iris_core.types import FusedRequest
+    from iris_triton.launcher import BoundKernel
 
 RUNTIME = (
     "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
@@ -63,10 +67,11 @@ def biased(sink, bias, step, m, n, BIAS: gl.constexpr):
         return AddBias(sink, bias, gl.cast(step, gl.int64), limit, BIAS)
 
 
-USED_CONFIG = ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_stages", "num_warps")
-
-_FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"} | {"num_stages": "stages", "num_warps": "num_warps"}
+_FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"}
+_FIELDS |= {"group_size_m": "group", "num_stages": "stages", "num_warps": "num_warps"}
 """Fields of a config that the core has, and their names there."""
+
+USED_CONFIG = (*_FIELDS, "num_sms")
 
 UNIT = 8
 """Elements in 16 bytes: of what TMA wants multiples."""
@@ -80,9 +85,6 @@ _FULL_BLOCK, _HALF_BLOCK = 128, 64
 _WAITING = 0.5
 """Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
 
-_EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.9, 0.002
-"""Of the core while it communicates, for the model; the executor computes every warp's instructions."""
-
 
 def _down(stride: tuple[int, ...]) -> int:
     """Elements from row to row, or from column to column of a matrix that lies by columns."""
@@ -95,25 +97,17 @@ class Hopper(Fused):
     They are chosen by name, or where they were measured: the model knows too little of them.
     """
 
+    info = GLUON_INFO
     uses: tuple[str, ...] = USED_CONFIG
-    launcher = WithScratch
     measured_only = True
+    efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.002, "": 0.9}
+
     rows_owned = True
     """Whether members own rows of the product, over which tiles do not reach."""
 
-    @property
-    def info(self) -> PluginInfo:
-        """The backend's description."""
-        return GLUON_INFO
-
-    def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
-        answer = super().supports(request)
-        problem = self._problem(request) if answer else ""
-        return Availability.no(problem) if problem else answer
-
     def _problem(self, request: FusedRequest) -> str:
-        """Why the core cannot serve a call; empty if it can."""
+        if problem := super()._problem(request):
+            return problem
         target = request.target
         if target.type is not DeviceType.CPU and target.arch != "sm_90":
             return f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}"
@@ -153,50 +147,32 @@ class Hopper(Fused):
         Raises:
             ValueError: there is no such config.
         """
-        config = request.options["config"]
-        half = self.rows_owned and request.m // request.group_size % _FULL_BLOCK
-        return choose_config(
-            request.m,
-            request.n,
-            processors,
-            k=request.k,
-            block_m=_HALF_BLOCK if half else _FULL_BLOCK,
-            idle=_WAITING if request.op == "all_gather_matmul" else 0.0,
-            given={field: config[name] for name, field in _FIELDS.items() if name in config},
-        )
+        config, (m, n, k) = request.options["config"], request.shape
+        half = self.rows_owned and m // request.group_size % _FULL_BLOCK
+        given = {"block_m": _HALF_BLOCK if half else _FULL_BLOCK}
+        given |= {field: config[name] for name, field in _FIELDS.items() if name in config}
+        idle = _WAITING if request.op == "all_gather_matmul" else 0.0
+        return choose_config(m, n, processors, k=k, idle=idle, given=given)
 
-    def _processors(self, request: FusedRequest, host: Host, *, most: int) -> int:
-        """Multiprocessors that compute: as many as there are programs for, and no more than `most`."""
-        wanted: int = request.options["config"].get("num_sms", most)
-        return max(1, min(wanted, host.processors, most))
+    def _launch(self, request: FusedRequest, host: Host) -> tuple[GemmConfig, int]:
+        """How the core is launched where nothing else is done beside it, and the number of programs."""
+        gemm = self._gemm(request, programs_for(request, host, sys.maxsize))
+        return gemm, programs_for(request, host, gemm.tiles(request.m, request.n))
 
     @staticmethod
-    def _arguments(request: FusedRequest, host: Host, gemm: GemmConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(arguments of all kernels but their operand A's, options of the compiler)."""
-        options = dict(gemm.options)
-        compiler = {name: options.pop(name) for name in ("num_warps", "maxnreg")}
-        options["GROUP"] = request.options["config"].get("group_size_m", gemm.group)
-        return meeting_arguments(host.team) | {
-            "n": request.n,
-            "k": request.k,
+    def _bind(
+        request: FusedRequest, host: Host, kernel: Any, programs: int, gemm: GemmConfig, **arguments: Any
+    ) -> BoundKernel:
+        """Bind a kernel to all that it takes but the tensors of a call; `arguments` are those that others lack."""
+        blocks = {"BLOCK_M": gemm.block_m, "BLOCK_N": gemm.block_n, "BLOCK_K": gemm.block_k}
+        options = {"num_warps": gemm.num_warps, "maxnreg": gemm.maxnreg}
+        tiles = Tiling(gemm.block_m, gemm.block_n, {**blocks, **gemm.options}, options)
+        common = arguments_of(request, tiles, request.m, request.out_stride) | {
+            "a_down": _down(request.a_stride),
             "b_down": _down(request.b_stride),
-            "tiles_n": -(-request.n // gemm.block_n),
+            "rows_each": request.m // request.group_size,
             "k_tiles": -(-request.k // gemm.block_k),
-            "bias_step": bias_step_of(request),
-            "BIAS": request.options["bias"],
+            "TURNED_A": request.a_stride[1] != 1,
             "TURNED_B": request.b_stride[1] != 1,
-            "BLOCK_M": gemm.block_m,
-            "BLOCK_N": gemm.block_n,
-            "BLOCK_K": gemm.block_k,
-            **options,
-        }, compiler
-
-    @staticmethod
-    def _operand_a(request: FusedRequest) -> dict[str, Any]:
-        """Arguments of the kernels whose A is a matrix of this rank."""
-        return {"m": request.m, "a_down": _down(request.a_stride), "TURNED_A": request.a_stride[1] != 1}
-
-    @staticmethod
-    def efficiency(request: FusedRequest) -> float:
-        """Of the kernels' products on the device."""
-        return _EFFICIENCY_CPU if request.target.type is DeviceType.CPU else _EFFICIENCY_GPU
+        }
+        return bind(request, host, kernel, programs, common | arguments, options, WithScratch)

@@ -19,8 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from iris_gluon._compat import barrier, tma_load
 from iris_gluon.bulk import await_bulk_stores
-from iris_gluon.gemm.order import RowGroups
-from iris_gluon.gemm.sinks import StoreTile
 
 _LOADER_WARPS = gl.constexpr(1)
 _LOADER_REGISTERS = gl.constexpr(40)
@@ -65,15 +63,6 @@ def _load(
 
 
 @gluon.jit
-def _as_stored(stage, TURNED: gl.constexpr):
-    """Look at a block of an operand as M x K, or K x N, however it was stored."""
-    if TURNED:
-        return stage.permute((1, 0))
-    else:
-        return stage
-
-
-@gluon.jit
 def _store_part(part, values, sink, row, column):
     tma.store_wait(0)  # the part before has been read
     part.store(values)
@@ -98,7 +87,9 @@ def _multiply(
         for k in range(k_tiles):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            left, right = _as_stored(a_stages.index(stage), TURNED_A), _as_stored(b_stages.index(stage), TURNED_B)
+            left, right = a_stages.index(stage), b_stages.index(stage)
+            left = left.permute((1, 0)) if TURNED_A else left  # M x K, and K x N, however they were stored
+            right = right.permute((1, 0)) if TURNED_B else right
             acc = hopper.warpgroup_mma(left, right, acc, use_acc=k > 0, is_async=True)
             # One multiplication stays under way; the one before it is done, and its stage is empty.
             acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
@@ -121,14 +112,12 @@ def _multiply(
 @gluon.jit
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr, aside: gl.constexpr = 0, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False,
-    own_desc=None
+    NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False, own_desc=None
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
     Programs take the tiles in turn: program p those with tile % num_programs == p.  The kernel is launched with at
-    most as many programs as there are multiprocessors: each fills one.  If the first `aside` programs do something
-    else and never come here, the others take the tiles as if they were all there are.
+    most as many programs as there are multiprocessors: each fills one.
 
     Args:
         a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.  If A is stored by
@@ -143,7 +132,6 @@ def multiply_tiles(
         STAGES: blocks of A and B that are in shared memory at the same time.
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
-        aside: number of programs that take no tiles.
         TURNED_A, TURNED_B: how the operands are stored.
         own_desc: descriptor of rows of A that lie elsewhere, like that of A, which is not TURNED_A then.  The order has
             a method `own_row(row)`: which of these rows of tiles is meant by a row of C, or -1 for one of A.
@@ -162,7 +150,7 @@ def multiply_tiles(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    first, every = gl.program_id(0) - aside, gl.num_programs(0) - aside
+    first, every = gl.program_id(0), gl.num_programs(0)
     gl.warp_specialize(
         [
             (_multiply, (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M,
@@ -173,16 +161,3 @@ def multiply_tiles(
         [_LOADER_WARPS],
         [_LOADER_REGISTERS],
     )  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=["tiles_m", "tiles_n", "k_tiles"])  # a 1 would be a constant, which no order can hold
-def gemm_kernel(
-    a_desc, b_desc, c_desc, tiles_m, tiles_n, k_tiles,
-    GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
-    TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False
-):  # fmt: skip
-    """C = A @ B; see `multiply_tiles`."""
-    order, sink = RowGroups(tiles_m, tiles_n, GROUP), StoreTile(c_desc)
-    multiply_tiles(
-        a_desc, b_desc, order, sink, tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, 0, TURNED_A, TURNED_B
-    )

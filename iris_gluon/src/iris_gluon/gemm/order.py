@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon._compat import aggregate
 from iris_gluon.bulk import fence_async_global
+from iris_triton.gemm.parts.tiles import place
 from iris_triton.language.flags import await_own_flag
 
 
@@ -26,12 +27,6 @@ class RowGroups:
     tiles_n: gl.tensor
     group: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(self, tiles_m, tiles_n, group):
-        self.tiles_m = tiles_m
-        self.tiles_n = tiles_n
-        self.group = gl.constexpr(group)
-
     @gluon.jit
     def place(self, tile):
         """Return row and column of a tile, counted in tiles.
@@ -39,11 +34,7 @@ class RowGroups:
         Args:
             tile: 0 <= tile < tiles_m * tiles_n.
         """
-        per_group = self.group * self.tiles_n
-        first = tile // per_group * self.group
-        rows = gl.minimum(self.tiles_m - first, self.group)
-        within = tile % per_group
-        return first + within % rows, within // rows
+        return place(tile, self.tiles_m, self.tiles_n, self.group)
 
     @gluon.jit
     def await_operands(self, row, column):
@@ -74,15 +65,6 @@ class OwnersInTurn:
     group: gl.constexpr
     size: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(self, tiles_each, tiles_n, me, chunk, group, size):
-        self.tiles_each = tiles_each
-        self.tiles_n = tiles_n
-        self.me = me
-        self.chunk = chunk
-        self.group = gl.constexpr(group)
-        self.size = gl.constexpr(size)
-
     @gluon.jit
     def place(self, tile):
         """Return row and column of a tile, counted in tiles."""
@@ -110,9 +92,7 @@ class ShardsInTurn:
         tiles_each: rows of tiles of a member (int32).
         tiles_n: columns of tiles (int32).
         me: this member (int32).
-        flags: pointer to int32, one for `tiles_per_flag` rows of tiles.
-        full: value at which a flag says that its rows are there (int32).
-        tiles_per_flag: rows of tiles that come together (int32).
+        flags: pointer to int32, one for each member, 1 when its rows are there.
         timeout_ns, status, rank: bound of the waits, and where they report.
         group: row tiles of a group (constexpr).
         size: number of members (constexpr).
@@ -122,27 +102,11 @@ class ShardsInTurn:
     tiles_n: gl.tensor
     me: gl.tensor
     flags: gl.tensor
-    full: gl.tensor
-    tiles_per_flag: gl.tensor
     timeout_ns: gl.tensor
     status: gl.tensor
     rank: gl.tensor
     group: gl.constexpr
     size: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, tiles_each, tiles_n, me, flags, full, tiles_per_flag, timeout_ns, status, rank, group, size):
-        self.tiles_each = tiles_each
-        self.tiles_n = tiles_n
-        self.me = me
-        self.flags = flags
-        self.full = full
-        self.tiles_per_flag = tiles_per_flag
-        self.timeout_ns = timeout_ns
-        self.status = status
-        self.rank = rank
-        self.group = gl.constexpr(group)
-        self.size = gl.constexpr(size)
 
     @gluon.jit
     def place(self, tile):
@@ -155,8 +119,8 @@ class ShardsInTurn:
     def await_operands(self, row, column):
         """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
         if row // self.tiles_each != self.me:
-            flag = self.flags + row // self.tiles_per_flag
-            await_own_flag(flag, self.full, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)
+            flag, one = self.flags + row // self.tiles_each, gl.cast(1, gl.int32)
+            await_own_flag(flag, one, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)
             fence_async_global(False)
 
     @gluon.jit

@@ -8,7 +8,7 @@ When the launch is over, `iris_triton.gemm.parts.sum_slots` adds the slots up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from triton.experimental import gluon
@@ -16,16 +16,17 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand
 from iris_gluon.gemm.hopper import multiply_tiles
-from iris_gluon.gemm.launch import WithScratch
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
-from iris_triton.collectives.parts.barrier import last_epoch, meet, meet_and_leave, row_of
-from iris_triton.gemm.parts.fused import Plan, programs_for, staged_memory
+from iris_triton.collectives.parts.barrier import last_barrier
+from iris_triton.gemm.parts.fused import Plan, peer_memory
 from iris_triton.gemm.parts.sum_slots import bind_sum
-from iris_triton.gemm.parts.tiles import PER_CALL
+from iris_triton.gemm.parts.tiles import PER_CALL, begin_call
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
+    from collections.abc import Mapping
+
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
 
 
@@ -38,8 +39,8 @@ def reduce_product(
 ):  # fmt: skip
     """Store A @ B into slots of the owners of its rows, who add them up when this launch is over.
 
-    Meetings: peers may be written to; the slots are full.  Only programs of the same number meet, but when all of a
-    launch have met, all of the others' tiles are there.
+    Barriers: peers may be written to; the slots are full.  They are those of the programs of one number, but when all
+    of a launch have passed the second one, all of the others' tiles are there.
 
     Args (beside those of `push_product`):
         slots: symmetric memory for SIZE matrices of rows_each x n elements, of the output's type.
@@ -47,9 +48,7 @@ def reduce_product(
         rows_each: rows that a member owns, a multiple of BLOCK_M.
         chunk: see `OwnersInTurn`.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    row, epoch = begin_call(control, bases, me, None, 0, timeout_ns, status, rank, SIZE)
     own = gl.load(bases + me)
     mine = slots.to(gl.int64) - own + gl.cast(me, gl.int64) * rows_each * n * 2
     matrices = ()
@@ -61,10 +60,10 @@ def reduce_product(
     order = OwnersInTurn(tiles_each, tiles_n, me, chunk, GROUP, SIZE)
     multiply_tiles(
         operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
-        order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS, 0,
+        order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS,
         TURNED_A, TURNED_B,
     )  # fmt: skip
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 _RUN = 1 << 20
@@ -81,36 +80,25 @@ def _in_runs(request: FusedRequest) -> bool:
 class HopperReduce(Hopper):
     """`hopper_push` of matmul_reduce_scatter."""
 
-    uses: tuple[str, ...] = (*USED_CONFIG, "chunk_size")
-
-    def _problem(self, request: FusedRequest) -> str:
-        if request.options["layout"] != "torch":
-            return "members own rows, not runs of tiles"
-        return super()._problem(request)
+    uses = (*USED_CONFIG, "chunk_size")
+    serves: ClassVar[Mapping[str, Any]] = {"layout": "torch"}
+    exposed = 1 / 4  # of the sums
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         other, *more = super()._offered(request)
         order = {"chunk_size": 1 if _in_runs(request) else _RUN}
         return [other, order, {**other, **order}, *more[:2]]
 
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides what is sent, except in one step the sums."""
-        return self.model(request, meetings=2, launches=2, seen=1 / 4)
-
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the slots, bind the kernels."""
-        gemm = self._gemm(request, self._processors(request, host, most=host.team.max_programs))
-        size, dtype = host.team.size, getattr(torch, request.dtype)
-        rows_each = request.m // size
-        memory, _ = staged_memory(request, host, self.name, request.m * request.n * dtype.itemsize, stages=False)
+        gemm, programs = self._launch(request, host)
+        dtype: torch.dtype = getattr(torch, request.dtype)
+        rows_each = request.m // host.team.size
+        memory = peer_memory(request, host, self.name, request.m * request.n * dtype.itemsize)
         slots = memory.view(dtype)
-        arguments, compiler = self._arguments(request, host, gemm)
-        del arguments["BIAS"], arguments["bias_step"]
-        per_owner = rows_each // gemm.block_m * int(arguments["tiles_n"])
         chunk = request.options["config"].get("chunk_size", _RUN if _in_runs(request) else 1)
-        arguments |= self._operand_a(request) | {"slots": slots, "rows_each": rows_each, "chunk": min(chunk, per_owner)}
-        programs = programs_for(request, host, per_owner * size, meeting=True)
-        product = WithScratch(reduce_product, programs, arguments, ("a", "b"), host.team.device, compiler)
+        chunk = min(chunk, rows_each // gemm.block_m * -(-request.n // gemm.block_n))
+        product = self._bind(request, host, reduce_product, programs, gemm, slots=slots, chunk=chunk)
         add = bind_sum(request, host, slots, rows_each, request.out_stride)
 
         def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:

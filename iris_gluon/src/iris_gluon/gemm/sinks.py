@@ -9,55 +9,29 @@ tile's sums (float32) become before they are rounded: the sums themselves, unles
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import base_value
 
 from iris_gluon._compat import aggregate, tma_store
-from iris_gluon.bulk import peer_descriptor
 
 
 @aggregate
 class StoreTile:
-    """One matrix, as in a plain GEMM.
+    """One matrix, as in a plain GEMM, or the same place in several.
 
     Attributes:
-        matrix: tensor descriptor of C, whose block is a part.
-    """
-
-    matrix: tma.tensor_descriptor
-
-    @gluon.constexpr_function
-    def __init__(self, matrix):
-        self.matrix = matrix
-
-    @gluon.jit
-    def store(self, part, row, column):
-        """Begin to copy a part to its place."""
-        tma_store(self.matrix, [row, column], part)
-
-    @gluon.jit
-    def finish(self, acc, row, column):
-        """Return the sums as they are."""
-        return acc
-
-
-@aggregate
-class ScatterTile:
-    """The same place in the heap of every rank; made by `scatter_tile`.
-
-    Attributes:
-        matrices: tuple of tensor descriptors, one for each rank.
+        matrices: tuple of tensor descriptors, whose blocks are parts; a descriptor alone is a tuple of one.
     """
 
     matrices: gl.tuple
 
     @gluon.constexpr_function
     def __init__(self, matrices):
-        self.matrices = gl.tuple(matrices)  # on the CPU a tuple is Python's own
+        several = isinstance(matrices, (tuple, gl.tuple))  # on the CPU a tuple is Python's own
+        self.matrices = gl.tuple(matrices if several else [matrices])
 
     @gluon.jit
     def store(self, part, row, column):
-        """Begin to copy a part to every rank."""
+        """Begin to copy a part to its place."""
         for i in gl.static_range(len(self.matrices)):
             tma_store(self.matrices[i], [row, column], part)
 
@@ -85,14 +59,6 @@ class AddBias:
     limit: gl.tensor
     along: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(self, sink, bias, step, limit, along):
-        self.sink = sink
-        self.bias = bias
-        self.step = step
-        self.limit = limit
-        self.along = gl.constexpr(along)
-
     @gluon.jit
     def store(self, part, row, column):
         """Begin to copy a part."""
@@ -110,29 +76,6 @@ class AddBias:
             i = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
             values = gl.load(self.bias + i.to(gl.int64) * self.step, mask=i < self.limit, other=0.0)
             return acc + values.to(gl.float32)[:, None]
-
-
-@gluon.jit
-def scatter_tile(
-    ctx, matrix, shape, strides, PART_M: gl.constexpr, PART_N: gl.constexpr, WORLD: gl.constexpr
-):  # fmt: skip
-    """Make the sink that stores every tile to all ranks, the next rank first, the caller last.
-
-    Args:
-        ctx: the `IrisDeviceCtx`.
-        matrix: the matrix in the caller's heap (scalar pointer, a multiple of 16 bytes).
-        shape: its rows and columns; tiles are cut off at them.
-        strides: in elements: a multiple of 16 bytes, and 1.
-        PART_M, PART_N: rows and columns of a part.
-        WORLD: number of ranks.
-    """
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PART_M, PART_N], matrix.dtype.element_ty)
-    matrices = ()
-    for step in gl.static_range(WORLD):
-        peer = (ctx.cur_rank + 1 + step) % WORLD
-        theirs = peer_descriptor(matrix, ctx.cur_rank, peer, ctx.heap_bases, shape, strides, [PART_M, PART_N], layout)
-        matrices = matrices + (theirs,)  # noqa: RUF005 - kernels have no unpacking
-    return ScatterTile(matrices)
 
 
 @aggregate

@@ -9,6 +9,6 @@ Importing it tells the executor who runs Gluon kernels, and nothing more: neithe
 
 from __future__ import annotations
 
-from iris_triton.interpreter.dialects import FACTORIES
+from iris_triton.interpreter.entries import FACTORIES
 
 FACTORIES["gluon"] = "iris_gluon.interpreter.dialect:gluon_dialect"

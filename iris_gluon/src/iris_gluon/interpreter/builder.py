@@ -5,6 +5,7 @@ Layouts are properties of types, and have no meaning for arrays: converting one 
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +14,13 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.interpreter import program
-from iris_gluon.interpreter.hopper.async_ops import AsyncOps, buffer_addresses
-from iris_gluon.interpreter.hopper.memory_ops import MemoryOps, optional, partition
-from iris_gluon.interpreter.hopper.shared import SharedLayout
-from iris_gluon.interpreter.inference import result_layout
-from iris_triton import _compat as _triton
+from iris_gluon.interpreter.cta import running_partition
+from iris_gluon.interpreter.hopper.operations import HopperOps, buffer_addresses, optional
+from iris_gluon.interpreter.hopper.shared import shared_layout
+from iris_gluon.interpreter.program import result_layout
 from iris_triton.interpreter.frontend.builder import CpuBuilder
-from iris_triton.interpreter.frontend.typefacts import block_type
-from iris_triton.interpreter.frontend.values import Array, Handle, numpy_dtype
-from iris_triton.interpreter.memory import raw_atomics
+from iris_triton.interpreter.frontend.values import Handle, block_type, numpy_dtype
+from iris_triton.interpreter.memory import accesses
 
 
 class LaidOut(Handle):
@@ -35,20 +34,18 @@ class LaidOut(Handle):
 
 
 _REFUSED = {
-    "tmem": "Blackwell's tensor memory is not emulated",
-    "tcgen05": "Blackwell's tensor memory is not emulated",
-    "clc": "cluster launch control is not emulated: programs do not take over each other's place",
+    **dict.fromkeys(["tmem", "tcgen05"], "Blackwell's tensor memory is not emulated"),
+    **dict.fromkeys(["clc", "cluster", "async_shared_store"], "there are no clusters"),
+    "async_copy_mbarrier_arrive": "commit and await groups instead",
+    "memdesc_reinterpret": "physical layouts are not kept",
+    "local_": "shared memory is loaded and stored in whole blocks",
     "tdm": "gfx1250's tensor data mover is not emulated",
-    "im2col": "im2col is not emulated",
-    "cluster": "there are no clusters",
-    "async_shared_store": "there are no clusters",
-    "threadwise_inline_asm": "put the assembly into a jitted function of its own and register what the CPU shall do "
-    "instead with iris_triton.interpreter.cpu_entry",
+    "threadwise_inline_asm": "put it into a jitted function of its own and register a cpu_entry for that",
 }
 """Parts of names of operations that are left out, and why."""
 
 
-class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
+class GluonBuilder(HopperOps, CpuBuilder):
     """Computes what Gluon's semantic layer asks for."""
 
     def __init__(self) -> None:
@@ -60,7 +57,7 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
         if name == "options":
             return self._options()
         if name.startswith("get_") and name.endswith("_layout"):
-            return (lambda *arguments: SharedLayout(name, arguments)) if "shared" in name else _no_attribute
+            return functools.partial(shared_layout, name) if "shared" in name else _no_attribute
         for part, reason in _REFUSED.items():
             if name.startswith("create_") and part in name:
                 raise UnsupportedError(
@@ -78,36 +75,19 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
             enable_iisan=False,
         )
 
-    # -- memory -------------------------------------------------------------------------------------------------------
-    def reduce(self, kind: Any, addresses: Array, data: Array, element: Any) -> None:
-        """Combine elements with global memory, each atomically, as a TMA reduction does."""
-        name = kind.name
-        if name == "ADD" and element.is_floating():
-            name = "FADD"
-        elif name in ("MIN", "MAX") and element.is_int_unsigned():
-            name = f"U{name}"
-        if element.is_floating() and name != "FADD":
-            raise UnsupportedError(f"the CPU executor does not implement TMA reductions {name} of {element}")
-        op = getattr(_triton.ir.ATOMIC_OP, name)
-        raw_atomics.rmw(op, addresses, data, np.ones(addresses.shape, np.bool_), self._relaxed, element)
-
     def create_inline_asm(self, assembly: str, *operands: Any) -> Any:
         results = super().create_inline_asm(assembly, *operands)
         if "fence.proxy.async" in assembly:
-            partition().fence()
+            running_partition().fence()
         return results
 
-    _relaxed = _triton.ir.MEM_SEMANTIC.RELAXED
-
-    def create_buffer_load(
-        self, type_: Any, base: Handle, offsets: Handle, mask: Any, other: Any, *policy: Any
-    ) -> Handle:
+    def create_buffer_load(self, type_: Any, base: Handle, offsets: Handle, mask: Any, other: Any, *_: Any) -> Handle:
         element = base.get_element_ty()
         addresses = buffer_addresses(base, offsets)
-        return Handle(self.load(addresses, optional(mask), optional(other), numpy_dtype(element)), element)
+        return Handle(accesses.load(addresses, optional(mask), optional(other), numpy_dtype(element)), element)
 
     def create_buffer_store(self, value: Handle, base: Handle, offsets: Handle, mask: Any, *policy: Any) -> None:
-        self.store(buffer_addresses(base, offsets), optional(mask), value.data)
+        accesses.store(buffer_addresses(base, offsets), optional(mask), value.data)
 
     def create_buffer_atomic_rmw(
         self, op: Any, base: Handle, offsets: Handle, value: Handle, sem: Any, scope: Any, mask: Any
@@ -127,11 +107,9 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
     def get_bool_attr(self, value: bool) -> bool:
         return value
 
-    # -- types --------------------------------------------------------------------------------------------------------
     def get_distributed_ty(self, element: Any, shape: Any, layout: None) -> Any:
         return block_type(element, tuple(shape))
 
-    # -- layouts ------------------------------------------------------------------------------------------------------
     def get_gluon_layout_from_tensor(self, handle: Handle) -> Any:
         assert isinstance(handle, LaidOut)
         return handle.layout
@@ -141,10 +119,6 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
 
     create_set_auto_layout = create_convert_layout
 
-    def is_convert_layout_trivial(self, type_: Any, value: Handle) -> bool:
-        raise NotImplementedError  # the semantic layer compares linear layouts instead
-
-    # -- shapes -------------------------------------------------------------------------------------------------------
     def create_broadcast(self, value: Handle, type_: Any) -> Handle:
         return super().create_broadcast(value, type_.shape)
 
@@ -160,22 +134,13 @@ class GluonBuilder(AsyncOps, MemoryOps, CpuBuilder):
     def create_join(self, left: Handle, right: Handle) -> Handle:
         return self._infer("join", left, super().create_join(left, right))
 
-    def create_split(self, value: Handle) -> tuple[Handle, Handle]:
-        left, right = super().create_split(value)
-        return self._infer("split", value, left), self._infer("split", value, right)
+    def create_split(self, value: Handle) -> tuple[Handle, ...]:
+        return tuple(self._infer("split", value, half) for half in super().create_split(value))
 
     def _infer(self, operation: str, value: Handle, result: Handle, *arguments: Any) -> Handle:
         if not isinstance(value, LaidOut):
             return result
-        shape = tuple(value.data.shape)
-        layout = result_layout(
-            operation,
-            value.layout,
-            shape,
-            *map(int, arguments),
-            num_warps=program.num_warps(),
-            warp_size=program.warp_size(),
-        )
+        layout = result_layout(operation, value.layout, tuple(value.data.shape), *map(int, arguments))
         return LaidOut(result.data, result.dtype, layout)
 
     def create_cat(self, left: Handle, right: Handle, type_: Any = None) -> Handle:

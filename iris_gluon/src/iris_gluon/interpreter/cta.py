@@ -1,29 +1,78 @@
 """One program of a launch: its partitions, which take turns, and what each of them has synchronised with.
 
-A kernel begins as one partition.  gl.warp_specialize adds more, one thread each, of which exactly one runs at a time:
-it hands over when it waits for an mbarrier that is not ready, when it polls global memory in vain, or when it ends.  If
-nobody can go on, that is a deadlock, and known at once: without clusters, nobody else can arrive at these mbarriers.
+A kernel begins as one partition.  gl.warp_specialize adds more, which the scheduler runs like programs: exactly one
+goes on at a time, until it waits for an mbarrier that is not ready, polls global memory in vain, or ends.  If none of a
+program can go on, that is a deadlock, and known at once: without clusters, nothing else arrives at these mbarriers.
+
+What happened before what is known by vector clocks.
+An *agent* is anything whose actions are ordered among themselves: a partition, an mbarrier (its phases), a queue of
+asynchronous operations that complete in order.  Each has a `next_time`, at which what it begins now is complete, and a
+`remedy`, for messages.  A partition's clock says up to which time of every agent it has synchronised; an access by
+agent `a` at time `t` is ordered before everything a partition does iff `clock[a] >= t`.
+
+There are two clocks.  `seen` is about ordinary order.  `fenced` is what fence_async_shared has passed on to the
+hardware's other path to shared memory, the async proxy, which TMA and wgmma use.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from iris_core.errors import UnsupportedError
-from iris_gluon.interpreter.clocks import Clock, Queue
 from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory.regions import running_ranks
-from iris_triton.interpreter.scheduler import Cancelled, Program, run_on_thread
-from iris_triton.interpreter.source import here
-from iris_triton.interpreter.state import Launch, current
+from iris_triton.interpreter.scheduler import Program
+from iris_triton.interpreter.state import Line, current, here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+
+class Clock:
+    """What a partition has synchronised with, or what an mbarrier hands to those who wait for it."""
+
+    __slots__ = ("fenced", "seen")
+
+    def __init__(self) -> None:
+        self.seen: dict[Any, int] = {}
+        self.fenced: dict[Any, int] = {}
+
+    def join(self, other: Clock) -> None:
+        """Synchronise with all that the other one has synchronised with."""
+        _raise(self.seen, other.seen)
+        _raise(self.fenced, other.fenced)
+
+    def fence(self) -> None:
+        """Pass on everything seen to the async proxy."""
+        _raise(self.fenced, self.seen)
+
+
+def _raise(times: dict[Any, int], others: dict[Any, int]) -> None:
+    for agent, time in others.items():
+        if times.get(agent, 0) < time:
+            times[agent] = time
+
+
+class Queue:
+    """Asynchronous operations of one partition that complete in the order in which they were issued; an agent."""
+
+    __slots__ = ("issued", "line", "remedy")
+
+    def __init__(self, remedy: str) -> None:
+        self.issued = 0
+        self.line: Line | None = None  # of the last one
+        self.remedy = f"{remedy} first, in the partition that issued it"  # what completes them
+
+    @property
+    def next_time(self) -> int:
+        return self.issued + 1
+
+    def issue(self, line: Line) -> int:
+        """Number the next operation; its time."""
+        self.issued, self.line = self.next_time, line
+        return self.issued
 
 
 class Copy(NamedTuple):
@@ -40,40 +89,23 @@ class Partition(Program):
     remedy = ""  # what it does itself is complete at once
 
     __slots__ = (
-        "_turn",
-        "clock",
-        "copies",
-        "cta",
-        "done",
-        "groups",
-        "name",
-        "products",
-        "ready",
-        "spinning",
-        "stores",
-        "uncommitted",
-        "unfinished_stores",
-        "waits_for",
-        "warps",
-    )
+        "clock", "copies", "cta", "done", "groups", "name", "polls", "products", "stores", "uncommitted",
+        "unfinished_stores", "waits_for", "warps",
+    )  # fmt: skip
 
     def __init__(self, cta: Cta, name: str, warps: int) -> None:
         super().__init__(cta.program.pid, cta.program.scheduler)
         self.cta, self.name, self.warps = cta, name, warps
         self.clock = Clock()
-        self.clock.seen[self] = self.clock.fenced[self] = 0
-        self.tick()
+        self.clock.seen[self], self.clock.fenced[self] = 1, 0
         self.products, self.stores = Queue("call warpgroup_mma_wait"), Queue("call tma.store_wait")
         self.copies = Queue("call async_copy.commit_group and wait_group")
         self.unfinished_stores: list[tuple[int, Callable[[], None]]] = []
         self.uncommitted: list[Copy] = []
         self.groups: list[tuple[int, list[Copy]]] = []
-        self.done = self.spinning = False
-        self.ready: Callable[[], bool] | None = None
+        self.done = self.polls = False
         self.waits_for: Callable[[], str] | None = None
-        self._turn = threading.Semaphore(0)
 
-    # -- time ---------------------------------------------------------------------------------------------------------
     @property
     def next_time(self) -> int:
         return self.clock.seen[self]
@@ -93,22 +125,15 @@ class Partition(Program):
         self.clock.seen[queue] = done
         return done
 
-    # -- what it has under way ----------------------------------------------------------------------------------------
     def deliver_stores(self, time: int) -> None:
         """Let the TMA stores up to a time arrive in global memory."""
         while self.unfinished_stores and self.unfinished_stores[0][0] <= time:
             self.unfinished_stores.pop(0)[1]()
 
-    def commit_copies(self) -> int:
-        """Make one group of the copies issued since the last one; returns its time."""
-        time = self.copies.issue(here())
-        self.groups.append((time, self.uncommitted))
+    def commit_copies(self) -> None:
+        """Make one group of the copies issued since the last one."""
+        self.groups.append((self.copies.issue(here()), self.uncommitted))
         self.uncommitted = []
-        return time
-
-    def wait_copies(self, pending: int) -> None:
-        """Wait until at most so many groups are under way."""
-        self.deliver_copies(self.complete(self.copies, pending))
 
     def deliver_copies(self, time: int) -> None:
         """Let the groups up to a time arrive in shared memory."""
@@ -116,37 +141,40 @@ class Partition(Program):
             for copy in self.groups.pop(0)[1]:
                 copy.deliver()
 
-    def copies_under_way(self, group: int | None = None) -> list[Copy]:
-        """The copies that read memory and that nobody has waited for: those of one group, or all."""
-        copies = [copy for time, copies in self.groups if group in (None, time) for copy in copies]
-        if group is None:
-            copies += self.uncommitted
-        return [copy for copy in copies if not copy.idle]
+    def copies_under_way(self) -> list[Copy]:
+        """The copies that read memory and that nobody has waited for."""
+        groups = [*(copies for _, copies in self.groups), self.uncommitted]
+        return [copy for copies in groups for copy in copies if not copy.idle]
 
-    # -- turns --------------------------------------------------------------------------------------------------------
-    def wait(self, place: Any, value: bytes) -> None:
-        """Global memory shows the same value again: let others run."""
-        self.cta.spin(self, place, value)
+    def wait(self, addresses: Any, data: Any) -> None:
+        """Global memory shows the same value again: others of the program go on first, then other programs."""
+        self.polls = True
+        heir = self.cta.next_after(self, working=True)
+        if heir is None:
+            self.scheduler.wait(self, addresses, data)
+        else:
+            self.scheduler.hand_over(self, heir)
+        self.polls = False
 
     def block(self, ready: Callable[[], bool], waits_for: Callable[[], str]) -> None:
         """Let the other partitions run until a condition holds; a deadlock if none can go on."""
-        if not ready():
-            self.cta.block(self, ready, waits_for)
+        self.ready, self.waits_for = ready, waits_for
+        while not ready():
+            self.scheduler.hand_over(self, self.cta.next_after(self) or self.cta.fail())
+        self.ready = self.waits_for = None
 
 
 class Cta:
     """The partitions of one program."""
 
-    def __init__(self, program: Program, warps: int, launch: Launch) -> None:
-        self.program, self.launch = program, launch
-        self.failed: BaseException | None = None
+    def __init__(self, program: Program, warps: int) -> None:
+        self.program = program
         self.root = Partition(self, "the kernel", warps)
         self.barriers: list[Any] = []  # of `hopper.mbarrier.MBarrier`
         self._partitions = [self.root]
         self._ended: list[Partition] = []
 
-    # -- warp_specialize ----------------------------------------------------------------------------------------------
-    def run_partitions(self, default: Callable[[], Any], workers: list[tuple[str, int, Callable[[], None]]]) -> Any:
+    def run_partitions(self, default: Callable[[], Any], workers: Sequence[tuple[str, int, Callable[[], None]]]) -> Any:
         """Run the default partition on this thread and the workers (name, warps, body) beside it.
 
         Returns what the default one returns.
@@ -155,134 +183,52 @@ class Cta:
         if current.program is not root or len(self._partitions) > 1:
             raise UnsupportedError("gl.warp_specialize cannot be called inside a partition")
         partitions = [Partition(self, name, warps) for name, warps, _ in workers]
-        for partition in partitions:
-            partition.clock.join(root.clock)
-        root.tick()
         self._partitions = [root, *partitions]
         root.name, outer = "the default partition", root.name
         for partition, (_, _, body) in zip(partitions, workers, strict=True):
-            run_on_thread(functools.partial(self._work, partition, body))
-        result = None
-        try:
-            result = default()
-        except BaseException as error:  # noqa: BLE001 - raised again when the workers have ended
-            self._fail(error)
-        self._join(partitions)
+            partition.clock.join(root.clock)
+            root.scheduler.start(partition, functools.partial(self._work, partition, body))
+        root.tick()
+        result = default()
+        root.block(lambda: all(each.done for each in partitions), lambda: "the end of the other partitions")
         self._partitions, root.name = [root], outer
-        if self.failed is not None:
-            raise self.failed
         for partition in partitions:
             root.clock.join(partition.clock)
             self._check_end(partition)
-            self._ended.append(partition)
+        self._ended += partitions
         return result
 
     def _work(self, partition: Partition, body: Callable[[], None]) -> None:
-        partition._turn.acquire()
-        if self.failed is None:
-            current.launch, current.program = self.launch, partition
-            try:
-                with np.errstate(all="ignore"):
-                    body()
-            except BaseException as error:  # noqa: BLE001 - the launching thread raises it
-                if not isinstance(error, Cancelled):
-                    error.add_note(f"in {partition.name}")
-                self._fail(error)
-            finally:
-                current.__dict__.clear()
-        partition.done = True
-        self._heir(partition)._turn.release()
+        try:
+            body()
+            partition.done = True
+            if self.next_after(partition) is None:
+                self.fail()
+        except Exception as error:
+            error.add_note(f"in {partition.name}")
+            raise
 
-    def _join(self, workers: list[Partition]) -> None:
-        """Wait on the launching thread until all workers have ended."""
-        root = self.root
-        root.ready = lambda: all(worker.done for worker in workers)
-        root.waits_for = lambda: "the end of the other partitions"
-        while not root.ready():
-            heir = self._heir(root)
-            if heir is not root:
-                self._hand_over(root, heir)
-        root.ready = root.waits_for = None
-
-    # -- turns --------------------------------------------------------------------------------------------------------
-    def block(self, partition: Partition, ready: Callable[[], bool], waits_for: Callable[[], str]) -> None:
-        """See `Partition.block`."""
-        partition.ready, partition.waits_for = ready, waits_for
-        while True:
-            if self.failed is not None:
-                raise Cancelled
-            if ready():
-                break
-            heir = self._next(partition)
-            if heir is None:
-                raise self._deadlock()
-            self._hand_over(partition, heir)
-        partition.ready = partition.waits_for = None
-
-    def spin(self, partition: Partition, place: Any, value: bytes) -> None:
-        """A partition has polled global memory in vain: others of the program first, then other programs."""
-        if self.failed is not None:
-            raise Cancelled
-        partition.spinning = True
-        heir = self._next(partition, working=True)
-        if heir is None:
-            self.program.scheduler.wait(self.program, place, value)
-            heir = self._next(partition)
-        if heir is not None:
-            self._hand_over(partition, heir)
-        partition.spinning = False
-        if self.failed is not None:
-            raise Cancelled
-
-    def _next(self, partition: Partition, *, working: bool = False) -> Partition | None:
+    def next_after(self, partition: Partition, *, working: bool = False) -> Partition | None:
         """The next partition that can go on, or None; `working` leaves out those that poll global memory."""
         at = self._partitions.index(partition)
         for other in (*self._partitions[at + 1 :], *self._partitions[:at]):
-            if not other.done and not (working and other.spinning) and (other.ready is None or other.ready()):
+            if not other.done and not (working and other.polls) and (other.ready is None or other.ready()):
                 return other
         return None
 
-    def _heir(self, partition: Partition) -> Partition:
-        """The partition that goes on after one that has nothing more to do; fails the program if none can.
-
-        After a failure the others end one after the other, the launching thread last.
-        """
-        if self.failed is None:
-            try:
-                heir = self._next(partition)
-                if heir is not None:
-                    return heir
-                self._fail(self._deadlock())
-            except BaseException as error:  # noqa: BLE001 - a barrier may find its copies wrong
-                self._fail(error)
-        return next((other for other in self._partitions[1:] if not other.done), self.root)
-
-    def _hand_over(self, partition: Partition, heir: Partition) -> None:
-        heir._turn.release()
-        try:
-            partition._turn.acquire()
-        except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt on the launching thread
-            self._fail(error)
-            partition._turn.acquire()
-
-    def _fail(self, error: BaseException) -> None:
-        if self.failed is None:
-            self.failed = error
-
-    def _deadlock(self) -> DeadlockError:
+    def fail(self) -> NoReturn:
+        """No partition can go on."""
         parts = [f"{p.name} waits for {p.waits_for()}" for p in self._partitions if not p.done and p.waits_for]
-        kernel, pid = self.launch.kernel, self.program.pid
+        kernel, pid = current.launch.kernel, self.program.pid
         message = f"kernel {kernel!r}, program {pid}: no partition can go on. {'; '.join(parts)}"
         rank = next((rank for rank, _ in running_ranks()), None)
-        return DeadlockError(message, kernel=kernel, rank=rank, program=pid, address=0, last_value=0)
+        raise DeadlockError(message, kernel=kernel, rank=rank, program=pid, address=0, last_value=0)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
     def finish(self) -> None:
         """End the program, and with it its shared memory: TMA stores arrive in global memory."""
         self._check_end(self.root)
         for barrier in self.barriers:
-            copies = barrier.under_way()
-            if copies:
+            if copies := barrier.under_way():
                 raise RaceError(
                     f"the program ends while {copies} may be under way: wait for mbarrier {barrier.name!r} before"
                 )
@@ -309,12 +255,16 @@ class Cta:
                 )
 
 
+def running_partition() -> Partition:
+    """Return the partition of the running thread: Gluon programs are partitions."""
+    return current.program  # type: ignore[return-value]
+
+
 def complete_stores() -> None:
     """For CPU entries: wait until the TMA stores of the running partition are in global memory.
 
     What `cp.async.bulk.wait_group 0` is on a GPU.  tma.store_wait is less: unless it is told otherwise (Triton 3.8 and
     newer), it waits until shared memory has been read, and the data may arrive as late as the program ends.
     """
-    partition = current.program
-    if isinstance(partition, Partition):
-        partition.deliver_stores(partition.complete(partition.stores, 0))
+    partition = running_partition()
+    partition.deliver_stores(partition.complete(partition.stores, 0))

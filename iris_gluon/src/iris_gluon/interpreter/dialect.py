@@ -9,15 +9,13 @@ from iris_gluon import _compat
 from iris_gluon.interpreter import program
 from iris_gluon.interpreter.builder import GluonBuilder
 from iris_gluon.interpreter.cta import Cta
-from iris_gluon.interpreter.hopper.memory_ops import scalar
+from iris_gluon.interpreter.hopper.operations import numbers, scalar
+from iris_gluon.interpreter.hopper.shared import BlockType
 from iris_gluon.interpreter.hopper.tma import Descriptor
 from iris_gluon.interpreter.hopper.wgmma import check_operands
-from iris_gluon.interpreter.registers import check_group_copy, check_mfma, check_mma_v2
 from iris_gluon.interpreter.semantic import CpuGluonSemantic
 from iris_triton import _compat as _triton
 from iris_triton.interpreter.frontend.calls import Dialect
-from iris_triton.interpreter.frontend.operators import unwrap
-from iris_triton.interpreter.frontend.typefacts import undecided_layouts
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 _FORWARDED = (
     "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "program_id",
-    "load", "store",
+    "cast", "load", "store",
 )  # fmt: skip
 """Builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own."""
 
@@ -39,28 +37,8 @@ class GluonDialect(Dialect):
             own = _compat.forwarded(name)
             if own is not None:
                 self._handlers[own] = self._handlers[getattr(_triton.core, name)]
-        # Triton's arange has no layout: the semantic layer says so, which a cached one would not.
-        self._handlers[_triton.core.arange] = self._make_handler(_triton.core.arange)
-        self._handlers[_compat.core.arange] = self._arange_with_layout
-        undecided_layouts.add(_compat.layouts.AutoLayout)
-        checks = [
-            (_compat.hopper.warpgroup_mma, lambda a, b, acc: check_operands(a, b, acc, program.num_warps())),
-            (_compat.hopper.mma_v2, check_mma_v2),
-            *((mfma, check_mfma) for mfma in _compat.mfmas),
-            (_compat.group_copy, lambda memory, pointer, mask: check_group_copy(pointer)),
-        ]
-        for builtin, check in checks:
-            self._handlers[builtin] = functools.partial(_checked, check, self._make_handler(builtin))
-
-    def _arange_with_layout(self, start: Any, end: Any, layout: Any = None) -> Any:
-        layout = unwrap(layout)
-        if layout is not None:
-            self.semantic.check_layout(layout)  # the launches of a cached one may differ in their warps
-        return self._cached_arange(unwrap(start), unwrap(end), layout)
-
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - there is one dialect, which lives for ever
-    def _cached_arange(self, start: int, end: int, layout: Any) -> Any:
-        return _triton.builtin_body(_compat.core.arange)(start, end, layout, _semantic=self.semantic)
+        product = _compat.hopper.warpgroup_mma
+        self._handlers[product] = functools.partial(_checked_product, self._make_handler(product))
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
         """Tensor descriptors made on the host."""
@@ -73,29 +51,18 @@ class GluonDialect(Dialect):
             return NotImplemented
         base = convert(value.base)
         element = base.type.element_ty
-        block = tuple(int(n) for n in value.block_shape)
-        handle = Descriptor(
-            scalar(base.handle),
-            element,
-            [int(n) for n in value.shape],
-            [int(n) for n in value.strides],
-            block,
-            value.layout._to_ir(self.semantic.builder),
-            value.padding == "nan",
-        )
+        box = BlockType(element, numbers(value.block_shape), value.layout._to_ir(self.semantic.builder))
+        sizes, steps = [*numbers(value.shape)], [*numbers(value.strides)]
+        handle = Descriptor(scalar(base.handle), sizes, steps, box, value.padding == "nan")
         handle.check_rules("a tensor descriptor among the arguments")
-        shape = [self.semantic.cast(convert(int(n)), _compat.core.int32) for n in value.shape]
-        strides = [self.semantic.cast(convert(int(n)), _compat.core.int64) for n in value.strides]
-        type_ = _compat.core.block_type(element, list(block))
+        shape = [self.semantic.cast(convert(n), _compat.core.int32) for n in sizes]
+        strides = [self.semantic.cast(convert(n), _compat.core.int64) for n in steps]
+        type_ = _compat.core.block_type(element, list(box.shape))
         return _compat.hopper.tma.tensor_descriptor(handle, shape, strides, type_, value.layout)
-
-    def constant(self, value: Any) -> Any:
-        # Functions are told from those that the kernel names, as gl.warp_specialize takes only these.
-        return _compat.constexpr(value) if isinstance(value, _triton.JITCallable) else value
 
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
         outer = current.program
-        cta = Cta(outer, program.launched_warps(), current.launch)
+        cta = Cta(outer, program.launched_warps())
         current.program = cta.root
         try:
             body(**arguments)
@@ -107,15 +74,10 @@ class GluonDialect(Dialect):
         return _compat.distributed_type(scalar, list(shape), _compat.layouts.AutoLayout())
 
 
-def _checked(
-    check: Callable[[Any, Any, Any], None], run: Callable[..., Any], first: Any, second: Any, third: Any = None,
-    *rest: Any, **named: Any
-) -> Any:  # fmt: skip
-    """Call a builtin after a check of its first three operands."""
-    check(first, second, named.get("acc", third))
-    if third is None:
-        return run(first, second, *rest, **named)
-    return run(first, second, third, *rest, **named)
+def _checked_product(run: Callable[..., Any], a: Any, b: Any, acc: Any, **named: Any) -> Any:
+    """warpgroup_mma, after a look at its operands."""
+    check_operands(a, b, acc)
+    return run(a, b, acc, **named)
 
 
 @functools.cache

@@ -12,12 +12,8 @@ TABLES = Path(__file__).parent / "tables"
 """Folder with the tables that come with these algorithms, measured ones and models."""
 
 
-def collectives(*, emulate_fast: bool = False) -> list[Collective]:
-    """Return the algorithms.
-
-    Args:
-        emulate_fast: let those for NVIDIA serve ranks on the CPU, too, if they are named.
-    """
+def collectives(*, packets: bool = True) -> list[Collective]:
+    """Return the algorithms, also those of `packets`, for NVIDIA GPUs."""
     from iris_triton.collectives.pull import MOVES, Pull
     from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
     from iris_triton.collectives.push import FORMS, PUSHED, Push
@@ -34,12 +30,12 @@ def collectives(*, emulate_fast: bool = False) -> list[Collective]:
         *(Push(op, name) for op in PUSHED for name in FORMS),
         Mail("send", "mailbox"),
         Mail("recv", "mailbox"),
-        *fast_collectives(emulate=emulate_fast),
+        *(fast_collectives() if packets else ()),
     ]
 
 
-def fast_collectives(*, emulate: bool = False) -> list[Collective]:
-    """Return those for NVIDIA GPUs; with `emulate`, they serve ranks on the CPU, too: for tests."""
+def fast_collectives() -> list[Collective]:
+    """Return those for NVIDIA GPUs."""
     from iris_triton.collectives.packets.exchange import Exchange
     from iris_triton.collectives.packets.split import Split
 
@@ -51,6 +47,6 @@ def fast_collectives(*, emulate: bool = False) -> list[Collective]:
         ("all_to_all", "mailbox", ("ll", "ll128")),
     )
     return [
-        *(Exchange(op, form, encoding, emulate=emulate) for op, form, encodings in exchanges for encoding in encodings),
-        *(Split(op, emulate=emulate) for op in ("all_reduce", "reduce_scatter")),
+        *(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings),
+        Split(),
     ]

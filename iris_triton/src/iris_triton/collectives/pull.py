@@ -1,8 +1,8 @@
 """`pull`: all_gather, all_to_all, broadcast, gather and scatter.  Every rank reads what it needs from the others.
 
 Chosen for broadcast, gather and scatter, for split sizes, and for all_gather and all_to_all where a table or the model
-says so.  An input that peers can address is read where it lies: meet, read, meet.  Another one is staged in rounds of
-pieces: meet, and the others read them; two halves take turns, so one meeting per round is enough, and one at the end.
+says so.  An input that peers can address is read where it lies: barrier, read, barrier.  Another one is staged in
+rounds of pieces, which the others read behind a barrier; two halves take turns, so one for each round is enough.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -18,10 +18,10 @@ import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
 from iris_triton.collectives.parts.barrier import (
+    barrier,
     compare_kinds,
+    last_barrier,
     last_epoch,
-    meet,
-    meet_and_leave,
     members_of,
     report_difference,
     row_of,
@@ -139,7 +139,7 @@ def pull(
                 begin, number = _for_member(table, i, in_step, given, SIZE)
                 mine = (own + staging + half).to(inp.dtype) + i * capacity
                 piece = tl.minimum(number - done, capacity)
-                copy(mine, 0, in_sizes, in_strides, inp, begin + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
+                copy(mine, 0, inp, begin + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
             begin, number = _for_member(table, members, in_step, given, SIZE)
             place = tl.zeros_like(number)
@@ -150,7 +150,7 @@ def pull(
             tell(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
             tell_kind(row, bases, me, kind, SIZE)
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
             longest = tl.max(-1 - told(row, members, SIZE), axis=0)
             said = told_second(row, members, SIZE)
@@ -174,17 +174,16 @@ def pull(
             elif done > 0:
                 number = done * 0
             src = (tl.load(bases + member) + place).to(inp.dtype)
-            copy(out, begin, out_sizes, out_strides, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
+            copy(out, begin, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
         half = PIECES * capacity * ITEM - half
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 """Operations that pulling serves."""
 
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
-_ANYWHERE = 1 << 62  # elements: nothing has to go in pieces
 
 
 class Pull(KernelCollective):
@@ -193,9 +192,9 @@ class Pull(KernelCollective):
     uneven = True
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings, and what comes over the links."""
+        """Estimate seconds: two barriers, and what comes over the links."""
         staged = not self._all_direct(request)
-        return self.model(request, meetings=2, moved=received_nbytes(request), copied=request.nbytes * staged)
+        return self.model(request, barriers=2, moved=received_nbytes(request), copied=request.nbytes * staged)
 
     @staticmethod
     def _all_direct(request: CollectiveRequest) -> bool:
@@ -208,31 +207,21 @@ class Pull(KernelCollective):
         """Say which elements go where, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        table, chunk = None, None
-        parts = {"in_step": 0, "given": 0, "out_step": 0, "taken": 0, "giver": -1}
+        table, chunk, parts = None, None, (0, 0, 0, 0, -1)
         if request.options["uneven"]:
             numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
             table = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
             table = table.to(team.device, non_blocking=True)  # without waiting for the device
         else:
-            found, chunk = _parts(request, carrier.parts)
-            parts |= found
+            parts, chunk = _parts(request, carrier.parts)
         shared = request.op in _SHARED
-        region, capacity = team.control, _ANYWHERE
-        if not self._all_direct(request):
-            region, capacity = pieces(team, chunk, item, 1 if shared else team.size)
         source = "none"
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier)) | parts
-        arguments |= {
-            "stage": region.tensor,
-            "table": table,
-            "capacity": capacity,
-            "SOURCE": source,
-            "SHARED": shared,
-        }
+        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier))
+        arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
+        arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
         return self.bind(pull, team, blocks, arguments, carrier, table)
 
 
@@ -240,22 +229,22 @@ def _has_input(request: CollectiveRequest) -> bool:
     return request.op not in ("broadcast", "scatter") or request.rank == request.options["root"]
 
 
-def _parts(request: CollectiveRequest, each: int) -> tuple[dict[str, int], int]:
-    """Arguments that say which elements are for which member, and the elements of a part; `each` are one of torch's."""
+def _parts(request: CollectiveRequest, each: int) -> tuple[tuple[int, int, int, int, int], int]:
+    """The arguments `_PARTS`, and the elements of a part; `each` are one of torch's."""
     total, root = math.prod(request.shape) * each, request.options.get("root")
     is_root = request.rank == root
     if request.op == "all_gather":
-        return {"given": total, "out_step": total, "taken": total}, total
+        return (0, total, total, total, -1), total
     if request.op == "all_to_all":
         chunk = total // request.group_size
-        return {"in_step": chunk, "given": chunk, "out_step": chunk, "taken": chunk}, chunk
+        return (chunk, chunk, chunk, chunk, -1), chunk
     if request.op == "gather":
-        return {"given": total, "out_step": total, "taken": total * is_root}, total
+        return (0, total, total, total * is_root, -1), total
     assert root is not None
     if request.op == "scatter":
         chunk = total // request.group_size if is_root else total
-        return {"in_step": chunk, "given": chunk * is_root, "taken": chunk, "giver": root}, chunk
-    return {"given": total * is_root, "taken": total, "giver": root}, total
+        return (chunk, chunk * is_root, 0, chunk, root), chunk
+    return (0, total * is_root, 0, total, root), total
 
 
 def moved_layouts(request: CollectiveRequest, carrier: Carrier) -> tuple[Layout, Layout]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell
+from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, layout_arguments, layouts_of, pieces
@@ -34,8 +34,7 @@ def pull_reduce(
     """Reduce a part of all members' inputs.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
-        count: elements of a part.
-        wanted: the same on a rank that gets one, 0 on others.
+        count, wanted: elements of a part; the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
         tiles, STRIDING: which elements this rank gets, see `_owner`; None for all.
         OP: the reduction's name.
@@ -55,9 +54,7 @@ def pull_reduce(
         if STAGED:
             for i in range(PIECES):
                 mine = (stage.to(tl.int64) + shift).to(inp.dtype) + i * capacity
-                copy(
-                    mine, 0, in_sizes, in_strides, inp, i * apart + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK
-                )
+                copy(mine, 0, inp, i * apart + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
             members = members_of(SIZE).to(tl.int64)
             if not STAGED:
@@ -67,7 +64,7 @@ def pull_reduce(
             else:
                 tell(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
             compare_kinds(row, kind, status, rank, SIZE)
         if wanted > 0:
@@ -77,18 +74,18 @@ def pull_reduce(
             )  # fmt: skip
         done += capacity
         shift = PIECES * capacity * ITEM - shift
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class PullReduce(KernelCollective):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings; every input comes over the links to the ranks that reduce it."""
+        """Estimate seconds: two barriers; every input comes over the links to the ranks that reduce it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
         staged = not self._is_direct(request)
         moved = part * (request.group_size - 1)
-        return self.model(request, meetings=2, moved=moved, copied=request.nbytes * staged)
+        return self.model(request, barriers=2, moved=moved, copied=request.nbytes * staged)
 
     def _is_direct(self, request: CollectiveRequest) -> bool:
         # In place, a rank would overwrite what others still read.
@@ -101,22 +98,16 @@ class PullReduce(KernelCollective):
         scatters = self.op == "reduce_scatter" and options["layout"] == "torch"
         count = math.prod(request.shape) // (team.size if scatters else 1)
         direct = self._is_direct(request)
-        inner, outer = layouts_of(request)
-        region, capacity = team.control, count
-        if not direct:
-            region, capacity = pieces(team, count, item, team.size if scatters else 1)
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.arguments(request, team) | layout_arguments(inner, outer)
+        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments |= pieces(team, count, item, team.size if scatters else 1, needed=not direct)
         arguments |= {
             "OP": op,
-            "stage": region.tensor,
             "count": count,
             "wanted": count if self.op != "reduce" or options["root"] == team.rank else 0,
             "apart": count if scatters else 0,
-            "capacity": capacity,
             "STAGED": not direct,
             "SHARED": not scatters,
-            "IN_DIMS": 0 if direct else inner.num_dims,
             "tiles": _tiles(request) if options["layout"] == "tiles" else None,
             "STRIDING": options["config"].get("all_reduce_distribution") == 0,
         }

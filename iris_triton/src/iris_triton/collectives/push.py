@@ -1,8 +1,8 @@
 """`push`, `persistent`, `partitioned`: all_gather and all_to_all.  Stores into peers' memory.
 
 Chosen for large messages where a table or the model says so.  The forms differ in the order of the traffic.  Outputs
-that are dense and on the heap are stored into directly: meet, push, meet.  Others are filled in rounds through staging
-regions, whose two halves take turns: push a piece for every member, meet, take out what came.
+that are dense and on the heap are stored into directly: barrier, push, barrier.  Others are filled in rounds through
+staging regions, whose two halves take turns: push a piece for every member, barrier, take out what came.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import compare_kinds, enter, meet, meet_and_leave, members_of, tell_all, told
+from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell, told
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
 from iris_triton.collectives.parts.sizes import (
@@ -96,7 +96,7 @@ def _push(
         inp: the input.
         begin: linear index of the part for member 0.
         apart: elements from one member's part to the next one's, if SHARDED; else all get the same.
-        FORM: the order.  In each, a program takes out only what came from programs of its number, and meets only those.
+        FORM: the order.  In each, a program waits only for those of its number, and takes out only what came from them.
             "members": all programs push to one member, then to the next; the traffic is a permutation at every moment.
             "tiles": each program takes a tile to all members in turn, then its next one; what all get is read once.
             "divided": the programs are divided among the members, all of which are served at the same time.
@@ -113,10 +113,7 @@ def _push(
         if SHARDED:
             begin += member * apart
         there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
-        copy_part(
-            there, 0, in_sizes, in_strides, inp, begin, in_sizes, in_strides, count, program % share, share,
-            0, IN_DIMS, BLOCK
-        )  # fmt: skip
+        copy_part(there, 0, inp, begin, in_sizes, in_strides, count, program % share, share, 0, IN_DIMS, BLOCK)
     else:
         tl.static_assert(FORM == "members", "unknown form")
         for i in range(SIZE):
@@ -125,50 +122,25 @@ def _push(
             if SHARDED:
                 first += member * apart
             there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
-            copy(there, 0, in_sizes, in_strides, inp, first, in_sizes, in_strides, count, 0, IN_DIMS, BLOCK)
+            copy(there, 0, inp, first, in_sizes, in_strides, count, 0, IN_DIMS, BLOCK)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def push_direct(
-    out, inp, control, bases, me, rank, kind, count, timeout_ns, status, in_sizes, in_strides,
-    SIZE: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Push a part to every member's output.
-
-    Args (beside those of `iris_triton.collectives.pull.pull`):
-        out, inp: the tensors; the output is dense and on the heap.
-        count: elements that go to a member.
-        SHARDED: the input has a part for each member; else all get the same.
-        FORM: see `_push`; with "divided", SIZE divides the number of programs.
-    """
-    inp = as_words(inp)
-    ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row, epoch = enter(control, bases, me, kind, SIZE)
-    epoch += 1
-    count = tl.cast(count, tl.int64)
-    tell_all(row, bases, me, out.to(tl.int64) - tl.load(bases + me), 0, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    compare_kinds(row, kind, status, rank, SIZE)
-    _push(
-        row, bases, me * count * ITEM, inp, count * 0, count, count, me, in_sizes, in_strides,
-        True, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
-    )  # fmt: skip
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-
-
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
-def push_staged(
+def push(
     out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
-    SIZE: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
-    BLOCK: tl.constexpr
+    SIZE: tl.constexpr, DIRECT: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr,
+    OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Push a part to every member through its staging region.
+    """Push a part to every member.
 
-    Args (beside those of `push_direct`):
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         stage: the team's staging region; half of it holds a piece from each member.
+        count: elements that go to a member.
         capacity: elements of a piece.
-        out_sizes, out_strides: of the output, OUT_DIMS of them; none if it is dense.
+        DIRECT: outputs are dense and on the heap; they need no staging.
+        SHARDED: the input has a part for each member; else all get the same.
+        FORM: see `_push`; with "divided", SIZE divides the number of programs.
     """
     inp = as_words(inp)
     out = as_words(out)
@@ -176,39 +148,46 @@ def push_staged(
     row, epoch = enter(control, bases, me, kind, SIZE)
     count = tl.cast(count, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
-    place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
-    mine = stage.to(inp.dtype, bitcast=True)
-    done = capacity * 0
-    half = done
-    while done < count:
-        piece = tl.minimum(count - done, capacity)
-        _push(
-            row, bases, place + half * ITEM, inp, done, count, piece, me, in_sizes, in_strides,
-            False, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
-        )  # fmt: skip
+    if DIRECT:
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-        if done == 0:
-            compare_kinds(row, kind, status, rank, SIZE)
-        if FORM == "divided":
-            share = tl.num_programs(0).to(tl.int64) // SIZE
-            program = tl.program_id(0).to(tl.int64)
-            member = (me + SIZE - program // share) % SIZE
-            came = mine + half + member * capacity
-            copy_part(
-                out, member * count + done, out_sizes, out_strides, came, 0, out_sizes, out_strides, piece,
-                program % share, share, OUT_DIMS, 0, BLOCK
+        tell(row, bases, me, out.to(tl.int64) - tl.load(bases + me), 0, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        compare_kinds(row, kind, status, rank, SIZE)
+        _push(
+            row, bases, me * count * ITEM, inp, count * 0, count, count, me, in_sizes, in_strides,
+            True, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
+        )  # fmt: skip
+    else:
+        place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
+        mine = stage.to(inp.dtype, bitcast=True)
+        done = capacity * 0
+        half = done
+        while done < count:
+            piece = tl.minimum(count - done, capacity)
+            _push(
+                row, bases, place + half * ITEM, inp, done, count, piece, me, in_sizes, in_strides,
+                False, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
             )  # fmt: skip
-        else:
-            for i in range(SIZE):
-                came = mine + half + i * capacity
-                copy(
-                    out, i * count + done, out_sizes, out_strides, came, 0, out_sizes, out_strides, piece,
+            epoch += 1
+            barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+            if done == 0:
+                compare_kinds(row, kind, status, rank, SIZE)
+            if FORM == "divided":
+                share = tl.num_programs(0).to(tl.int64) // SIZE
+                program = tl.program_id(0).to(tl.int64)
+                member = (me + SIZE - program // share) % SIZE
+                came = mine + half + member * capacity
+                copy_part(
+                    out, member * count + done, came, 0, out_sizes, out_strides, piece, program % share, share,
                     OUT_DIMS, 0, BLOCK
                 )  # fmt: skip
-        done += capacity
-        half = SIZE * capacity - half
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+            else:
+                for i in range(SIZE):
+                    came = mine + half + i * capacity
+                    copy(out, i * count + done, came, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
+            done += capacity
+            half = SIZE * capacity - half
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 PUSHED = ("all_gather", "all_to_all")
@@ -236,11 +215,11 @@ class Push(KernelCollective):
         return problem
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two meetings, what goes over the links, and an output that is copied out of the staging."""
+        """Estimate seconds: two barriers, what goes over the links, and an output that is copied out of the staging."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
         moved, copied = received_nbytes(request), 0 if request.direct_out else out_nbytes
         faster = _PERSISTENT_SHARE if self.name == "persistent" else 1
-        return self.model(request, meetings=2, moved=moved, copied=copied, link_share=faster)
+        return self.model(request, barriers=2, moved=moved, copied=copied, link_share=faster)
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return configs that are worth measuring; programs that are divided are a multiple of the members."""
@@ -250,26 +229,19 @@ class Push(KernelCollective):
         return offered
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind one of the two kernels.  Collective: every member calls it."""
-        carrier = carrier_of(request.dtype)
-        item = carrier.dtype.itemsize
-        sharded = self.op == "all_to_all"
+        """Bind the kernel.  Collective: every member calls it."""
+        carrier, options = carrier_of(request.dtype), request.options
+        item, sharded = carrier.dtype.itemsize, self.op == "all_to_all"
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
         blocks = blocks_for(request, team, count, item, reduces=False)
         if self.name == "partitioned":
             blocks = self._divided(request, team, count, blocks)
-        options = request.options
         inner = layout_of(*carrier.extend(request.shape, options["in_stride"]))
         outer = layout_of(*carrier.extend(options["out_shape"], options["out_stride"]))
         arguments = self.arguments(request, team) | layout_arguments(inner, outer)
-        arguments |= {"count": count, "SHARDED": sharded, "FORM": FORMS[self.name]}
-        if request.direct_out:
-            for name in ("out_sizes", "out_strides", "OUT_DIMS"):
-                del arguments[name]
-            return self.bind(push_direct, team, blocks, arguments, carrier)
-        region, capacity = pieces(team, count, item, team.size, name="pushed")
-        arguments |= {"stage": region.tensor, "capacity": capacity}
-        return self.bind(push_staged, team, blocks, arguments, carrier)
+        arguments |= pieces(team, count, item, team.size, name="pushed", needed=not request.direct_out)
+        arguments |= {"count": count, "DIRECT": request.direct_out, "SHARDED": sharded, "FORM": FORMS[self.name]}
+        return self.bind(push, team, blocks, arguments, carrier)
 
     @staticmethod
     def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:

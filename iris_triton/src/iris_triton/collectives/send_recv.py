@@ -19,15 +19,7 @@ from iris_core.device.context_words import MismatchCode
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import (
-    count_of,
-    elsewhere,
-    publish,
-    report_difference,
-    report_overlap,
-    take,
-    uses_of,
-)
+from iris_triton.collectives.parts.barrier import elsewhere, publish, report_difference, take
 from iris_triton.collectives.parts.collective import KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy_part
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
@@ -65,97 +57,73 @@ def _share(count, part, PARTS: tl.constexpr):
     return begin, tl.minimum(begin + each, count)
 
 
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("inp",))
-def send(
-    inp, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
-    PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("tensor",))
+def move(
+    tensor, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
+    SENDS: tl.constexpr, PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Put a tensor into the inbox of a peer.
+    """Put a tensor into the inbox of a peer, or take one out of the inbox for a peer.
 
     Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
-    lowest one that is not done is always being worked on by both.
+    lowest one that is not done is always being worked on by both.  A message of another number of elements, or another
+    type of them, is taken out, and the tensor stays as it is.
 
     Args:
-        inp: the tensor.
-        words: this rank's words (int64).
-        boxes: this rank's inboxes, of PARTS parts each.
+        words, boxes: this rank's words (int64), and its inboxes.
         bases: int64, heap of every rank.
         me, peer: ranks of the world.
         apart: bytes of an inbox's part.
-        count: number of elements.
-        element: number of their type.
+        count, element: number of elements; number of their type.
         piece: elements of a piece; two fit into a part.
         timeout_ns, status: bound of waits, and where they report.
         sizes, strides: of the tensor, DIMS of them; none if it is dense.
         PARTS: parts of an inbox, the same on both sides; at least the number of programs.
         BLOCK: elements that a program moves at a time.
     """
-    inp = as_words(inp)
+    tensor = as_words(tensor)
+    COUNTER: tl.constexpr = SENT if SENDS else RECEIVED
+    AWAITED: tl.constexpr = TAKEN if SENDS else ARRIVED
+    SAID: tl.constexpr = ARRIVED if SENDS else TAKEN
+    AHEAD: tl.constexpr = -1 if SENDS else 1
     distance = tl.load(bases + peer) - tl.load(bases + me)
     for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
         mine = words + (peer * PARTS + part) * _WORDS
         theirs = elsewhere(words + (me * PARTS + part) * _WORDS, distance)
-        box = elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
-        box = box.to(inp.dtype, bitcast=True)
-        word = take(mine + SENT)
-        report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
-        number = count_of(word)
-        at, end = _share(count, part, PARTS)
-        one = at * 0 + 1
-        left = tl.maximum((end - at + piece - 1) // piece, 1)
-        while left > 0:
-            left -= 1
-            await_flag(mine + TAKEN, number - 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
-            size = tl.minimum(end - at, piece)
-            place = number % 2
-            copy_part(box, place * piece, sizes, strides, inp, at, sizes, strides, size, one * 0, one, 0, DIMS, BLOCK)
-            tl.store(theirs + HEADERS + 2 * place, count)
-            tl.store(theirs + HEADERS + 2 * place + 1, element + (left << _KIND_BITS))
-            number += 1
-            publish(theirs + ARRIVED, number, "sys")
-            at += piece
-        tl.store(mine + SENT, number)
-
-
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("out",))
-def receive(
-    out, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
-    PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Take a tensor out of the inbox for a peer; the arguments are those of `send`.
-
-    A message of another number of elements, or another type of them, is taken out, and the tensor stays as it is.
-    """
-    out = as_words(out)
-    distance = tl.load(bases + peer) - tl.load(bases + me)
-    for part in range(tl.program_id(0), PARTS, tl.num_programs(0)):
-        mine = words + (peer * PARTS + part) * _WORDS
-        theirs = elsewhere(words + (me * PARTS + part) * _WORDS, distance)
-        box = (boxes + (tl.cast(peer, tl.int64) * PARTS + part) * apart).to(out.dtype, bitcast=True)
-        word = take(mine + RECEIVED)
-        report_overlap(uses_of(word), status, me, mine.to(tl.int64), me)
-        number = count_of(word)
+        if SENDS:
+            box = elsewhere(boxes + (tl.cast(me, tl.int64) * PARTS + part) * apart, distance)
+        else:
+            box = boxes + (tl.cast(peer, tl.int64) * PARTS + part) * apart
+        box = box.to(tensor.dtype, bitcast=True)
+        number = take(mine + COUNTER, me, status, me)
         at, end = _share(count, part, PARTS)
         one = at * 0 + 1
         left = one
+        if SENDS:
+            left = tl.maximum((end - at + piece - 1) // piece, 1)
         while left > 0:
-            await_flag(mine + ARRIVED, number + 1, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me)
+            await_flag(
+                mine + AWAITED, number + AHEAD, "ge", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), me
+            )
             place = number % 2
-            sent = tl.load(mine + HEADERS + 2 * place)
-            header = tl.load(mine + HEADERS + 2 * place + 1)
-            left = header >> _KIND_BITS
-            kind = header & ((1 << _KIND_BITS) - 1)
-            if (sent == count) & (kind == element):
-                size = tl.minimum(end - at, piece)
-                copy_part(
-                    out, at, sizes, strides, box, place * piece, sizes, strides, size, one * 0, one, DIMS, 0, BLOCK
-                )  # fmt: skip
+            size = tl.minimum(end - at, piece)
+            if SENDS:
+                left -= 1
+                copy_part(box, place * piece, tensor, at, sizes, strides, size, one * 0, one, 0, DIMS, BLOCK)
+                tl.store(theirs + HEADERS + 2 * place, count)
+                tl.store(theirs + HEADERS + 2 * place + 1, element + (left << _KIND_BITS))
             else:
-                report_difference(status, me, mine.to(tl.int64), peer, count, sent, element, kind, _MESSAGE)
+                sent = tl.load(mine + HEADERS + 2 * place)
+                header = tl.load(mine + HEADERS + 2 * place + 1)
+                left = header >> _KIND_BITS
+                kind = header & ((1 << _KIND_BITS) - 1)
+                if (sent == count) & (kind == element):
+                    copy_part(tensor, at, box, place * piece, sizes, strides, size, one * 0, one, DIMS, 0, BLOCK)
+                else:
+                    report_difference(status, me, mine.to(tl.int64), peer, count, sent, element, kind, _MESSAGE)
             number += 1
-            publish(theirs + TAKEN, number, "sys")
+            publish(theirs + SAID, number, "sys")
             at += piece
-        tl.store(mine + RECEIVED, number)
+        tl.store(mine + COUNTER, number)
 
 
 _GPU_PARTS = 16
@@ -166,14 +134,14 @@ class Mail(KernelCollective):
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: once over a link, and once within a device."""
-        return self.model(request, meetings=1, moved=request.nbytes, copied=request.nbytes)
+        return self.model(request, barriers=1, moved=request.nbytes, copied=request.nbytes)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Bind the kernel; the division of an inbox is what both sides know without each other."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        kernel, name, side = (receive, "out", "out_stride") if self.op == "recv" else (send, "inp", "in_stride")
-        layout = layout_of(*carrier.extend(request.shape, request.options[side]))
+        stride = request.options["in_stride" if self.op == "send" else "out_stride"]
+        layout = layout_of(*carrier.extend(request.shape, stride))
         count = math.prod(request.shape) * carrier.parts
         parts = 1 if request.target.type is DeviceType.CPU else _GPU_PARTS
         words_nbytes = team.size * parts * WORDS * 8
@@ -198,12 +166,13 @@ class Mail(KernelCollective):
             "status": team.status_ptr,
             "sizes": layout.sizes,
             "strides": layout.strides,
+            "SENDS": self.op == "send",
             "PARTS": parts,
             "DIMS": layout.num_dims,
             "BLOCK": blocks.block,
         }
         grid = min(parts, request.options["config"].get("comm_sms", parts))
-        return Plan((BoundKernel(kernel, grid, arguments, (name,), team.device, blocks.options),), carrier)
+        return Plan((BoundKernel(move, grid, arguments, ("tensor",), team.device, blocks.options),), carrier)
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
         """Launch a plan on a stream."""

@@ -8,10 +8,9 @@ from iris_core.types import Demo
 
 def demos() -> tuple[Demo, ...]:
     """Return the programs in the order in which they are shown."""
-    from iris_triton.demos import all_scatter, heat, message_passing
+    from iris_triton.demos import all_scatter, message_passing
 
     return (
         Demo("message-passing", "producer and consumer with flags", message_passing.run),
         Demo("gemm-all-scatter", "GEMM that stores its tiles to every rank", all_scatter.run),
-        Demo("heat", "2-D Jacobi heat solver with halo exchange", heat.run),
     )

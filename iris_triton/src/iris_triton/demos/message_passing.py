@@ -48,26 +48,17 @@ def pass_messages(
         tl.store(result + block, total)
 
 
-def run(ctx, progress) -> DemoResult:
+def run(ctx) -> DemoResult:
     """Run it on every rank of `ctx` and compare with the sum computed directly."""
     rank, world = ctx.cur_rank, ctx.num_ranks
     numel = BLOCK * BLOCKS
     slots = ctx.zeros(numel, dtype=torch.float32)
-    flags = ctx.zeros(BLOCKS, dtype=torch.int64)
-    credits = ctx.zeros(BLOCKS, dtype=torch.int64)
-    source = _source(rank, numel).to(ctx.device)
+    flags, credits = (ctx.zeros(BLOCKS, dtype=torch.int64) for _ in range(2))
+    source, came = (torch.linspace(-1, 1, numel) + each for each in (rank, (rank - 1) % world))
     result = torch.full((numel,), float("nan"), device=ctx.device)
     ctx.barrier()
-    progress(0.1)
-    pass_messages[(2 * BLOCKS,)](
-        source, slots, result, flags, credits, ctx.get_device_context(), rank, world, ROUNDS, BLOCKS, BLOCK=BLOCK
-    )
+    arguments = source.to(ctx.device), slots, result, flags, credits, ctx.get_device_context(), rank, world
+    pass_messages[(2 * BLOCKS,)](*arguments, ROUNDS, BLOCKS, BLOCK=BLOCK)
     ctx.barrier()
-    progress(1.0)
-    expected = _source((rank - 1) % world, numel) * sum(range(1, ROUNDS + 1))
-    error = (result.cpu() - expected).abs().max().item()
+    error = (result.cpu() - came * sum(range(1, ROUNDS + 1))).abs().max().item()
     return DemoResult(error, 1e-4, f"{ROUNDS} rounds x {BLOCKS} blocks of {BLOCK}")
-
-
-def _source(rank: int, numel: int) -> torch.Tensor:
-    return torch.linspace(-1, 1, numel) + rank

@@ -20,10 +20,10 @@ def operations() -> list[FusedOperation]:
     from iris_triton.gemm.push_product import Push
 
     return [
-        Reduce("matmul_all_reduce", "two_shot"),
+        Reduce("matmul_all_reduce", "two_shot", barriers=3),
         Reduce("matmul_reduce_scatter", "push"),
         Push("matmul_all_gather", "push"),
-        Fetch("all_gather_matmul", "fetch"),
+        Fetch("all_gather_matmul", "fetch", barriers=3),
         CopyEngineGather("all_gather_matmul", "copy_engine_push"),
         CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
         CopyEngineReduce("matmul_all_reduce", "copy_engine"),

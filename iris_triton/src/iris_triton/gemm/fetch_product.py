@@ -8,7 +8,7 @@ Shards are rows (gather_dim 0) or columns (gather_dim 1) of A; their rows are de
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import triton
@@ -16,16 +16,16 @@ import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import meet_and_leave, publish
+from iris_triton.collectives.parts.barrier import last_barrier, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.gemm.parts.fused import Fused, Plan, peer_memory, staging, staging_nbytes
+from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, peer_matrix
 from iris_triton.gemm.parts.shapes import USED_CONFIG, padded, tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
     add_product,
-    announce_and_meet,
     announced,
+    begin_call,
     own_program,
     place,
     store_tile,
@@ -36,7 +36,9 @@ from iris_triton.gemm.parts.tiles import (
 from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
+    from collections.abc import Mapping
+
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
 
 
@@ -46,7 +48,7 @@ def _fetch(
     SIZE: tl.constexpr, FETCHERS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
     """Copy the shards of the others into local memory, block of rows by block of rows."""
-    row, epoch = announce_and_meet(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
+    row, epoch = begin_call(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
     blocks = tl.cdiv(rows, BM)
     i = tl.arange(0, BM)
     step = tl.arange(0, BK)
@@ -61,7 +63,7 @@ def _fetch(
             mask = (block * BM + i[:, None] < rows) & (step[None, :] < inner - k)
             tl.store(target + k, tl.load(source + k, mask=mask, other=0), mask=mask)
         publish(flags + shard * blocks + block, generation, "gpu")
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 @triton.jit
@@ -92,15 +94,15 @@ def fetch_product(
 ):  # fmt: skip
     """Multiply the members' shards with B, while some programs copy them here.
 
-    All programs have to be there at the same time: no more than the device has multiprocessors.  Two meetings of those
+    All programs have to be there at the same time: no more than the device has multiprocessors.  Two barriers of those
     that copy: the shards may be read; they were read.
 
-    Args (beside those of `iris_triton.gemm.matmul_reduce.matmul_reduce`):
+    Args (beside those of `iris_triton.gemm.parts.tiles`):
         buffer: local memory for SIZE * rows * width elements.
         state: int64 words of this plan alone, zero at first: how often each program has run, then the flags.
         rows, inner: shape of a shard.
         width: elements from row to row of `buffer`; rows begin at multiples of 16 bytes.
-        tiles_m, tiles_n: tiles below each other and beside each other, of a shard's rows if DIM is 0.
+        tiles_m, tiles_n: of a shard's rows if DIM is 0.
         DIM: gather_dim.
         FETCHERS: programs that copy; the others compute.
     """
@@ -121,29 +123,18 @@ def fetch_product(
         for i in range(own_program(FETCHERS, XCDS, CHUNK), total, tl.num_programs(0) - FETCHERS):
             acc = tl.zeros((BM, BN), tl.float32)
             down, right = place(i % per_shard, tiles_m, tiles_n, GROUP)
-            if DIM == 0:
-                shard = (me + i // per_shard) % SIZE
+            turn = (me + i // per_shard) % SIZE if DIM == 0 else me
+            for j in range(1 if DIM == 0 else SIZE):
+                shard = turn if DIM == 0 else (turn + j) % SIZE
                 where, stride = _shard_at(
                     a, a_down, buffer, width, flags, generation, shard, me, rows, down, blocks, rank, timeout_ns, status
                 )
+                part = b if DIM == 0 else b + tl.cast(shard, tl.int64) * inner * b_down
                 acc = add_product(
-                    acc, where, wide(b, B_ALIGNED), down * BM, right * BN, rows, n, inner,
+                    acc, where, wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
                     stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
                 )  # fmt: skip
-                first = shard * rows
-            else:
-                for j in range(SIZE):
-                    shard = (me + j) % SIZE
-                    where, stride = _shard_at(
-                        a, a_down, buffer, width, flags, generation, shard, me, rows, down, blocks, rank, timeout_ns,
-                        status
-                    )  # fmt: skip
-                    part = b + tl.cast(shard, tl.int64) * inner * b_down
-                    acc = add_product(
-                        acc, where, wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
-                        stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
-                    )  # fmt: skip
-                first = me * 0
+            first = turn * rows if DIM == 0 else me * 0
             acc = with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
             store_tile(
                 wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
@@ -151,63 +142,53 @@ def fetch_product(
     tl.store(state + program, generation)
 
 
-_FETCHERS_GPU, _FETCHERS_CPU = 16, 1
+_FETCHERS = 16
+"""Programs that copy for the others, by default; each fills a multiprocessor."""
 
 
 class Fetch(Fused):
     """`fetch`, with `num_fetch_sms` programs that copy."""
 
     uses = (*USED_CONFIG, "num_fetch_sms")
+    efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.02, "sm_90": 0.7, "": 0.45}  # of those that multiply
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Fields of configs: more or fewer programs that fetch."""
         square = {"block_size_m": 128, "block_size_n": 128, "num_warps": 8}
         return [{"num_fetch_sms": 8}, {"num_fetch_sms": 32}, square, {**square, "num_fetch_sms": 32}]
 
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides the copies, but for the first block."""
-        return self.model(request, meetings=3, share=0.9)
-
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the copies, and where A cannot be reached, make the flags, bind the kernel."""
-        size, dim, on_cpu = host.team.size, request.options["gather_dim"], request.target.type is DeviceType.CPU
+        size, dim = host.team.size, request.options["gather_dim"]
         dtype = getattr(torch, request.dtype)
-        rows, inner = (request.m // size, request.k) if dim == 0 else (request.m, request.k // size)
+        rows, inner = shape = (request.m // size, request.k) if dim == 0 else (request.m, request.k // size)
         tiles = tiling(request, rows, inner)
-        staged = None
-        if not request.reach_a:
-            memory = peer_memory(host, staging_nbytes((rows, inner), request.dtype), f"{self.op} ({self.name})")
-            staged = staging(memory, (rows, inner), request.dtype)
+        staged = None if request.reach_a else peer_matrix(request, host, self.name, shape, request.dtype)[1]
         blocks, width = -(-rows // tiles.block_m), padded(inner, dtype.itemsize)
         need = size * rows * width * dtype.itemsize
         buffer = host.scratch(need, "gathered")[:need]
-
-        # all programs have to be there at the same time
-        config = request.options["config"]
+        arguments = arguments_of(request, tiles, rows, request.out_stride)
+        config, on_cpu = request.options["config"], request.target.type is DeviceType.CPU
         most = config.get("num_sms", 2 if on_cpu else host.processors)
-        most = most if on_cpu else min(most, host.processors)
-        fetchers = config.get("num_fetch_sms", _FETCHERS_CPU if on_cpu else _FETCHERS_GPU)
+        most = most if on_cpu else min(most, host.processors)  # all of them are there at the same time
+        fetchers = config.get("num_fetch_sms", 1 if on_cpu else _FETCHERS)
         fetchers = max(1, min(fetchers, (size - 1) * blocks, host.team.max_programs, most - 1))
-        tiles_m, tiles_n = tiles.tiles(rows, request.n)
-        computing = max(1, min(most - fetchers, tiles_m * tiles_n * (size if dim == 0 else 1)))
-
+        tiles_of_all = arguments["tiles_m"] * arguments["tiles_n"] * (size if dim == 0 else 1)
+        computing = min(max(1, most - fetchers), tiles_of_all)
         state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
-        if not on_cpu:
+        if state.is_cuda:
             torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
         parts_aligned = dim == 0 or inner * request.b_stride[0] * dtype.itemsize % ROW_NBYTES == 0  # B's, of the shards
-        arguments = self.common(request, host, tiles, rows) | {
+        arguments |= {
             "rows": rows,
             "inner": inner,
             "a_down": request.a_stride[0] if staged is None else staged.stride(0),
-            "out_down": request.out_stride[0],
-            "out_right": request.out_stride[1],
             "DIM": dim,
             "B_ALIGNED": request.aligned[1] and parts_aligned,
-            "OUT_ALIGNED": request.aligned[2],
             "buffer": buffer.view(dtype),
             "state": state,
             "width": width,
             "FETCHERS": fetchers,
         }
-        kernel = self.bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
+        kernel = bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
         return Plan(kernel, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])

@@ -15,15 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import last_epoch, leave, meet, row_of
-from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
+from iris_triton.collectives.parts.barrier import barrier, leave
+from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
     add_product,
-    announce,
-    dense_tile,
+    begin_call,
     own_program,
     place,
     store_tile,
@@ -33,7 +32,7 @@ from iris_triton.gemm.parts.tiles import (
 )
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
 
 
@@ -56,34 +55,20 @@ def matmul_reduce(
 ):  # fmt: skip
     """Add up A @ B over the members.
 
-    Program L % programs computes, and adds up, the tile with number L on every member: so only programs of the same
-    number meet.  Meetings: peers may be written to; the slots are full; with "two_shot" also: the outputs are complete.
+    Program L % programs computes, and adds up, the tile with number L on every member: so barriers are those of the
+    programs of one number.  Peers may be written to; the slots are full; with "two_shot" also: outputs are complete.
 
-    Args:
-        out, a, b, bias: the tensors; with FORM "two_shot", peers write to `out`, whose rows are dense and aligned.
-        control: the team's control region (int64).
+    Args (beside those of `iris_triton.gemm.parts.tiles`):
+        out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.
         slots: symmetric memory for SIZE * per_owner tiles, of the output's type.
-        bases: int64[SIZE], the members' heaps.
-        me, rank: the caller's index in the team, and in the world.
-        m, n, k: of the product.
-        a_down ... bias_step: strides in elements.
-        tiles_m, tiles_n: tiles below each other and beside each other: of one owner's rows with FORM "rows", else of
-            the whole product.
+        tiles_m, tiles_n: of one owner's rows with FORM "rows", else of the whole product.
         per_owner: tiles of an owner.
-        timeout_ns, status: bound of waits, and where they report.
-        SIZE: number of members.
         FORM: "rows": the owner of a tile is the member that gets its rows, and keeps the sum; "tiles": the owners'
             tiles are runs of equal length, and they keep the sum at the tile's own place; "two_shot": the same, and the
             owner stores the sum into the outputs of all.
-        BIAS: what the bias lies along: "columns", "rows" or "none".
-        A_ALIGNED, B_ALIGNED, OUT_ALIGNED: they begin at multiples of 16 bytes.
-        BM ... CHUNK: see `iris_triton.gemm.parts.tiles`.
     """
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
-    if FORM == "two_shot":
-        announce(row, bases, me, out, out_down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    told = out if FORM == "two_shot" else None
+    row, epoch = begin_call(control, bases, me, told, out_down, timeout_ns, status, rank, SIZE)
     program = own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
     if FORM == "rows":
@@ -92,7 +77,7 @@ def matmul_reduce(
     else:
         total = tiles_m * tiles_n
         rows_each = m
-    lanes = dense_tile(BM, BN)
+    lanes = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
 
     mine = (total - program + programs - 1) // programs
     begin = (tl.maximum((me + 1) % SIZE * per_owner - program, 0) + programs - 1) // programs
@@ -113,7 +98,7 @@ def matmul_reduce(
         tl.store(_slot(slots, bases, me, owner, me, number % per_owner, per_owner, BM, BN) + lanes, values)
 
     epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     own = me * per_owner
     last = tl.minimum(own + per_owner, total)
     number = own + (program - own % programs + programs) % programs
@@ -134,16 +119,14 @@ def matmul_reduce(
         number += programs
     if FORM == "two_shot":
         epoch += 1
-        meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
 
 
 class Reduce(Fused):
     """`push` and `two_shot`."""
 
-    def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product hides what is sent, except in one step the sums."""
-        return self.model(request, meetings=3 if self.name == "two_shot" else 2, seen=1 / 4)
+    exposed = 1 / 4  # of the sums
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Divide the product into tiles, find memory for the slots, bind the kernel."""
@@ -155,18 +138,10 @@ class Reduce(Fused):
         tiles = tiling(request, rows, request.k)
         tiles_m, tiles_n = tiles.tiles(rows, request.n)
         per_owner = tiles_m * tiles_n if form == "rows" else -(-tiles_m * tiles_n // size)
-        slots_nbytes = size * per_owner * tiles.block_m * tiles.block_n * dtype.itemsize
-        stages = form == "two_shot" and not request.reach_out
-        memory, staged = staged_memory(request, host, self.name, slots_nbytes, stages=stages)
-        down, right = request.out_stride if staged is None else staged.stride()
-        arguments = self.product(request, host, tiles, rows) | {
-            "slots": memory[:slots_nbytes].view(dtype),
-            "out_down": down,
-            "out_right": right,
-            "per_owner": per_owner,
-            "FORM": form,
-            "OUT_ALIGNED": request.aligned[2],
-        }
-        programs = programs_for(request, host, per_owner * size, meeting=True)
-        kernel = self.bind(request, host, matmul_reduce, programs, arguments, tiles.options)
+        nbytes = size * per_owner * tiles.block_m * tiles.block_n * dtype.itemsize
+        memory, staged, stride = staged_memory(request, host, self.name, nbytes)
+        arguments = arguments_of(request, tiles, rows, stride)
+        arguments |= {"slots": memory[:nbytes].view(dtype), "per_owner": per_owner, "FORM": form}
+        programs = programs_for(request, host, per_owner * size)
+        kernel = bind(request, host, matmul_reduce, programs, arguments, tiles.options)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import meet_and_leave
-from iris_triton.gemm.parts.fused import Fused, Plan, programs_for, staged_memory
+from iris_triton.collectives.parts.barrier import last_barrier
+from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory
 from iris_triton.gemm.parts.shapes import tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
     add_product,
-    announce_and_meet,
     announced,
+    begin_call,
     own_program,
     place,
     store_tile,
@@ -28,7 +28,7 @@ from iris_triton.gemm.parts.tiles import (
 )
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
 
 
@@ -41,11 +41,11 @@ def push_product(
     PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
     CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Store A @ B into its place in the outputs of all members; see `iris_triton.gemm.matmul_reduce.matmul_reduce`.
+    """Store A @ B into its place in the outputs of all members, below each other or, with DIM 1, beside each other.
 
-    Two meetings: the outputs may be written to; they are complete.
+    Two barriers: the outputs may be written to; they are complete.
     """
-    row, epoch = announce_and_meet(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
+    row, epoch = begin_call(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     for number in range(own_program(0, XCDS, CHUNK), tiles_m * tiles_n, tl.num_programs(0)):
         down, right = place(number, tiles_m, tiles_n, GROUP)
         acc = add_product(
@@ -61,7 +61,7 @@ def push_product(
             else:
                 theirs += tl.cast(me, tl.int64) * n
             store_tile(theirs, values, down * BM, right * BN, m, n, stride, 1, BM, BN)
-    meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 class Push(Fused):
@@ -70,13 +70,8 @@ class Push(Fused):
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory where the output cannot be reached, bind the kernel."""
         tiles = tiling(request, request.m, request.k)
-        staged = memory = None
-        if not request.reach_out:
-            memory, staged = staged_memory(request, host, self.name, 0, stages=True)
-        arguments = self.product(request, host, tiles, request.m) | {
-            "out_down": request.out_stride[0] if staged is None else staged.stride(0),
-            "DIM": request.options["gather_dim"],
-        }
-        programs = programs_for(request, host, arguments["tiles_m"] * arguments["tiles_n"], meeting=True)
-        kernel = self.bind(request, host, push_product, programs, arguments, tiles.options)
+        memory, staged, stride = staged_memory(request, host, self.name, 0)
+        arguments = arguments_of(request, tiles, request.m, stride) | {"DIM": request.options["gather_dim"]}
+        programs = programs_for(request, host, arguments["tiles_m"] * arguments["tiles_n"])
+        kernel = bind(request, host, push_product, programs, arguments, tiles.options)
         return Plan(kernel, staged_out=staged, aux_buffer=memory)

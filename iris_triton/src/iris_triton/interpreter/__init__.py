@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from iris_triton.interpreter.config import CpuConfig, configuration, configure, configured
-from iris_triton.interpreter.entries import cpu_assembly, cpu_entry
+from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.interpreter.errors import DeadlockError, OutOfBoundsError
 from iris_triton.interpreter.state import ProgramInfo
 
@@ -25,22 +25,10 @@ if TYPE_CHECKING:
     from iris_triton.interpreter.memory.regions import allow_region, register_memory, unregister_memory
 
 __all__ = [
-    "CpuConfig",
-    "DeadlockError",
-    "OutOfBoundsError",
-    "ProgramInfo",
-    "allow_region",
-    "configuration",
-    "configure",
-    "configured",
-    "cpu_assembly",
-    "cpu_entry",
-    "disable",
-    "enable",
-    "is_enabled",
-    "register_memory",
+    "CpuConfig", "DeadlockError", "OutOfBoundsError", "ProgramInfo", "allow_region", "configuration", "configure",
+    "configured", "cpu_entry", "disable", "enable", "is_enabled", "register_memory",
     "unregister_memory",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

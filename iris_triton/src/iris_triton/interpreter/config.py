@@ -42,12 +42,9 @@ def configuration() -> CpuConfig:
 def configure(
     *, bounds_check: bool | None = None, timeout_s: float | None = None, hints: Hints | None = None
 ) -> CpuConfig:
-    """Change settings for all later launches of this process; None keeps a value.
+    """Change settings of `CpuConfig` for all later launches of this process; None keeps a value.
 
-    The arguments are those of `CpuConfig`.  Returns the settings now in force.
-
-    Raises:
-        SettingsError: `timeout_s` is not positive, or `hints` is neither "warn" nor "raise".
+    Returns the settings now in force; raises SettingsError for a bound that is not positive and for unknown `hints`.
     """
     global _current
     if timeout_s is not None and not timeout_s > 0:

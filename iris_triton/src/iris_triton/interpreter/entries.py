@@ -1,15 +1,17 @@
-"""CPU implementations of what Triton cannot express: vendor assembly and functions written around it.
+"""CPU implementations of what Triton cannot express: vendor assembly and functions written around it; languages.
 
 Imports neither torch nor triton, so any kernel module can register its entries.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from iris_core.errors import UnsupportedError
 from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -17,9 +19,12 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 PREPARED = "_iris_cpu"
 """Attribute in which the executor keeps what it made of a jitted function."""
 
+FACTORIES = {"triton": "iris_triton.interpreter.frontend.calls:triton_dialect"}
+"""What makes the `frontend.calls.Dialect` of a language, as "module:function"; the same one every time.  A language on
+top of Triton adds its own; it is imported when the first kernel in that language is launched."""
+
 # Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so its id stays taken.
 _functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
-_assembly: list[tuple[str, Callable[..., Any]]] = []
 
 
 def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
@@ -28,7 +33,8 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     The implementation gets a `ProgramInfo` and then the call's arguments: constexprs and None as they are, scalars as
     numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  What it
     returns becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
-    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.
+    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.  Or it is a jitted function,
+    which the executor runs with the call's arguments.
 
     Args:
         function: the jitted function.
@@ -52,67 +58,36 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
 
 def find_entry(function: Any) -> Callable[..., Any] | None:
     """Return the implementation registered for a jitted function, or None."""
-    found = _functions.get(id(function))
-    return found[1] if found else None
+    return _functions.get(id(function), (None, None))[1]
 
 
-def cpu_assembly(text: str) -> Callable[[Entry], Entry]:
-    """Register what the CPU executor does for inline assembly that contains `text`.
-
-    The implementation gets a `ProgramInfo` and the operands, like a `cpu_entry`, and returns one value per result of
-    the assembly (a tuple if there are several); values are cast to the result's type and broadcast to its shape.  What
-    was registered last is asked first.
-
-    Args:
-        text: part of the assembly string.
-
-    Returns:
-        A decorator, which returns the implementation unchanged.
-    """
-
-    def register(implementation: Entry) -> Entry:
-        _assembly.insert(0, (text, implementation))
-        return implementation
-
-    return register
+def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
+    """Return what computes inline assembly that is one of the built-in instructions, or None: a loop is more."""
+    return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
 
 
-def find_assembly(assembly: str) -> Callable[..., Any] | None:
-    """Return the implementation for inline assembly, or None.
-
-    Built-in entries apply only to assembly of nothing else: a loop around a fence is more than a fence.
-    """
-    entry = next((entry for text, entry in _assembly if text in assembly), None)
-    instructions = [part.strip() for part in re.split(r"[;\n{}]", assembly) if part.strip()]
-    if entry is None and all(map(_HARMLESS.match, instructions)):
-        entry = next((entry for text, entry in _BUILT_IN.items() if text in assembly), None)
-    return entry
-
-
-_HARMLESS = re.compile(
-    r"\.reg\b|mov\.|cvt\.|v_mov_b32\b|s_mov_b\d+\b|\$\d+$|//"  # registers; what stands behind AMD's comments
-    r"|s_memrealtime\b|s_memtime\b|s_sendmsg_rtn|s_getreg_b32\b"
-    r"|nanosleep\b|s_sleep\b|s_nop\b|fence\.|membar\.|s_waitcnt\b|buffer_(wbl2|inv|gl[01]_inv)\b"
-)
-"""Instructions that only move registers, or that one of the built-in entries stands for."""
-
-
-def read_clock(program: ProgramInfo, *operands: Any) -> int:
+def read_clock(program: ProgramInfo) -> int:
     """Nanoseconds; CPU entry.  What a program waits for may be the time, from now on."""
     current.program.scheduler.is_bounded = True
     return time.monotonic_ns()
 
 
-def _unit(program: ProgramInfo, *operands: Any) -> int:
-    return program.linear_id  # as if every program had a multiprocessor of its own
-
-
-def _nothing(program: ProgramInfo, *operands: Any) -> int:
-    return 0  # one program runs at a time, and each of its accesses is complete before the next one
-
-
-_BUILT_IN: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(["%globaltimer", "%clock", "s_memrealtime", "s_memtime", "MSG_RTN_GET_REALTIME"], read_clock),
-    **dict.fromkeys(["%smid", "HW_REG_HW_ID"], _unit),
-    **dict.fromkeys(["HW_REG_XCC_ID", "nanosleep", "s_sleep", "fence.", "membar.", "s_waitcnt vmcnt"], _nothing),
+_BUILT_IN: dict[str, Callable[[ProgramInfo], int]] = {
+    r"mov\.u\d+ \$0, %(globaltimer|clock\d*);": read_clock,
+    r"mov\.u32 \$0, %smid;": lambda program: program.linear_id,  # as if every program had a multiprocessor of its own
+    # One program runs at a time, and each of its accesses is complete before the next one.
+    r"fence\.[\w.]+; mov\.u32 \$0, 0;": lambda program: 0,
 }
+
+
+def dialect_of(function: Any) -> Any:
+    """Return what runs a jitted kernel; an UnsupportedError if nothing here runs kernels of its language."""
+    from iris_triton import _compat
+
+    language = _compat.language_of(function)
+    if language not in FACTORIES:
+        raise UnsupportedError(
+            f"kernel {function.__name__!r} is written in {language.capitalize()}, which nothing that is loaded runs on "
+            f"the CPU: install iris-{language} and import iris_{language}.interpreter"
+        )
+    return pkgutil.resolve_name(FACTORIES[language])()

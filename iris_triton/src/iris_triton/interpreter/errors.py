@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from iris_core.errors import DeviceError
 
 
-class OutOfBoundsError(DeviceError, IndexError):
+class _KernelError(DeviceError):
+    kernel: str
+    program: tuple[int, int, int]
+    address: int
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message)
+        vars(self).update(attributes)
+
+
+class OutOfBoundsError(_KernelError, IndexError):
     """A kernel touched memory outside every live block and every tensor argument; nothing was read or written.
 
     Attributes:
@@ -17,23 +29,12 @@ class OutOfBoundsError(DeviceError, IndexError):
         nbytes: bytes of one element.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        kernel: str,
-        program: tuple[int, int, int],
-        lane: int,
-        access: str,
-        address: int,
-        nbytes: int,
-    ) -> None:
-        super().__init__(message)
-        self.kernel, self.program, self.lane = kernel, program, lane
-        self.access, self.address, self.nbytes = access, address, nbytes
+    lane: int
+    access: str
+    nbytes: int
 
 
-class DeadlockError(DeviceError, TimeoutError):
+class DeadlockError(_KernelError, TimeoutError):
     """All programs of a launch wait for memory that no rank changes, or that has not changed within the bound.
 
     Attributes:
@@ -44,16 +45,5 @@ class DeadlockError(DeviceError, TimeoutError):
         last_value: raw bits of the last value seen, as an unsigned integer.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        kernel: str,
-        rank: int | None,
-        program: tuple[int, int, int],
-        address: int,
-        last_value: int,
-    ) -> None:
-        super().__init__(message)
-        self.kernel, self.rank, self.program = kernel, rank, program
-        self.address, self.last_value = address, last_value
+    rank: int | None
+    last_value: int

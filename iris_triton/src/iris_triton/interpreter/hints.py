@@ -10,8 +10,7 @@ import triton.language as tl
 
 from iris_triton.interpreter.frontend.operators import unwrap
 from iris_triton.interpreter.frontend.values import element_nbytes
-from iris_triton.interpreter.source import DEVICE_FUNCTIONS, Line, here
-from iris_triton.interpreter.state import current
+from iris_triton.interpreter.state import DEVICE_FUNCTIONS, Line, current, here
 
 _refuted: set[Line] = set()
 
@@ -37,41 +36,29 @@ def check_hint(name: str, value: Any, values: Any) -> Any:
         raise ValueError(f"tl.{name} needs one number per dimension of shape {list(value.shape)}, got {numbers}")
     # Of integers more is promised than is meant: tl.max_contiguous(row % rows, BLOCK), `rows` being no multiple of it.
     # A single pointer may be promised something before it is known to be used.
-    if name in _PROMISES and isinstance(value, tl.tensor) and value.type.is_block() and value.dtype.is_ptr():
+    if name != "max_constancy" and isinstance(value, tl.tensor) and value.type.is_block() and value.dtype.is_ptr():
         for axis, number in enumerate(numbers):
             if number > 1:
-                _PROMISES[name](value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
+                _check(name, value.handle.data, axis, number, element_nbytes(value.dtype.element_ty))
     return value
 
 
-def _neighbours(addresses: Any, axis: int, step: int) -> Any:
-    """Addresses with an axis moved to the end, and which of them follow their predecessor along it."""
+def _check(name: str, addresses: Any, axis: int, number: int, step: int) -> None:
+    """As the compiler takes a promise: it is about the first element of every run of neighbours along an axis."""
     moved = np.moveaxis(addresses, axis, -1)
-    follows = np.zeros(moved.shape, np.bool_)
-    follows[..., 1:] = moved[..., 1:] == moved[..., :-1] + np.uint64(step)
-    return moved, follows
-
-
-def _check_multiple(addresses: Any, axis: int, number: int, step: int) -> None:
-    """As the compiler takes it: the first element of every run of neighbours is a multiple."""
-    moved, follows = _neighbours(addresses, axis, step)
-    wrong = moved[~follows & (moved % np.uint64(number) != 0)]
-    if wrong.size:
-        refute(
-            f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: {int(wrong[0]):#x} "
-            f"is {int(wrong[0]) % number} bytes behind one"
-        )
-
-
-def _check_contiguous(addresses: Any, axis: int, number: int, step: int) -> None:
-    moved, follows = _neighbours(addresses, axis, step)
-    wrong = np.flatnonzero(~follows & (np.arange(moved.shape[-1]) % number != 0))
-    if wrong.size:
-        before, first = moved.reshape(-1)[wrong[0] - 1 : wrong[0] + 1].tolist()
-        refute(
-            f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
-            f"{first:#x} is not {step} bytes behind {before:#x}"
-        )
-
-
-_PROMISES = {"multiple_of": _check_multiple, "max_contiguous": _check_contiguous}
+    first = np.ones(moved.shape, np.bool_)
+    first[..., 1:] = moved[..., 1:] != moved[..., :-1] + np.uint64(step)
+    if name == "multiple_of":
+        if wrong := moved[first & (moved % np.uint64(number) != 0)].tolist():
+            refute(
+                f"tl.multiple_of, or a hint, promises addresses that are multiples of {number} bytes: "
+                f"{wrong[0]:#x} is {wrong[0] % number} bytes behind one"
+            )
+    else:
+        wrong = np.flatnonzero(first & (np.arange(moved.shape[-1]) % number != 0))
+        if wrong.size:
+            before, after = moved.reshape(-1)[wrong[0] - 1 : wrong[0] + 1].tolist()
+            refute(
+                f"tl.max_contiguous, or a hint, promises groups of {number} neighbouring elements along axis {axis}: "
+                f"{after:#x} is not {step} bytes behind {before:#x}"
+            )

@@ -7,11 +7,11 @@ tensors are on the CPU; every other launch, and every warmup, goes on to Triton.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import threading
 import warnings
 from dataclasses import dataclass
+from operator import index
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.config import configuration
-from iris_triton.interpreter.dialects import dialect_of
+from iris_triton.interpreter.entries import dialect_of
 from iris_triton.interpreter.frontend.calls import jitted, triton_dialect
 from iris_triton.interpreter.frontend.values import numpy_dtype, signless, wrap
 from iris_triton.interpreter.memory import regions
@@ -30,6 +30,7 @@ from iris_triton.interpreter.scheduler import Program, Scheduler
 from iris_triton.interpreter.state import Launch, current
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable
 
 _switch = threading.Lock()
@@ -81,10 +82,8 @@ def is_enabled() -> bool:
 def _run_jitted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if not warmup and _belongs_here(args, kwargs):
         return launch(self, grid, args, kwargs)
-    original = _originals.get(_compat.JITFunction)
-    if original is None:  # disabled by another thread in between
-        return self.run(*args, grid=grid, warmup=warmup, **kwargs)
-    return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+    run = _originals.get(_compat.JITFunction, _compat.JITFunction.run)  # another thread may have disabled it by now
+    return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
 
 def _run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -110,13 +109,8 @@ def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _belongs_here(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a launch has CPU tensors, or no tensors in a process without a GPU."""
-    other = False
-    for value in itertools.chain(args, kwargs.values()):
-        kind = _device_type(value)
-        if kind == "cpu":
-            return True
-        other = other or kind != ""
-    return not other and not _has_gpu()
+    kinds = {_device_type(value) for value in itertools.chain(args, kwargs.values())} - {""}
+    return "cpu" in kinds or not (kinds or _has_gpu())
 
 
 def _device_type(value: Any) -> str:
@@ -124,17 +118,14 @@ def _device_type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return value.device.type
     if isinstance(value, tuple):
-        return next((kind for item in value if (kind := _device_type(item))), "")
+        return next(filter(None, map(_device_type, value)), "")
     base = getattr(value, "base", None)  # reinterpreted tensors and tensor descriptors
-    return _device_type(base) if base is not None else ""
+    return "" if base is None else _device_type(base)
 
 
-@functools.cache
-def _has_gpu() -> bool:
-    return torch.cuda.is_available()
+_has_gpu = functools.cache(torch.cuda.is_available)
 
 
-# -- launching --------------------------------------------------------------------------------------------------------
 class _Kernel:
     """What is known of a kernel before its launch; kept on the jitted function."""
 
@@ -142,42 +133,19 @@ class _Kernel:
         self.name: str = function.__name__
         self.dialect = dialect_of(function)
         self.parameters = {parameter.name: parameter for parameter in function.params}
-        self.constexprs = {p.name for p in function.params if p.is_constexpr}
-        self.defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(function.fn).parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        self.types = {p.name: _compat.scalar_type(p.annotation_type) for p in function.params if not p.is_constexpr}
-        self.const = {p.name for p in function.params if p.is_const}
-        self.fixed = {p.name for p in function.params if p.do_not_specialize or p.annotation_type}
-        """Names of those that stay variables, also if they are 1."""
+        self.signature: inspect.Signature = function.signature
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Assign arguments to parameters; returns them and the compiler options among `kwargs`."""
-        if len(args) > len(self.parameters):
-            raise TypeError(f"kernel {self.name!r} takes {len(self.parameters)} arguments but {len(args)} were given")
-        bound = dict(zip(self.parameters, args, strict=False))
-        options = {}
-        for name, value in kwargs.items():
-            if name in bound:
-                raise TypeError(f"kernel {self.name!r} got two values for argument {name!r}")
-            if name in self.parameters:
-                bound[name] = value
-            elif name not in _option_names():
-                raise TypeError(
-                    f"kernel {self.name!r} has no argument {name!r}, and no compiler has such an option; its arguments "
-                    f"are {', '.join(self.parameters)}"
-                )
-            if name in _option_names():  # a kernel that wants to know num_warps has it as a parameter, too
-                options[name] = value
-        if len(bound) < len(self.parameters):
-            missing = [name for name in self.parameters if name not in bound and name not in self.defaults]
-            if missing:
-                plural = "s" * (len(missing) > 1)
-                raise TypeError(f"kernel {self.name!r} lacks the argument{plural} {', '.join(missing)}")
-            bound = {name: bound[name] if name in bound else self.defaults[name] for name in self.parameters}
-        return bound, options
+        # A kernel that wants to know num_warps has it as a parameter, too.
+        options = {key: value for key, value in kwargs.items() if key in _option_names()}
+        named = {key: value for key, value in kwargs.items() if key in self.parameters or key not in options}
+        try:
+            bound = self.signature.bind(*args, **named)
+        except TypeError as error:
+            raise TypeError(f"kernel {self.name!r} {self.signature}: {error}") from None
+        bound.apply_defaults()
+        return bound.arguments, options
 
 
 _option_names = functools.cache(_compat.launch_option_names)
@@ -195,27 +163,19 @@ class Launched:
 def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launched:
     """Run a jitted kernel on the CPU; returns when all its programs have ended.
 
-    Args:
-        function: the jitted kernel.
-        grid: up to three numbers of programs, or a function that computes them from the arguments.
-        args: positional arguments of the launch.
-        kwargs: keyword arguments and compiler options.
-
-    Raises:
-        TypeError: the arguments do not fit the kernel.
-        ValueError: the grid or the tensors' devices do not fit.
-        Exception: raised by a program, with a note that names kernel and program.
+    `grid` is up to three numbers of programs, or a function that computes them from the arguments; `kwargs` may have
+    compiler options, too.  Raises what a program raises, with a note that names kernel and program.
     """
     kernel: _Kernel | None = function.__dict__.get("_iris_kernel")
     if kernel is None:
         kernel = function._iris_kernel = _Kernel(function)
-    name, dialect = kernel.name, kernel.dialect
+    name, dialect, parameters = kernel.name, kernel.dialect, kernel.parameters
     bound, options = kernel.bind(args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*args, **kwargs)
     size = _grid_size(name, grid, bound)
     arguments = _Arguments(kernel)
-    values = {parameter: arguments.convert(parameter, value) for parameter, value in bound.items()}
+    values = {key: arguments.convert(parameters[key], value) for key, value in bound.items()}
     if 0 in size:
         return Launched(name)
     body = dialect.prepare(function)
@@ -223,15 +183,15 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     checker = regions.BoundsChecker(regions.current_regions(), arguments.storages)
     state = Launch(name, size, checker, settings.bounds_check, settings.hints == "raise", options)
 
-    def run(program: Program) -> None:
+    def run(program: Program, part: Callable[[], None] = functools.partial(dialect.run_program, body, values)) -> None:
         outer = current.__dict__.copy()
         current.launch, current.program = state, program
         try:
             with np.errstate(all="ignore"):
-                dialect.run_program(body, values)
+                part()
         except Exception as error:
             error.add_note(f"in kernel {name!r}, program {program.pid} of grid {size}{_place(function, error)}")
-            ones = [each for each, value in values.items() if each not in kernel.constexprs and _is_one(value)]
+            ones = [each for each, value in values.items() if not parameters[each].is_constexpr and _is_one(value)]
             if ones and isinstance(error, AttributeError) and error.obj.__class__ is int:
                 error.add_note(
                     f"the arguments {', '.join(map(repr, ones))} are 1, which makes them constants, as in compiled "
@@ -242,7 +202,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
             current.__dict__.clear()
             current.__dict__.update(outer)
 
-    Scheduler(name, size, checker, run, settings.timeout_s).run()
+    Scheduler(state, run, settings.timeout_s).run()
     return Launched(name)
 
 
@@ -257,17 +217,15 @@ def _place(function: Any, error: Exception) -> str:
 def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int, int]:
     if callable(grid):
         grid = grid(bound)
-    if not isinstance(grid, (tuple, list)):
-        grid = (grid,)
+    grid = grid if isinstance(grid, (tuple, list)) else (grid,)
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"the grid of kernel {kernel!r} must have 1 to 3 dimensions, got {len(grid)}")
     try:
-        sizes = [(n.value if isinstance(n, tl.constexpr) else n).__index__() for n in grid]
-    except AttributeError:
+        x, y, z = (*map(index, (n.value if isinstance(n, tl.constexpr) else n for n in grid)), 1, 1)[:3]
+    except TypeError:
         raise TypeError(f"the grid of kernel {kernel!r} must consist of integers, got {tuple(grid)}") from None
-    if any(n < 0 for n in sizes):
-        raise ValueError(f"the grid of kernel {kernel!r} has a negative dimension: {tuple(sizes)}")
-    x, y, z = (*sizes, 1, 1)[:3]
+    if min(x, y, z) < 0:
+        raise ValueError(f"the grid of kernel {kernel!r} has a negative dimension: {tuple(grid)}")
     return x, y, z
 
 
@@ -289,70 +247,60 @@ class _Arguments:
     """Converts the arguments of a launch to what the kernel sees, and notes the storages that it may access."""
 
     def __init__(self, kernel: _Kernel) -> None:
-        self._kernel, self._dialect = kernel, kernel.dialect
+        self._kernel, self._dialect = kernel.name, kernel.dialect
         self.storages: list[tuple[int, int, str]] = []
 
-    def convert(self, name: str, value: Any) -> Any:
+    def convert(self, parameter: Any, value: Any) -> Any:
         """Make what a parameter is in the kernel."""
-        if isinstance(value, tl.constexpr):
-            return value.value
-        if name in self._kernel.constexprs:
-            return self._dialect.constant(value)
-        return value if name not in self._kernel.fixed and _is_one(value) else self._convert(name, value)
+        is_fixed = parameter.do_not_specialize or parameter.annotation_type  # stays a variable, also if it is 1
+        if parameter.is_constexpr or (not is_fixed and _is_one(value)):
+            return value.value if isinstance(value, tl.constexpr) else value
+        return self._convert(parameter, value)
 
-    def _convert(self, name: str, value: Any) -> Any:
+    def _convert(self, parameter: Any, value: Any) -> Any:
+        name = parameter.name
         if isinstance(value, torch.Tensor):
-            return self._pointer(name, value, value, _torch_pointer_type(value.dtype))
+            return self._pointer(parameter, value, value)
         if value is None or isinstance(value, (tl.constexpr, tl.dtype, _compat.JITCallable)):
             return value.value if isinstance(value, tl.constexpr) else value
         if isinstance(value, (bool, int, float)):
-            return self._number(name, value)
+            return self._number(parameter, value)
         if isinstance(value, tuple):
-            items = [item if _is_one(item) else self._convert(name, item) for item in value]  # fixed or not
+            items = [item if _is_one(item) else self._convert(parameter, item) for item in value]  # fixed or not
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        made = self._dialect.argument(value, functools.partial(self._convert, name))
+        made = self._dialect.argument(value, functools.partial(self._convert, parameter))
         if made is not NotImplemented:
             return made
         if hasattr(value, "data_ptr"):
-            return self._pointer(name, value, getattr(value, "base", value), _compat.pointer_type_of(value))
+            return self._pointer(parameter, value, getattr(value, "base", value))
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return self._number(name, value.item())
+            return self._number(parameter, value.item())
         raise TypeError(
-            f"argument {name!r} of kernel {self._kernel.name!r} is a {type(value).__name__}: pass a tensor, a number, "
+            f"argument {name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, "
             "None or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
         )
 
-    def _pointer(self, name: str, value: Any, tensor: Any, type_: Any) -> Any:
+    def _pointer(self, parameter: Any, value: Any, tensor: Any) -> Any:
         if isinstance(tensor, torch.Tensor):
             if tensor.device.type != "cpu":
                 raise ValueError(
-                    f"argument {name!r} of kernel {self._kernel.name!r} is on {tensor.device}, but other arguments "
-                    "are on the CPU: a launch needs all its tensors on one device"
+                    f"argument {parameter.name!r} of kernel {self._kernel!r} is on {tensor.device}, but other "
+                    "arguments are on the CPU: a launch needs all its tensors on one device"
                 )
             storage = tensor.untyped_storage()
-            self.storages.append((storage.data_ptr(), storage.nbytes(), name))
-        if name in self._kernel.const:
-            type_ = tl.pointer_type(type_.element_ty, const=True)
-        return wrap(np.array([value.data_ptr()], np.uint64), type_)
+            self.storages.append((storage.data_ptr(), storage.nbytes(), parameter.name))
+        return wrap(np.array([value.data_ptr()], np.uint64), _compat.pointer_type(value.dtype, parameter.is_const))
 
-    def _number(self, name: str, value: bool | int | float) -> Any:
-        type_ = self._kernel.types[name]
+    def _number(self, parameter: Any, value: bool | int | float) -> Any:
+        name, type_ = parameter.name, _compat.scalar_type(parameter.annotation_type)
         if type_ is None:
             fitting = (type_ for type_, kind, low, high in _NUMBERS if isinstance(value, kind) and low <= value < high)
             type_ = tl.float32 if isinstance(value, float) else next(fitting, None)
             if type_ is None:
-                raise ValueError(f"argument {name!r} of kernel {self._kernel.name!r} does not fit 64 bits: {value}")
+                raise ValueError(f"argument {name!r} of kernel {self._kernel!r} does not fit 64 bits: {value}")
         if type_.is_floating():
             return self._dialect.semantic.cast(wrap(np.array([value], np.float64), tl.float64), type_)
         if isinstance(value, float):
-            raise TypeError(f"argument {name!r} of kernel {self._kernel.name!r} must be an integer, got {value}")
-        kept = numpy_dtype(type_)
-        if kept == np.bool_:
-            return wrap(np.array([bool(value)]), type_)
+            raise TypeError(f"argument {name!r} of kernel {self._kernel!r} must be an integer, got {value}")
         wide = np.array([value], np.uint64 if value >= 2**63 else np.int64)
-        return wrap(signless(wide).astype(kept), type_)
-
-
-@functools.cache
-def _torch_pointer_type(dtype: torch.dtype) -> Any:
-    return _compat.pointer_type_of(torch.empty(0, dtype=dtype))
+        return wrap(signless(wide).astype(numpy_dtype(type_)), type_)

@@ -10,16 +10,26 @@ The helpers reach the function as closure cells; the user's module is not touche
 from __future__ import annotations
 
 import ast
-import inspect
+import copy
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_triton import _compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
+_Node = TypeVar("_Node", bound=ast.AST)
 _PREFIX = "_iris_"
+
+
+def _at(place: ast.AST, node: _Node) -> _Node:
+    """Give a new node the place of another one."""
+    return ast.copy_location(node, place)
+
+
+def _name(name: str, place: ast.AST) -> ast.Name:
+    return _at(place, ast.Name(_PREFIX + name, ast.Load()))
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -27,14 +37,12 @@ class _Rewriter(ast.NodeTransformer):
         self._helpers, self._module = helpers, module
 
     def _helper(self, name: str, node: ast.AST, *arguments: ast.expr) -> ast.expr:
-        call = ast.Call(ast.Name(_PREFIX + name, ast.Load()), list(arguments), [])
-        return ast.copy_location(call, node)
+        return _at(node, ast.Call(_name(name, node), list(arguments), []))
 
     def _operator(self, op: ast.AST, node: ast.expr, *operands: ast.expr) -> ast.expr:
         name = type(op).__name__
-        return self._helper(name, node, *operands) if name in self._helpers else ast.copy_location(node, operands[0])
+        return self._helper(name, node, *operands) if name in self._helpers else node
 
-    # -- expressions --------------------------------------------------------------------------------------------------
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
         return self._operator(node.op, node, node.left, node.right)
@@ -47,11 +55,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        parts, left = [], node.left
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            part = ast.copy_location(ast.Compare(left, [op], [right]), node)
+        parts = []
+        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+            part = _at(node, ast.Compare(left, [op], [right]))
             parts.append(self._operator(op, part, left, right))
-            left = right
         return parts[0] if len(parts) == 1 else self._boolop(node, True, parts)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
@@ -60,8 +67,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def _boolop(self, node: ast.AST, is_and: bool, operands: list[ast.expr]) -> ast.expr:
         nothing = ast.arguments([], [], None, [], [], None, [])
-        delayed = [ast.copy_location(ast.Lambda(nothing, operand), operand) for operand in operands]
-        return self._helper("boolop", node, ast.Constant(is_and), *delayed)
+        delayed = [_at(operand, ast.Lambda(nothing, operand)) for operand in operands]
+        return self._helper("boolop", node, _at(node, ast.Constant(is_and)), *delayed)
 
     def _condition(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -71,11 +78,9 @@ class _Rewriter(ast.NodeTransformer):
     visit_IfExp = visit_If = visit_While = _condition
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        named = self._module_at(node.value)
+        is_plain = not isinstance(node.ctx, ast.Load) or self._module_at(node.value) is not None
         self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load) or named is not None:
-            return node
-        return self._helper("attribute", node, node.value, ast.Constant(node.attr))
+        return node if is_plain else self._helper("attribute", node, node.value, _at(node, ast.Constant(node.attr)))
 
     def _module_at(self, node: ast.expr) -> ModuleType | None:
         """The module that an expression like `tl.math` names, if it does; such attributes need no helper."""
@@ -88,33 +93,31 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load):
-            return node
-        return self._helper("item", node, node.value, _as_index(node.slice))
+        is_read = isinstance(node.ctx, ast.Load)
+        return self._helper("item", node, node.value, _as_index(node.slice)) if is_read else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        call = ast.Call(ast.Name(_PREFIX + "call", ast.Load()), [node.func, *node.args], node.keywords)
-        return ast.copy_location(call, node)
+        return _at(node, ast.Call(_name("call", node), [node.func, *node.args], node.keywords))
 
-    # -- statements ---------------------------------------------------------------------------------------------------
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         self.generic_visit(node)
         node.value = self._helper("assign", node.value, node.value)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
-        read = ast.parse(ast.unparse(node.target), mode="eval").body
-        for child in ast.walk(read):
-            ast.copy_location(child, node.target)
-        value = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
-        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
+        read = copy.deepcopy(node.target)
+        read.ctx = ast.Load()
+        value = _at(node, ast.BinOp(read, node.op, node.value))
+        return self.visit_Assign(_at(node, ast.Assign([node.target], value)))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt | None:
         if node.value is None:
-            return ast.copy_location(ast.Pass(), node)
-        plain = ast.copy_location(ast.Assign([node.target], node.value), node)
-        if not ast.unparse(node.annotation).strip("'\"").endswith("constexpr"):
+            return _at(node, ast.Pass())
+        plain = _at(node, ast.Assign([node.target], node.value))
+        annotation = node.annotation
+        last = getattr(annotation, "attr", getattr(annotation, "id", getattr(annotation, "value", "")))
+        if not str(last).endswith("constexpr"):
             return self.visit_Assign(plain)
         self.generic_visit(plain)
         plain.value = self._helper("unwrap", node.value, plain.value)
@@ -122,8 +125,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         self.generic_visit(node)
-        arguments = [node.test, *([node.msg] if node.msg is not None else [])]
-        return ast.copy_location(ast.Expr(self._helper("check", node, *arguments)), node)
+        return _at(node, ast.Expr(self._helper("check", node, node.test, *filter(None, [node.msg]))))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         # Only the body is run: decorators, annotations and defaults are those of the original function.
@@ -135,10 +137,10 @@ class _Rewriter(ast.NodeTransformer):
 def _as_index(node: ast.expr) -> ast.expr:
     """A subscript as an expression: slices become calls of `slice`."""
     if isinstance(node, ast.Slice):
-        parts = [part or ast.copy_location(ast.Constant(None), node) for part in (node.lower, node.upper, node.step)]
-        return ast.copy_location(ast.Call(ast.Name(_PREFIX + "slice", ast.Load()), parts, []), node)
+        parts = [part or _at(node, ast.Constant(None)) for part in (node.lower, node.upper, node.step)]
+        return _at(node, ast.Call(_name("slice", node), parts, []))
     if isinstance(node, ast.Tuple):
-        return ast.copy_location(ast.Tuple([_as_index(part) for part in node.elts], ast.Load()), node)
+        return _at(node, ast.Tuple([_as_index(part) for part in node.elts], ast.Load()))
     return node
 
 
@@ -155,8 +157,8 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
         found = None if name in local or name in closure else original.__globals__.get(name)
         return found if isinstance(found, ModuleType) else None
 
-    tree = ast.parse(function.src)
-    definition = tree.body[0]
+    above = "\n" * (_compat.definition_line(function) - 1)  # so that the lines have their numbers in the file
+    definition = ast.parse(above + function.src).body[0]
     assert isinstance(definition, ast.FunctionDef)
     _Rewriter(helpers, module).visit(definition)
     name, definition.name = definition.name, _PREFIX + "body"  # else a recursive call would find the enclosing scope
@@ -164,24 +166,16 @@ def rewrite(function: Any, helpers: Mapping[str, Callable[..., Any]]) -> Functio
     scope = ast.parse(f"def {_PREFIX}scope({', '.join(names)}): pass").body[0]
     assert isinstance(scope, ast.FunctionDef)
     scope.body = [definition]
-    whole = ast.fix_missing_locations(ast.Module([scope], []))
-    ast.increment_lineno(whole, _compat.definition_line(function) - 1)
-    code = compile(whole, inspect.getsourcefile(original) or original.__code__.co_filename, "exec")
-    inner = _code_of(_code_of(code, scope.name), definition.name)
+    inner = compile(ast.Module([scope], []), original.__code__.co_filename, "exec")
+    for outer in (scope.name, definition.name):
+        inner = next(c for c in inner.co_consts if isinstance(c, CodeType) and c.co_name == outer)
     inner = inner.replace(co_name=name, co_qualname=original.__qualname__)
     cells = {_PREFIX + name: CellType(helper) for name, helper in helpers.items()} | closure
     made = FunctionType(
         inner, original.__globals__, original.__name__, closure=tuple(cells[name] for name in inner.co_freevars)
     )
-    made.__defaults__ = tuple(map(_value, original.__defaults__ or ()))
-    made.__kwdefaults__ = {name: _value(default) for name, default in (original.__kwdefaults__ or {}).items()}
+    unwrap = _compat.core._unwrap_if_constexpr
+    made.__defaults__ = tuple(map(unwrap, original.__defaults__ or ()))
+    made.__kwdefaults__ = {name: unwrap(default) for name, default in (original.__kwdefaults__ or {}).items()}
     made.__qualname__, made.__module__ = original.__qualname__, original.__module__
     return made
-
-
-def _code_of(outer: CodeType, name: str) -> CodeType:
-    return next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == name)
-
-
-def _value(default: Any) -> Any:
-    return default.value if isinstance(default, _compat.core.constexpr) else default

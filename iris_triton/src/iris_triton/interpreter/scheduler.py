@@ -8,7 +8,8 @@ elsewhere is not waiting and does not count.  Where all ranks can only wait for 
 (`iris_core.device.status`).
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
-another thread is taken from the pool only when a program waits while others have not started.
+another thread is taken from the pool only when a program waits while others have not started.  A language may add
+programs to a launch that run beside the one that adds them (`start`), and that wait for a condition (`ready`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory import regions
@@ -35,6 +34,7 @@ _FORGET = 1024  # places a program remembers; a loop that polls more of them is 
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
 _COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
+_LONGEST_SLEEP_S = 500e-6  # between two polls
 _CHECK_S = 0.2  # how often the scheduler looks for a standstill of all ranks
 _PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
 _IDLE_KEPT = 16  # threads that stay for later launches
@@ -44,15 +44,10 @@ class Cancelled(BaseException):
     """Unwinds a waiting program after another one has failed.  Not an Exception: kernels cannot catch it."""
 
 
-def place_of(addresses: Any) -> Any:
-    """What stands for the words of an access: the address of one, the bytes of several addresses."""
-    return int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
-
-
 class Program:
     """One program in progress."""
 
-    __slots__ = ("baton", "idle_loads", "loads", "pid", "scheduler", "seen")
+    __slots__ = ("baton", "idle_loads", "loads", "pid", "ready", "scheduler", "seen")
 
     def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
         self.pid, self.scheduler = pid, scheduler
@@ -60,26 +55,27 @@ class Program:
         self.loads: dict[Any, bytes] = {}
         self.idle_loads = 0
         self.baton: threading.Semaphore | None = None
+        self.ready: Callable[[], bool] | None = None  # whether it can go on; None: it can
 
-    def observe(self, place: Any, value: bytes) -> None:
+    def observe(self, addresses: Any, data: Any) -> None:
         """Note an atomic or volatile access; hands the baton on if the program is waiting."""
-        scheduler = self.scheduler
-        if scheduler.error is not None:
+        if self.scheduler.error is not None:
             raise Cancelled
+        place, value = _words(addresses), data.tobytes()
         if self.seen.get(place) == value:
-            self.wait(place, value)
+            self.wait(addresses, data)
         else:
             if len(self.seen) >= _FORGET:
                 self.seen.clear()
             self.seen[place] = value
-            scheduler.idle_polls = self.idle_loads = 0
+            self.progress()
 
     def loaded(self, addresses: Any, data: Any) -> None:
-        """Note a plain load: who reads the same few words thousands of times, and does nothing else, waits as well."""
+        """Note a plain load: a loop that reads the same few words thousands of times, and does nothing else, waits."""
         if addresses.size > _POLLED_WORDS:
             self.idle_loads = 0
             return
-        place, value = place_of(addresses), data.tobytes()
+        place, value = _words(addresses), data.tobytes()
         if self.loads.get(place) != value:
             if len(self.loads) >= _POLLED_WORDS:
                 self.loads.clear()
@@ -89,37 +85,38 @@ class Program:
         self.idle_loads += 1
         if self.idle_loads > _IDLE_LOADS:
             self.scheduler.is_bounded = True  # it may be counting
-            self.observe(place, value)
+            self.observe(addresses, data)
 
-    def wait(self, place: Any, value: bytes) -> None:
-        """Let others run, because nothing new was seen."""
-        self.scheduler.wait(self, place, value)
+    def progress(self) -> None:
+        """Note a store, or something new: the program is working, not only waiting."""
+        self.scheduler.idle_polls = self.idle_loads = 0
+
+    def wait(self, addresses: Any, data: Any) -> None:
+        """Let others run, because nothing new was seen there."""
+        self.scheduler.wait(self, addresses, data)
+
+
+def _words(addresses: Any) -> Any:
+    """What stands for the words of an access: the address of one, the bytes of several addresses."""
+    return int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
 
 
 class Scheduler:
     """One launch: its programs, which of them has the baton, and how long nothing has happened."""
 
-    def __init__(
-        self,
-        kernel: str,
-        grid: tuple[int, int, int],
-        checker: regions.BoundsChecker,
-        run: Callable[[Program], None],
-        timeout_s: float,
-    ) -> None:
-        """Prepare a launch; `run` runs one program, `timeout_s` bounds the time in which all programs wait."""
-        self._kernel, self._checker, self._run, self._timeout_s = kernel, checker, run, timeout_s
-        self._pids = ((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
-        self._unstarted = grid[0] * grid[1] * grid[2]
+    def __init__(self, launch: Any, run: Callable[..., None], timeout_s: float) -> None:
+        """Prepare a `state.Launch`; `run` runs a program, or with a function as second argument that part of one."""
+        self._kernel, self._checker, self._run, self._timeout_s = launch.kernel, launch.checker, run, timeout_s
+        x, y, z = launch.grid
+        self._pids = ((i % x, i // x % y, i // (x * y)) for i in range(x * y * z))
+        self._unstarted = x * y * z
         self._waiting: deque[Program] = deque()
         self._in_progress = 0
         self._threads = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._all_left = threading.Event()
-        self._idle_s = 0.0
-        self._last_poll = 0.0
-        self._next_check_s = 0.0
-        self._checked = 0  # `idle_polls` at the last check
+        self._idle_s = self._last_poll = self._next_check_s = 0.0
+        self._checked = 0  # `idle_polls` at the last check; 0 if another thread could act then
         self._launcher = threading.current_thread()
         self.is_bounded = False
         """Whether a program may wait for something else than memory: for a time, or for a number of polls."""
@@ -131,7 +128,7 @@ class Scheduler:
         self._threads = 1
         _running.add(self)
         try:
-            self._work()
+            self._work(self._run_rest)
             self._all_left.wait()
         except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt while another thread has the baton
             self._fail(error)
@@ -141,61 +138,92 @@ class Scheduler:
         if self.error is not None:
             raise self.error
 
-    def _work(self) -> None:
-        """Run programs until none is left to start, then pass the baton on for good.  Any thread of the launch."""
+    def start(self, program: Program, body: Callable[[], None]) -> None:
+        """Add a program that runs `body` on a thread of its own, once others hand the baton to it."""
+        baton = program.baton = threading.Semaphore(0)
+
+        def task() -> None:
+            baton.acquire()
+            self._run_one(program, body)
+
+        with self._lock:
+            self._threads += 1
+            self._waiting.append(program)
+        _threads.run(lambda: self._work(task))
+
+    def _work(self, task: Callable[[], None]) -> None:
+        """Run programs on a thread of the launch, then pass the baton on for good."""
         try:
-            while self._unstarted and self.error is None:
-                self._unstarted -= 1
-                self._in_progress += 1
-                self._run(Program(next(self._pids), self))
-                self._in_progress -= 1
-                self.idle_polls = 0
+            task()
         except Cancelled:
             pass  # the launch has failed already; self.error says how
         except BaseException as error:  # noqa: BLE001 - whatever it is, the launching thread raises it
             self._fail(error)
-        self._leave()
+        with self._lock:
+            self._threads -= 1
+            last = self._threads == 0
+            heir = self._take()
+        if heir is not None and heir.baton is not None:
+            heir.baton.release()
+        if last:
+            self._all_left.set()
+
+    def _run_rest(self) -> None:
+        while self._unstarted and self.error is None:
+            self._unstarted -= 1
+            self._run_one(Program(next(self._pids), self))
+
+    def _run_one(self, *program: Any) -> None:
+        if self.error is None:
+            self._in_progress += 1
+            self._run(*program)
+            self._in_progress -= 1
+            self.idle_polls = 0
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             if self.error is None:
                 self.error = error
 
-    def _leave(self) -> None:
+    def _take(self, heir: Program | None = None) -> Program | None:
+        """Take a program from those that wait, by default the one that has waited longest and can go on."""
         with self._lock:
-            self._threads -= 1
-            last = self._threads == 0
-            heir = self._waiting.popleft() if self._waiting else None
-        if heir is not None and heir.baton is not None:
-            heir.baton.release()
-        if last:
-            self._all_left.set()
+            try:
+                heir = heir or next((p for p in self._waiting if p.ready is None or p.ready()), None)
+            except BaseException as error:  # noqa: BLE001 - the condition itself may find a mistake
+                self._fail(error)
+            if heir is None and self.error is not None and self._waiting:
+                heir = self._waiting[0]
+            if heir is not None:
+                self._waiting.remove(heir)
+            return heir
 
-    def wait(self, program: Program, place: Any, value: bytes) -> None:
-        """Let others run, because `program` has seen nothing new."""
-        if program.baton is None:
-            program.baton = threading.Semaphore(0)
+    def wait(self, program: Program, addresses: Any, data: Any) -> None:
+        """Let others run, because `program` has seen nothing new there."""
         if self._unstarted and self._in_progress < MAX_WAITING:
             with self._lock:
                 self._threads += 1
-                self._waiting.append(program)
-            self._park(program, lambda: run_on_thread(self._work))
+            self._park(program, lambda: _threads.run(lambda: self._work(self._run_rest)))
         elif self._waiting:
-            with self._lock:
-                heir = self._waiting.popleft()
-                self._waiting.append(program)
-            baton = heir.baton
-            if baton is not None:
-                self._park(program, baton.release)
+            self.hand_over(program)
         if self.error is not None:
             raise Cancelled
         self.idle_polls += 1
         if self.idle_polls > 2 * self._in_progress:
-            self._idle(program, place, value)
+            self._idle(program, addresses, data)
+
+    def hand_over(self, program: Program, heir: Program | None = None) -> None:
+        """Let another program go on, by default the one that has waited longest, until it is one's turn again."""
+        heir = self._take(heir)
+        if heir is not None and heir.baton is not None:
+            self._park(program, heir.baton.release)
+        if self.error is not None:
+            raise Cancelled
 
     def _park(self, program: Program, hand_over: Callable[[], None]) -> None:
-        baton = program.baton
-        assert baton is not None
+        baton = program.baton = program.baton or threading.Semaphore(0)
+        with self._lock:
+            self._waiting.append(program)
         hand_over()
         try:
             baton.acquire()
@@ -210,7 +238,7 @@ class Scheduler:
                 baton.acquire()
             raise
 
-    def _idle(self, program: Program, place: Any, value: bytes) -> None:
+    def _idle(self, program: Program, addresses: Any, data: Any) -> None:
         now = time.monotonic()
         if self.idle_polls == 2 * self._in_progress + 1:
             self._idle_s, self._last_poll, self._next_check_s, self._checked = 0.0, now, _CHECK_S, 0
@@ -218,50 +246,41 @@ class Scheduler:
         self._last_poll = now
         if self._idle_s >= self._next_check_s:
             self._next_check_s = self._idle_s + _CHECK_S
-            if self._stands_still(place):
-                raise self._deadlock(program, place, value, "for words that no program of any rank changes")
+            if self._stands_still():
+                raise self._deadlock(program, addresses, data, "for words that no program of any rank changes")
         if self._idle_s > self._timeout_s:
-            raise self._deadlock(program, place, value, f"for {self._timeout_s:g} s")
+            raise self._deadlock(program, addresses, data, f"for {self._timeout_s:g} s")
         # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
-        time.sleep(0 if self.idle_polls < 50 else 50e-6 if self._idle_s < 0.05 else 500e-6)
+        time.sleep(min(self._idle_s / 2, _LONGEST_SLEEP_S))
 
-    def _stands_still(self, place: Any) -> bool:
+    def _stands_still(self) -> bool:
         """Whether the programs wait for good: nothing has changed, and neither a thread nor a rank can do that."""
         polls = self.idle_polls
-        quiet = self._checked > 0 and polls - self._checked >= 2 * self._in_progress
         others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
         alone = _running == {self} and all(thread is self._launcher for thread in others)
-        self._checked = polls
-        quiet = quiet and alone and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
-        still = quiet
+        quiet = alone and self._checked > 0 and polls - self._checked >= 2 * self._in_progress
+        self._checked = polls if alone else 0  # another thread may have written just before it ended
+        still = quiet = quiet and not self.is_bounded and polls >= _PROVING_POLLS * self._in_progress
         for heap in regions.registered_heaps():
-            heap.check_peers(_first_address(place))
+            heap.check_peers()
             still = heap.stands_still(quiet) and still
         return still
 
-    def _deadlock(self, program: Program, place: Any, value: bytes, how: str) -> DeadlockError:
-        words = len(place) // 8 if isinstance(place, bytes) else 1
-        address = _first_address(place)
-        first = value[: len(value) // words]
+    def _deadlock(self, program: Program, addresses: Any, data: Any, how: str) -> DeadlockError:
+        address, first = int(addresses.reshape(-1)[0]), data.reshape(-1)[:1].tobytes()
         last = int.from_bytes(first, "little")
-        running = regions.running_ranks()
-        ranks = ", ".join(f"{rank} of {count}" for rank, count in running)
-        where = f"{words} words, the first at " if words > 1 else "the word at "
+        ranks = regions.running_ranks()
+        on = f" on rank {', '.join(f'{rank} of {count}' for rank, count in ranks)}" if ranks else ""
+        where = f"{addresses.size} words, the first at " if addresses.size > 1 else "the word at "
         message = (
-            f"kernel {self._kernel!r}, program {program.pid}{f' on rank {ranks}' if ranks else ''}: all programs of "
-            f"the launch have been waiting {how}. This one polls {where}{self._checker.describe(address)}; the last "
-            f"value seen was {last:#x} ({int.from_bytes(first, 'little', signed=True)} as a signed integer). "
-            f"{len(self._waiting)} other programs wait, {self._unstarted} have not started. Look for who should have "
-            "written there, or raise timeout_s of the CPU executor."
+            f"kernel {self._kernel!r}, program {program.pid}{on}: all programs of the launch have been waiting {how}. "
+            f"This one polls {where}{self._checker.describe(address)}; the last value seen was {last:#x} "
+            f"({int.from_bytes(first, 'little', signed=True)} as a signed integer). {len(self._waiting)} other "
+            f"programs wait, {self._unstarted} have not started. Look for what should write there, or raise timeout_s "
+            "of the CPU executor."
         )
-        rank = running[0][0] if running else None
-        return DeadlockError(
-            message, kernel=self._kernel, rank=rank, program=program.pid, address=address, last_value=last
-        )
-
-
-def _first_address(place: Any) -> int:
-    return int(np.frombuffer(place, np.uint64)[0]) if isinstance(place, bytes) else int(place)
+        known = {"rank": ranks[0][0] if ranks else None, "address": address, "last_value": last}
+        return DeadlockError(message, kernel=self._kernel, program=program.pid, **known)
 
 
 _running: set[Scheduler] = set()
@@ -295,8 +314,3 @@ class _Threads:
 
 _threads = _Threads()
 os.register_at_fork(after_in_child=_threads.__init__)  # type: ignore[misc]  # the child has none of the threads
-
-
-def run_on_thread(task: Callable[[], None]) -> None:
-    """Run a task on a thread of its own; for languages in which a program has several threads of control."""
-    _threads.run(task)

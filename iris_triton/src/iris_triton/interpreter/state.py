@@ -1,14 +1,14 @@
-"""The launch and the program of the running thread.
-
-Launches from several Python threads are independent: each has its own scheduler and its own bounds checker, and
-programs of different launches run side by side.
-"""
+"""The launch, the program and the line of the running thread: launches from several Python threads run side by side."""
 
 from __future__ import annotations
 
+import linecache
+import os
+import re
+import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from iris_triton.interpreter.memory.regions import BoundsChecker
@@ -36,16 +36,13 @@ class ProgramInfo:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch: constant while its programs run, but for what a language adds to `options`.
-
-    `refuse` makes accesses that `checker` does not know errors, `raise_hints` hints that are not true.
-    """
+    """One launch: constant while its programs run, but for what a language adds to `options`."""
 
     kernel: str
     grid: tuple[int, int, int]
     checker: BoundsChecker
-    refuse: bool
-    raise_hints: bool
+    refuse: bool  # accesses that `checker` does not know
+    raise_hints: bool  # an error where a hint is not true
     options: dict[str, Any]
 
 
@@ -61,3 +58,43 @@ current = _Current()
 def program_info() -> ProgramInfo:
     """Describe the running program to a CPU entry."""
     return ProgramInfo(current.program.pid, current.launch.grid)
+
+
+# -- where a kernel is, for messages ----------------------------------------------------------------------------------
+_CELL = "_iris_call"
+"""A closure variable that every rewritten function with a call has; see `iris_triton.interpreter.rewrite`."""
+
+_TRITON = f"{os.sep}triton{os.sep}"
+DEVICE_FUNCTIONS = (_TRITON, f"{os.sep}iris_triton{os.sep}", f"{os.sep}iris_gluon{os.sep}")
+"""Parts of paths of device functions that are no user's."""
+
+_TARGET = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=[^=]")
+
+
+class Line(NamedTuple):
+    """A line of a kernel or device function."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"line {self.number} of {os.path.basename(self.file)}"
+
+    @property
+    def target(self) -> str:
+        """Name of the variable that the line assigns to; empty if it assigns to none."""
+        found = _TARGET.match(linecache.getline(self.file, self.number))
+        return found.group(1) if found else ""
+
+
+def here(libraries: tuple[str, ...] = (_TRITON,)) -> Line:
+    """The line of the user's code that is running, below device functions of libraries, by default of Triton itself."""
+    frame: Any = sys._getframe(1)
+    found = Line("", 0)
+    while frame is not None:
+        if _CELL in frame.f_code.co_freevars:
+            found = Line(frame.f_code.co_filename, frame.f_lineno or 0)
+            if not any(part in found.file for part in libraries):
+                break
+        frame = frame.f_back
+    return found

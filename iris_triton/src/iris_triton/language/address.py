@@ -16,18 +16,13 @@ _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 def _carrier(element_type):
     """Another element type of the same size, see `translate`."""
     bits = 64 if element_type.is_ptr() else max(8, element_type.primitive_bitwidth)  # a bool is stored as a byte
-    others = {
-        8: (tl.int8, tl.float8e5),
-        16: (tl.int16, tl.float16),
-        32: (tl.int32, tl.float32),
-        64: (tl.int64, tl.float64),
-    }[bits]
-    return others[1] if element_type.is_int() and element_type.primitive_bitwidth == bits else others[0]
+    if element_type.is_int() and element_type.primitive_bitwidth == bits:
+        return {8: tl.float8e5, 16: tl.float16, 32: tl.float32, 64: tl.float64}[bits]
+    return {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}[bits]
 
 
 @triton.constexpr_function
 def _elements_per_alignment(element_type):
-    """Elements in HEAP_ALIGNMENT bytes."""
     return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
 
 
@@ -64,7 +59,7 @@ def _stray(pointer, from_rank, to_rank, heap_bases):
 
 @cpu_entry(_stray)
 def _(*given):
-    from iris_triton.interpreter.memory.symmetric import stray
+    from iris_triton.interpreter.memory.accesses import stray
 
     return stray(*given)
 
@@ -76,7 +71,7 @@ def check_context(context_tensor, rank, world_size):
 
 @cpu_entry(check_context)
 def _(*given):
-    from iris_triton.interpreter.memory.symmetric import check_context as check
+    from iris_triton.interpreter.memory.accesses import check_context as check
 
     check(*given)
 

@@ -26,65 +26,34 @@ def read_realtime():
 
     Every thread reads for itself: not uniform.
     """
-    if is_cuda():
-        ticks = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
-    elif is_hip():
-        ticks = tl.inline_asm_elementwise(
-            "s_memrealtime $0\ns_waitcnt lgkmcnt(0)", "=s", [], dtype=tl.int64, is_pure=False, pack=1
-        )
-    else:
-        tl.static_assert(False, _NO_TARGET)
-        ticks = tl.cast(0, tl.int64)
-    return ticks
-
-
-@triton.jit
-def clock_ns():
-    """Time of the device's constant clock in nanoseconds (int64).  Not uniform: every thread reads for itself."""
-    if is_hip():
-        return read_realtime() * 10
-    else:
-        return read_realtime()
+    tl.static_assert(is_cuda() or is_hip(), _NO_TARGET)
+    text: tl.constexpr = "mov.u64 $0, %globaltimer;" if is_cuda() else "s_memrealtime $0\ns_waitcnt lgkmcnt(0)"
+    register: tl.constexpr = "=l" if is_cuda() else "=s"
+    return tl.inline_asm_elementwise(text, register, [], dtype=tl.int64, is_pure=False, pack=1)
 
 
 @triton.jit
 def ticks_after(block):
     """Return `read_realtime` of every thread, read when its elements of a block of 32-bit words are there."""
+    tl.static_assert(is_cuda() or is_hip(), _NO_TARGET)
     if is_cuda():
         text: tl.constexpr = "{ .reg .b32 arrived; mov.b32 arrived, $1; mov.u64 $0, %globaltimer; }"
         return tl.inline_asm_elementwise(text, "=l,r", [block], dtype=tl.int64, is_pure=False, pack=1)
-    elif is_hip():
+    else:
         text: tl.constexpr = "s_memrealtime $0 ; $1\ns_waitcnt lgkmcnt(0)"
         return tl.inline_asm_elementwise(text, "=s,v", [block], dtype=tl.int64, is_pure=False, pack=1)
-    else:
-        tl.static_assert(False, _NO_TARGET)
-        return block.to(tl.int64)
-
-
-@triton.jit
-def uniform_clock_ns():
-    """Time in nanoseconds (int64).  Uniform: synchronises the threads of the program, so not for divergent code."""
-    # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
-    now = ticks_after(lanes(num_threads()))
-    if is_hip():
-        now = now * 10
-    return tl.max(now, axis=0)
 
 
 @triton.jit
 def get_cu_id():
     """Number of the multiprocessor (NVIDIA) or of the compute unit within its die (AMD); 0 on the CPU.  Uniform."""
+    tl.static_assert(is_cuda() or is_hip(), _NO_TARGET)
     if is_cuda():
         return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
-    elif is_hip():
-        # HW_REG_HW_ID of gfx9: bits 8..11 are the unit, 13..15 the shader engine.
-        raw = tl.inline_asm_elementwise(
-            "s_getreg_b32 $0, hwreg(HW_REG_HW_ID, 0, 32)", "=s", [], dtype=tl.int32, is_pure=True, pack=1
-        )
+    else:  # HW_REG_HW_ID of gfx9: bits 8..11 are the unit, 13..15 the shader engine
+        text: tl.constexpr = "s_getreg_b32 $0, hwreg(HW_REG_HW_ID, 0, 32)"
+        raw = tl.inline_asm_elementwise(text, "=s", [], dtype=tl.int32, is_pure=True, pack=1)
         return ((raw >> 8) & 15) | (((raw >> 13) & 7) << 4)
-    else:
-        tl.static_assert(False, _NO_TARGET)
-        return tl.cast(0, tl.int32)
 
 
 @triton.jit
@@ -100,11 +69,16 @@ def get_xcc_id():
 
 @triton.jit
 def wait_clock_ns(timeout_ns):
-    """`uniform_clock_ns` for a wait that ends after `timeout_ns`, an int64; never, if that is not positive.
+    """Time in nanoseconds (int64) for a wait that ends after `timeout_ns`, an int64; never, if that is not positive.
 
-    The CPU executor takes programs that look at a clock for ones that may go on by themselves; such a wait does not.
+    Uniform: synchronises the threads of the program, so not for divergent code.  The CPU executor takes programs that
+    look at a clock for ones that may go on by themselves; a wait without an end does not.
     """
-    return uniform_clock_ns()
+    # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
+    now = ticks_after(lanes(num_threads()))
+    if is_hip():
+        now = now * 10
+    return tl.max(now, axis=0)
 
 
 @triton.jit
@@ -150,24 +124,12 @@ def let_next_start(EARLY: tl.constexpr):
         gdc_launch_dependents()
 
 
-@cpu_entry(read_realtime)
-@cpu_entry(clock_ns)
-@cpu_entry(uniform_clock_ns)
-def _cpu_clock(program):
-    return np.int64(read_clock(program))
-
-
 @cpu_entry(wait_clock_ns)
 def _cpu_wait_clock(program, timeout_ns):
     return np.int64(read_clock(program) if timeout_ns > 0 else time.monotonic_ns())
 
 
-@cpu_entry(get_cu_id)
-@cpu_entry(get_xcc_id)
-def _cpu_unit(program):
-    return np.int32(0)
-
-
-@cpu_entry(wait_stores)
-def _cpu_wait_stores(program):
-    return None
+cpu_entry(read_realtime)(lambda program: np.int64(read_clock(program)))
+for _unit in (get_cu_id, get_xcc_id):
+    cpu_entry(_unit)(lambda program: np.int32(0))
+cpu_entry(wait_stores)(lambda program: None)

@@ -15,6 +15,11 @@ def scope_or_sys(scope):
     return "sys" if scope is None else scope
 
 
+@triton.constexpr_function
+def _builtin(op):
+    return "atomic_add" if op == "sub" else f"atomic_{op}"
+
+
 @triton.jit
 def _rmw(
     op: constexpr, pointer, val, from_rank, to_rank, heap_bases, mask, sem: constexpr, scope: constexpr, hint: constexpr
@@ -25,47 +30,40 @@ def _rmw(
     if op == "sub":  # negated in the element type: an unsigned value that is widened afterwards would not wrap
         val = 0 - tl.cast(val, pointer.dtype.element_ty)
     val = spread(val, target)
-    if op == "add" or op == "sub":
-        return tl.atomic_add(target, val, mask=mask, sem=sem, scope=where)
-    elif op == "xchg":
-        return tl.atomic_xchg(target, val, mask=mask, sem=sem, scope=where)
-    elif op == "xor":
-        return tl.atomic_xor(target, val, mask=mask, sem=sem, scope=where)
-    elif op == "and":
-        return tl.atomic_and(target, val, mask=mask, sem=sem, scope=where)
-    elif op == "or":
-        return tl.atomic_or(target, val, mask=mask, sem=sem, scope=where)
-    elif op == "min":
-        return tl.atomic_min(target, val, mask=mask, sem=sem, scope=where)
-    else:
-        tl.static_assert(op == "max", "there is no such atomic operation")
-        return tl.atomic_max(target, val, mask=mask, sem=sem, scope=where)
+    return getattr(tl, _builtin(op))(target, val, mask=mask, sem=sem, scope=where)
 
 
-@triton.jit
-def atomic_add(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomically add `val` to to_rank's memory at `pointer` and return the old value.
+def _atomic(op, what, types):
+    """Make the function of an operation."""
+    OP = constexpr(op)
+
+    def atomic(
+        pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
+        hint: constexpr = None
+    ):  # fmt: skip
+        return _rmw(OP, pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
+
+    atomic.__name__ = atomic.__qualname__ = f"atomic_{op}"
+    atomic.__doc__ = f"""Atomically {what} to_rank's memory at `pointer`; returns the old value.
 
     Args:
-        pointer: address in the heap of from_rank.  Element type: 32- or 64-bit integer, f16, bf16, f32, f64.
+        pointer: address in the heap of from_rank, the caller.  Element type: {types}.
         val: scalar or block; converted to the element type.
-        from_rank: the caller.
         to_rank: rank whose memory is changed.
         heap_bases, mask, sem, scope, hint: see `iris_triton.language`.
     """
-    return _rmw("add", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
+    return triton.jit(atomic)
 
 
-@triton.jit
-def atomic_sub(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomically subtract `val` from to_rank's memory at `pointer` and return the old value.  As atomic_add."""
-    return _rmw("sub", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
+_INTEGERS = "32- or 64-bit integer"
+atomic_add = _atomic("add", "add `val` to", f"{_INTEGERS}, f16, bf16, f32, f64")
+atomic_sub = _atomic("sub", "subtract `val` from", f"{_INTEGERS}, f16, bf16, f32, f64")
+atomic_xchg = _atomic("xchg", "store `val` to", "any of 32 or 64 bits")
+atomic_xor = _atomic("xor", "do a bitwise xor with `val` on", _INTEGERS)
+atomic_and = _atomic("and", "do a bitwise and with `val` on", _INTEGERS)
+atomic_or = _atomic("or", "do a bitwise or with `val` on", _INTEGERS)
+atomic_min = _atomic("min", "do a minimum with `val` on", f"{_INTEGERS}, f32, f64")
+atomic_max = _atomic("max", "do a maximum with `val` on", f"{_INTEGERS}, f32, f64")
 
 
 @triton.jit
@@ -76,9 +74,8 @@ def atomic_cas(
     """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; return the old value.
 
     Args:
-        pointer: address in the heap of from_rank.  Element type of 16, 32 or 64 bits.
+        pointer: address in the heap of from_rank, the caller.  Element type of 16, 32 or 64 bits.
         cmp, val: scalars or blocks; converted to the element type.
-        from_rank: the caller.
         to_rank: rank whose memory is changed.
         heap_bases, sem, scope, hint: see `iris_triton.language`.
 
@@ -90,57 +87,3 @@ def atomic_cas(
     expected = spread(tl.cast(cmp, element), target)
     desired = spread(tl.cast(val, element), target)
     return tl.atomic_cas(target, expected, desired, sem=sem, scope=scope_or_sys(scope))
-
-
-@triton.jit
-def atomic_xchg(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomically store `val` to to_rank's memory at `pointer` and return the old value.  32- or 64-bit elements."""
-    return _rmw("xchg", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
-
-
-@triton.jit
-def atomic_xor(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomic bitwise xor on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    return _rmw("xor", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
-
-
-@triton.jit
-def atomic_and(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomic bitwise and on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    return _rmw("and", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
-
-
-@triton.jit
-def atomic_or(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomic bitwise or on to_rank's memory at `pointer`; returns the old value.  32- or 64-bit integers."""
-    return _rmw("or", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
-
-
-@triton.jit
-def atomic_min(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomic minimum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
-    return _rmw("min", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)
-
-
-@triton.jit
-def atomic_max(
-    pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: constexpr = None, scope: constexpr = None,
-    hint: constexpr = None
-):  # fmt: skip
-    """Atomic maximum on to_rank's memory at `pointer`; returns the old value.  32/64-bit integers, f32, f64."""
-    return _rmw("max", pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope, hint)

@@ -7,7 +7,7 @@ CPU executor, both are atomics, and the loop is Triton's own.
 
 A wait that is bounded ends in both forms, and describes itself in the status words
 (`iris_core.device.context_words.Status`). One with a negative bound describes itself whenever that has passed
-(`Waiting`), and waits on.
+(WAITING), and waits on.
 """
 # mypy: ignore-errors
 
@@ -25,23 +25,15 @@ POLLS_PER_CLOCK = tl.constexpr(64)
 _POLLING_LANES = tl.constexpr(32)
 """Lanes that poll a single flag: one warp, whose loads of one address are one."""
 
-_RANK = tl.constexpr(int(_layout.Status.RANK))
-_PROGRAM = tl.constexpr(int(_layout.Status.PROGRAM))
-_ADDRESS = tl.constexpr(int(_layout.Status.ADDRESS))
-_EXPECTED = tl.constexpr(int(_layout.Status.EXPECTED))
-_LAST = tl.constexpr(int(_layout.Status.LAST))
-_COMPARISON = tl.constexpr(int(_layout.Status.COMPARISON))
-_SENDER = tl.constexpr(int(_layout.Status.SENDER))
-TIMED_OUT = tl.constexpr(int(_layout.Status.CODE))
-WAITING = tl.constexpr(int(_layout.Waiting.CODE))
-_WAIT_TIMEOUT = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT)
-_CLAIMED = tl.constexpr(_layout.CLAIMED)
-_ROW = tl.constexpr(_layout.ROW)
-_ALARM = tl.constexpr(_layout.ALARM)
+TIMED_OUT, _RANK, _PROGRAM, _ADDRESS, _EXPECTED, _LAST, _COMPARISON, _SENDER = (
+    tl.constexpr(int(field)) for field in _layout.Status
+)
+WAITING = tl.constexpr(_layout.WAITING)
+_WAIT_TIMEOUT, _CLAIMED = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT), tl.constexpr(_layout.CLAIMED)
+_ROW, _ALARM = tl.constexpr(_layout.ROW), tl.constexpr(_layout.ALARM)
 _STAMP_CLOCK, _STAMP_RANK = tl.constexpr(_layout.STAMP_CLOCK), tl.constexpr(_layout.STAMP_RANK)
 _STAMP_PART, _PART_WORDS = tl.constexpr(_layout.STAMP_PART), tl.constexpr(_layout.PART_WORDS)
-_INT64_MAX = tl.constexpr(2**63 - 1)
-_INT64_MIN = tl.constexpr(-(2**63))
+_INT64_MAX, _INT64_MIN = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
 
 
 # -- what is allowed --------------------------------------------------------------------------------------------------
@@ -105,25 +97,16 @@ def _constraints(bits, text):
 
 @triton.jit
 def set_flags(targets, value, mask, sem: tl.constexpr, scope: tl.constexpr):
-    """Store `value` in the flags at a block of addresses, where `mask` holds.
+    """Store `value`, a scalar or block of the flags' type, in the flags at a block of addresses, where `mask` holds.
 
-    Args:
-        targets: block of pointers, anywhere.
-        value: scalar or block of the flags' type.
-        mask: block.
-        sem: "release" for what the calling thread has stored or acquired, or "relaxed".
-        scope: "sys" or "gpu".
+    `sem` is "release" for what the calling thread has stored or acquired, or "relaxed"; `scope` is "sys" or "gpu".
     """
     if is_cuda():
         bits: tl.constexpr = targets.dtype.element_ty.primitive_bitwidth
-        tl.inline_asm_elementwise(
-            _store_assembly(bits, sem, scope),
-            _constraints(bits, "=r,l,w,r"),
-            [targets, tl.cast(value, targets.dtype.element_ty), mask.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        text: tl.constexpr = _store_assembly(bits, sem, scope)
+        operands = [targets, tl.cast(value, targets.dtype.element_ty), mask.to(tl.int32)]
+        registers: tl.constexpr = _constraints(bits, "=r,l,w,r")
+        tl.inline_asm_elementwise(text, registers, operands, dtype=tl.int32, is_pure=False, pack=1)
     else:
         tl.atomic_xchg(targets, spread(value, targets), mask=mask, sem=sem, scope=scope)
 
@@ -141,13 +124,13 @@ def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
 # -- waiting, on NVIDIA -----------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def describe_assembly(status, timeout, rank, words, taken):
-    """Describe a wait whose time is over: one with a bound in `_layout.Status`, another one in `_layout.Waiting`.
+    """Describe a wait whose time is over: one with a bound in `_layout.Status`, another one at WAITING.
 
     Branches to the label `taken` if another wait is described there.  `words` are, for fields of `Status`, text that
     leaves the word in x, or an operand.  The block declares the predicate p, and now, x and row of 64 bits.  It is
     ordered by fences, so that loads that acquire and stores that release are the kernel's own.
     """
-    ended, waiting = _layout.Status.CODE, _layout.Waiting.CODE
+    ended, waiting = _layout.Status.CODE, _layout.WAITING
     part = f"setp.lt.s64 p, {timeout}, 0; selp.b64 now, {8 * waiting}, {8 * ended}, p;"
     codes = [
         code // _layout.PART_WORDS << _layout.STAMP_PART | _layout.STATUS_WAIT_TIMEOUT for code in (waiting, ended)
@@ -184,7 +167,7 @@ def _await_assembly(cmp, signed, bits, sem, scope):
     Operands: 0 the value seen last; 1 address of the flag; 2 what to compare with; 3 whether to poll at all; 4 bound in
     nanoseconds, 0 for none; 5 address of the status words, 0 for none; 6 rank; 7 program.
     """
-    names, field = _layout.COMPARISONS, _layout.Status
+    field = _layout.Status
     kind = f"{'s' if signed else 'u'}{bits}"
     if cmp == "reached":
         holds = f"sub.s{bits} d, $0, $2; setp.ge.s{bits} p, d, 0;"
@@ -197,7 +180,7 @@ def _await_assembly(cmp, signed, bits, sem, scope):
         (field.ADDRESS, "$1"),
         (field.EXPECTED, f"{widen} x, $2;"),
         (field.LAST, f"{widen} x, $0;"),
-        (field.COMPARISON, f"mov.b64 x, {names.index('ge' if cmp == 'reached' else cmp)};"),
+        (field.COMPARISON, f"mov.b64 x, {_comparison_index(cmp)};"),
         (field.SENDER, "mov.b64 x, 0;"),
     )
     return f"""{{
@@ -244,22 +227,11 @@ def _await_each(
     """Let every thread wait for its flags of a block; returns what each has seen last."""
     element: tl.constexpr = pointers.dtype.element_ty
     bits: tl.constexpr = element.primitive_bitwidth
-    return tl.inline_asm_elementwise(
-        _await_assembly(cmp, element.is_int_signed(), bits, sem, scope),
-        _constraints(bits, "=&w,l,w,r,l,l,r,r"),
-        [
-            pointers,
-            expected,
-            mask.to(tl.int32),
-            tl.cast(timeout_ns, tl.int64),
-            tl.cast(status_word, tl.int64),
-            tl.cast(rank, tl.int32),
-            _program(),
-        ],
-        dtype=pointers.dtype.element_ty,
-        is_pure=False,
-        pack=1,
-    )
+    text: tl.constexpr = _await_assembly(cmp, element.is_int_signed(), bits, sem, scope)
+    registers: tl.constexpr = _constraints(bits, "=&w,l,w,r,l,l,r,r")
+    active, bound = mask.to(tl.int32), tl.cast(timeout_ns, tl.int64)
+    operands = [pointers, expected, active, bound, tl.cast(status_word, tl.int64), tl.cast(rank, tl.int32), _program()]
+    return tl.inline_asm_elementwise(text, registers, operands, dtype=pointers.dtype.element_ty, is_pure=False, pack=1)
 
 
 # -- waiting, in Triton's language ------------------------------------------------------------------------------------
@@ -282,13 +254,13 @@ def _holds(seen, expected, cmp: tl.constexpr):
 
 
 @triton.constexpr_function
-def _scope_that_acquires(sem, scope, on_amd):
-    """The scope for a block, or a larger one where the compiler would forget to acquire.
+def _scope_that_acquires(pointer, sem, scope, on_amd):
+    """The scope, or a larger one where the compiler would forget to acquire.
 
     For AMD, Triton makes an atomic at device scope on a block of a kernel's own tensor one that addresses a buffer, and
     emits a release in place of the acquire (3.6 and 3.7).
     """
-    return "sys" if on_amd and sem == "acquire" else scope
+    return "sys" if on_amd and sem == "acquire" and pointer.type.is_block() else scope
 
 
 @triton.jit
@@ -298,10 +270,7 @@ def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
     Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
     whether to look again.
     """
-    if pointer.type.is_block():
-        where: tl.constexpr = _scope_that_acquires(sem, scope, is_hip())
-    else:
-        where: tl.constexpr = scope
+    where: tl.constexpr = _scope_that_acquires(pointer, sem, scope, is_hip())
     return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=where)
 
 
@@ -319,8 +288,8 @@ def _given_up(status_word):
     """Whether a wait of this rank has timed out before: the results are lost, so no other one waits that long again."""
     given_up = status_word != 0
     if given_up:
-        code = tl.atomic_add(status_word.to(tl.pointer_type(tl.int64)) + TIMED_OUT, 0, sem="relaxed", scope="sys")
-        given_up = code != 0
+        status = status_word.to(tl.pointer_type(tl.int64))
+        given_up = tl.atomic_add(status + TIMED_OUT, 0, sem="relaxed", scope="sys") != 0
     return given_up
 
 
@@ -350,7 +319,7 @@ def begin_report(status_word, PART: tl.constexpr):
 
 @triton.jit
 def publish_report(status_word, row, rank, code, PART: tl.constexpr):
-    """Complete the part in `row` of `begin_report`, and raise the alarm; `Waiting` is free again instead.
+    """Complete the part in `row` of `begin_report`, and raise the alarm; WAITING is free again instead.
 
     `rank` is the caller in the world, `code` as in `iris_core.device.context_words.stamp`.
     """
@@ -371,7 +340,7 @@ def publish_report(status_word, row, rank, code, PART: tl.constexpr):
 
 @triton.jit
 def report_wait(
-    status_word, rank, pointer, expected, seen, cmp: tl.constexpr, PART: tl.constexpr, SENDER: tl.constexpr = 0
+    status_word, rank, pointer, expected, seen, cmp: tl.constexpr, PART: tl.constexpr, SENDER: tl.constexpr
 ):
     """Describe a wait in the status words, unless another one is described there."""
     address = pointer.to(tl.int64)
@@ -436,13 +405,14 @@ def _last(pointer, seen, scope: tl.constexpr):
 
 
 @triton.jit
-def _spin(
+def spin(
     pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank,
-    ANY: tl.constexpr = False
+    ANY: tl.constexpr = False, SENDER: tl.constexpr = 0
 ):  # fmt: skip
     """Wait for one flag, all of a block, or any; returns `_place`, and of one flag the last value seen.
 
-    Of a block the first values: some versions of the compiler cannot carry a block round a `while`.
+    Of a block the first values: some versions of the compiler cannot carry a block round a `while`.  A report names
+    SENDER, as `iris_core.device.context_words.Status` says.
     """
     polls = 0
     late = polls != 0
@@ -461,11 +431,13 @@ def _spin(
     if timeout_ns != 0:  # noqa: SIM102
         if late:
             if timeout_ns > 0:
-                report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT)
+                report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
             else:
                 while place == _count(pointer):
                     if late:  # again whenever so much time has passed: the host sees that it goes on
-                        report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING)
+                        report_wait(
+                            status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER
+                        )
                         start = tl.cast(0, tl.int64)
                     late, start = look_at_clock(start, timeout_ns, status_word)
                     now = poll(pointer, sem, scope)
@@ -501,7 +473,7 @@ def await_flag(
         tl.debug_barrier()
         return tl.max(tl.where(polling, seen, _lowest(pointer.dtype.element_ty)), axis=0)
     else:
-        _, seen = _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        _, seen = spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
         return seen
 
 
@@ -516,7 +488,7 @@ def await_own_flag(
     if is_cuda():
         _await_each(pointer, expected, pointer.to(tl.int64) != 0, cmp, sem, scope, timeout_ns, status_word, rank)
     else:
-        _spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -525,19 +497,14 @@ def await_flags(
 ):
     """Wait for those flags of a block where `mask` holds; as `await_flag`, but returns nothing.
 
-    Where several flags are missing at the end of the time, one of them is reported.
-
-    Args:
-        pointers: block of pointers; the addresses must be readable where the mask does not hold, too.
-        expected: scalar or block of the flags' type.
-        mask: block; elements where it does not hold must repeat one where it does.
-        cmp, sem, scope, timeout_ns, status_word, rank: as in `await_flag`.
+    Where several flags are missing at the end of the time, one of them is reported.  Pointers where the mask does not
+    hold must repeat one where it does.
     """
     if is_cuda():
         _await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
     else:
-        _spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -545,5 +512,5 @@ def await_any(
     pointers, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):
     """Wait for one of a block of flags, as `await_flags`; returns which (int32), -1 if the time was over first."""
-    place, _ = _spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
+    place, _ = spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
     return tl.where(place == pointers.shape[0], -1, place)

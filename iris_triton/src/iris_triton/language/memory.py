@@ -23,22 +23,15 @@ def _volatile(cache_modifier, volatile, on_amd):
     return volatile or (cache_modifier == ".cv" and not on_amd)
 
 
-@triton.constexpr_function
-def _is_fp8(pointer):
-    return pointer.dtype.element_ty.is_fp8()
-
-
 @triton.jit
 def _read(pointer, mask, other, cache_modifier: tl.constexpr, volatile: tl.constexpr = False):
     modifier: tl.constexpr = _modifier(cache_modifier, volatile, is_hip())
     fresh: tl.constexpr = _volatile(cache_modifier, volatile, is_hip())
-    if other is not None and _is_fp8(pointer):  # Triton makes no fp8 of an integer
-        filler = tl.core.to_tensor(other)
-        if filler.dtype.is_int():
-            filler = filler.to(tl.float32)
-        return tl.load(pointer, mask=mask, other=filler, cache_modifier=modifier, volatile=fresh)
-    else:
-        return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
+    if other is not None and pointer.dtype.element_ty.is_fp8():  # Triton makes no fp8 of an integer
+        other = tl.core.to_tensor(other)
+        if other.dtype.is_int():
+            other = other.to(tl.float32)
+    return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
 
 
 @triton.jit
@@ -50,8 +43,7 @@ def load(
 
     Args:
         pointer: address in the heap of to_rank, the caller.
-        to_rank: rank that gets the data (the caller).
-        from_rank: rank whose memory is read.
+        to_rank, from_rank: rank that gets the data (the caller), and rank whose memory is read.
         heap_bases, mask, other, cache_modifier, hint: see `iris_triton.language`.
         volatile: never served from a cached or earlier value, whatever cache_modifier says.
     """
@@ -69,7 +61,6 @@ def store(
     Args:
         pointer: address in the heap of from_rank, the caller.
         value: scalar or block; converted to the pointer's element type.
-        from_rank: the caller.
         to_rank: rank whose memory is written.
         heap_bases, mask, hint, cache_modifier: see `iris_triton.language`.
     """
@@ -86,8 +77,7 @@ def copy(
 
     Args:
         src_ptr, dst_ptr: addresses in the heap of cur_rank.
-        from_rank: rank whose memory is read.
-        to_rank: rank whose memory is written.
+        from_rank, to_rank: rank whose memory is read, and rank whose memory is written.
         cur_rank: the caller; need be neither of the two.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """
@@ -107,7 +97,6 @@ def get(
     Args:
         from_ptr: address in the heap of from_rank, the caller.
         to_ptr: any address that the caller may write.
-        from_rank: the caller.
         to_rank: rank whose memory is read.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """
@@ -126,7 +115,6 @@ def put(
     Args:
         from_ptr: any address that the caller may read.
         to_ptr: address in the heap of from_rank, the caller.
-        from_rank: the caller.
         to_rank: rank whose memory is written.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """

@@ -8,29 +8,16 @@ integer.  The sender stores data and signals (release); the receiver waits (acqu
 import triton
 import triton.language as tl
 
+from iris_triton.language import flags as _flags
 from iris_triton.language.address import translate
 from iris_triton.language.asm import wait_stores
-from iris_triton.language.flags import (
-    await_any,
-    await_flag,
-    await_flags,
-    is_comparison,
-    is_counter,
-    is_flag,
-    lanes_for,
-    missing_flags,
-    poll,
-    set_flag,
-    set_flags,
-)
 from iris_triton.language.memory import put
 
 # Triton 3.6 takes no plain string for the default of a parameter of a device function.
 SET, RELEASE, ACQUIRE = tl.constexpr("set"), tl.constexpr("release"), tl.constexpr("acquire")
 GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
 
-_MEMBERS = tl.constexpr(32)
-"""Ranks that a barrier signals and awaits at a time, at least."""
+_MEMBERS = tl.constexpr(32)  # ranks that a barrier signals and awaits at a time, at least
 
 
 # -- sending ----------------------------------------------------------------------------------------------------------
@@ -44,11 +31,6 @@ def gather_stores():
 @triton.constexpr_function
 def _is_block(pointer):
     return pointer.type.is_block()
-
-
-@triton.constexpr_function
-def _is_op(op):
-    return op in ("set", "add")
 
 
 @triton.constexpr_function
@@ -69,24 +51,22 @@ def signal(
     Args:
         pointer: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
         value: new value (op "set") or increment (op "add"); converted to the flag's type.
-        from_rank: the caller.
-        to_rank: rank whose flag is changed.
-        heap_bases: int64[world_size].
+        from_rank, to_rank, heap_bases: the caller, the rank whose flag is changed, int64[world_size].
         op: "set" or "add".  Several senders may add to one flag; only one may set it.
         sem: "release", or "relaxed" where there is nothing to hand over; that is half as long on the way.
         scope: "sys"; "gpu" if from_rank and to_rank are the same.
     """
-    tl.static_assert(_is_op(op), 'op of signal must be "set" or "add"')
+    tl.static_assert(op == "set" or op == "add", 'op of signal must be "set" or "add"')
     tl.static_assert(
         _is_order(sem, scope, "release"), 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'
     )
     tl.static_assert(not _is_block(pointer), "signal changes one flag: give it a pointer, not a block of pointers")
-    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
+    tl.static_assert(_flags.is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
     target = translate(pointer, from_rank, to_rank, heap_bases)
     if sem == "release":
         gather_stores()
     if op == "set":
-        set_flag(target, value, sem, scope)
+        _flags.set_flag(target, value, sem, scope)
     else:
         tl.atomic_add(target, value, sem=sem, scope=scope)
 
@@ -103,9 +83,7 @@ def put_signal(
         from_ptr, to_ptr, mask, other, load_cache_modifier, store_cache_modifier, hint: as in `put`.
         signal_ptr: flag in the heap of from_rank (scalar pointer to a 32- or 64-bit integer).
         value, op, sem, scope: as in `signal`.
-        from_rank: the caller.
-        to_rank: rank whose memory and flag are changed.
-        heap_bases: int64[world_size].
+        from_rank, to_rank, heap_bases: the caller, the rank whose memory and flag are changed, int64[world_size].
     """
     put(
         from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint
@@ -117,20 +95,17 @@ def put_signal(
 @triton.jit
 def _address(pointer):
     """An optional pointer as int64, 0 for None."""
-    if pointer is None:
-        return tl.cast(0, tl.int64)
-    else:
-        return tl.cast(pointer, tl.int64)
+    return tl.cast(0 if pointer is None else pointer, tl.int64)
 
 
 @triton.jit
 def _check_flags(pointer, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
     """Refuse what cannot be awaited, or looked at."""
-    tl.static_assert(is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
+    tl.static_assert(_flags.is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
     tl.static_assert(
         _is_order(sem, scope, "acquire"), 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'
     )
-    tl.static_assert(is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
+    tl.static_assert(_flags.is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
     tl.static_assert(len(pointer.shape) <= 1, "wait takes one flag, or a block of them with one dimension")
 
 
@@ -162,10 +137,10 @@ def wait(
     status_word = _address(status)
     if pointer.type.is_block():
         everyone = tl.cast(pointer, tl.int64) != 0
-        await_flags(pointer, expected, everyone, cmp, sem, scope, timeout_ns, status_word, rank)
-        return poll(pointer, "relaxed", scope)
+        _flags.await_flags(pointer, expected, everyone, cmp, sem, scope, timeout_ns, status_word, rank)
+        return _flags.poll(pointer, "relaxed", scope)
     else:
-        return await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
+        return _flags.await_flag(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -190,13 +165,13 @@ def wait_any(
     _check_flags(pointer, cmp, sem, scope)
     tl.static_assert(_is_block(pointer), "wait_any takes a block of flags; wait takes one")
     expected = tl.cast(value, pointer.dtype.element_ty)
-    return await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
+    return _flags.await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
 
 
 @triton.jit
 def _look(pointer, sem: tl.constexpr, scope: tl.constexpr):
     """Look at flags once, for all threads of the program."""
-    seen = poll(pointer, sem, scope)
+    seen = _flags.poll(pointer, sem, scope)
     tl.debug_barrier()  # the compiler lets one thread look, and makes the others wait only if they need what it saw
     return seen
 
@@ -226,7 +201,7 @@ def test(pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, sc
         pointer, value, cmp, sem, scope: as in `wait`.
     """
     _check_flags(pointer, cmp, sem, scope)
-    return missing_flags(_look(pointer, sem, scope), tl.cast(value, pointer.dtype.element_ty), cmp) == 0
+    return _flags.missing_flags(_look(pointer, sem, scope), tl.cast(value, pointer.dtype.element_ty), cmp) == 0
 
 
 @triton.jit
@@ -248,21 +223,21 @@ def _check_group(rank, start, stride, size, world_size):
 @triton.jit
 def tell_members(words, index, value, rank, start, stride, size, heap_bases):
     """Store `value` in word `index` of every member of a group, start + i * stride for i < size; releases."""
-    lane = lanes_for(_MEMBERS)
+    lane = _flags.lanes_for(_MEMBERS)
     for first in range(0, size, lane.shape[0]):
         member = first + lane  # those beyond the group repeat a member
         targets = translate(words + index, rank, start + member % size * stride, heap_bases)
-        set_flags(targets, value, member < size, "release", "sys")
+        _flags.set_flags(targets, value, member < size, "release", "sys")
 
 
 @triton.jit
 def await_members(words, value, rank, start, stride, size, timeout_ns, status_word):
     """Wait until the own word of every member of a group has reached `value`; acquires."""
-    lane = lanes_for(_MEMBERS)
+    lane = _flags.lanes_for(_MEMBERS)
     for first in range(0, size, lane.shape[0]):
         member = first + lane
         awaited = words + (start + member % size * stride)
-        await_flags(awaited, value, member < size, "reached", "acquire", "sys", timeout_ns, status_word, rank)
+        _flags.await_flags(awaited, value, member < size, "reached", "acquire", "sys", timeout_ns, status_word, rank)
 
 
 @triton.jit
@@ -278,16 +253,14 @@ def barrier(
     Args:
         flags: int32 or int64 tensor on the symmetric heap, zero at the start, world_size + 1 words for each program.
             Belongs to one group and is used for nothing else.
-        rank: the caller.
-        world_size: number of ranks in heap_bases.
-        heap_bases: int64[world_size].
+        rank, world_size, heap_bases: the caller, the number of ranks, int64[world_size].
         rank_start, rank_stride, group_size: the group is rank_start + i * rank_stride for i < group_size; all ranks
             by default.  A group that is empty, reaches outside of the world, names a rank twice or lacks the caller
             fires an assertion on the CPU and, on GPUs, in kernels that are compiled with debug=True.
         program: index of the caller's words in flags, where several programs have a barrier each.
         timeout_ns, status: as in `wait`.
     """
-    tl.static_assert(is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
+    tl.static_assert(_flags.is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
     tl.static_assert(not _is_block(flags), "flags of a barrier must be a pointer to the first word, not a block")
     size = world_size if group_size is None else group_size
     _check_group(rank, rank_start, rank_stride, size, world_size)

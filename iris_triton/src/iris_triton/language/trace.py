@@ -21,40 +21,21 @@ _OP_INDEX, _COLUMNS = tl.constexpr(_layout.OP_INDEX_WORD), tl.constexpr(_layout.
 _NO_DURATION = tl.constexpr(_layout.NO_DURATION)
 _NO_EVENT = tl.constexpr(-1)
 _INT32_MAX = tl.constexpr(2**31 - 1)
-_FIRST_OTHER = tl.constexpr(int(_layout.TraceEvent.FETCH))  # below are the remote operations
 _PLACE = {each.name: place for place, each in enumerate(_layout.COLUMNS)}
 _BITS = {each.name: each.bits for each in _layout.COLUMNS}
+_FIRST_OTHER = tl.constexpr(int(_layout.TraceEvent.FETCH))  # below are the remote operations
 
-LOAD, STORE, GET, PUT, COPY = (
-    tl.constexpr(int(_layout.TraceEvent[name])) for name in ("LOAD", "STORE", "GET", "PUT", "COPY")
+LOAD, STORE, GET, PUT, COPY, WAIT, BARRIER, SIGNAL = (
+    tl.constexpr(int(_layout.TraceEvent[name]))
+    for name in ("LOAD", "STORE", "GET", "PUT", "COPY", "WAIT", "BARRIER", "SIGNAL")
 )
-WAIT, BARRIER, SIGNAL = (tl.constexpr(int(_layout.TraceEvent[name])) for name in ("WAIT", "BARRIER", "SIGNAL"))
 
 
 @aggregate
 class TraceEvent:
-    """Numbers of events under the names of AMD's Iris, for kernels: `TraceEvent().put`."""
+    """Numbers of the events of `iris_core.tracing.layout.TraceEvent`, for kernels: `TraceEvent().put`."""
 
-    load: tl.constexpr
-    store: tl.constexpr
-    get: tl.constexpr
-    put: tl.constexpr
-    copy: tl.constexpr
-    atomic_add: tl.constexpr
-    atomic_sub: tl.constexpr
-    atomic_cas: tl.constexpr
-    atomic_xchg: tl.constexpr
-    atomic_xor: tl.constexpr
-    atomic_and: tl.constexpr
-    atomic_or: tl.constexpr
-    atomic_min: tl.constexpr
-    atomic_max: tl.constexpr
-    fetch: tl.constexpr
-    compute: tl.constexpr
-    reduce: tl.constexpr
-    wait: tl.constexpr
-    barrier: tl.constexpr
-    signal: tl.constexpr
+    __annotations__ = {event.name.lower(): tl.constexpr for event in _layout.TraceEvent}
 
     @triton.constexpr_function
     def __init__(self):
@@ -87,7 +68,6 @@ def _put(words, name: tl.constexpr, index, value, kept):
 
 @triton.jit
 def _least(block):
-    """Smallest element of a block of any shape; a scalar as it is."""
     for _ in tl.static_range(len(block.shape)):
         block = tl.min(block, axis=0)
     return block
@@ -95,7 +75,6 @@ def _least(block):
 
 @triton.jit
 def _count(block):
-    """Number of true elements of a block of any shape."""
     block = tl.cast(block, tl.int32)
     for _ in tl.static_range(len(block.shape)):
         block = tl.sum(block, axis=0)
@@ -114,17 +93,9 @@ def _nbytes(address, masked):
 
 @triton.jit
 def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
-    """Record that something begins; the handle goes to `DeviceTracing.end`, or nowhere if it has no duration.
+    """`DeviceTracing.record_event_start`, for which `words` are the tracing words of the context tensor.
 
-    Args:
-        words: the tracing words of the context tensor.
-        rank: the caller.
-        event_id: a number of TraceEvent, or one of your own.
-        target_rank: rank whose memory is accessed; the caller, or -1, where there is none.
-        address: pointer, block of pointers (the lowest one is recorded) or number.
-        pid_m, pid_n: two numbers of your own, usually a tile's place.
-        mask: which elements of the block are accessed; gives the size of the payload.
-        numel: number of elements from `address`, a scalar pointer, on, instead of a block and a mask.
+    `numel` is a number of elements from `address`, a scalar pointer, on, instead of a block and a mask.
     """
     # masked instead of branched: nothing below 0 or beyond the room is touched, and off is room for nothing
     on = tl.load(words) != 0
@@ -183,9 +154,7 @@ def _ticks_after(value):
     return ticks
 
 
-@cpu_entry(_ticks_after)
-def _cpu_ticks_after(program, value):
-    return np.int64(time.monotonic_ns())
+cpu_entry(_ticks_after)(lambda program, value: np.int64(time.monotonic_ns()))
 
 
 @aggregate
@@ -202,12 +171,6 @@ class DeviceTracing:
     words: tl.tensor
     rank: tl.tensor
     enabled: tl.constexpr
-
-    @triton.constexpr_function
-    def __init__(self, words, rank, enabled):
-        self.words = words
-        self.rank = rank
-        self.enabled = tl.constexpr(enabled)
 
     @triton.jit
     def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None):

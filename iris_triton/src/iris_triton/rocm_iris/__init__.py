@@ -2,12 +2,11 @@
 
     names            the table, and modules with the paths of AMD's Iris (`import iris_triton.as_iris`)
     ported_context   Iris: its constructor, attributes and methods; ctx.tracing with its buffers; functions of the host
-    collectives      ctx.ccl with its layouts and workspaces, and the same as functions of a context
+    collectives      ctx.ccl with its layouts and workspaces, the same as functions of a context, groups as strides
     operations       ctx.ops, and `iris.ops.X(ctx, ...)`
     configs          Config and FusedConfig whose fields can be assigned, and which are advice
     handles          asynchronous operations
-    distributed      groups as first rank and stride, exchanges of torch.distributed
-    tensors          tensors at addresses, the factories as functions of a heap
+    tensors          tensors at addresses
     x                collectives on tiles as functions
     bench, hip
 

@@ -20,25 +20,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import os
-import pathlib
 import sys
-import time
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core.bench import registry
+import torch
+
+from iris_core.bench import registry, runner
+from iris_core.bench.machine import describe
 from iris_core.bench.registry import RunOptions, linear_range, parse_axis
+from iris_core.bench.results import Report
 from iris_core.bench.state import State
-from iris_core.bench.suites import finish, suite
+from iris_core.bench.suites import finish, merged
 from iris_core.errors import BenchmarkError, IrisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from iris_core.bench.registry import Benchmark
-    from iris_core.bench.results import Report
 
 __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 
@@ -48,21 +48,14 @@ _RANKS, _WANTED = "num_ranks", "__iris_bench_num_ranks__"
 _MOST_RANKS = 8
 _CPU_RANKS = 2
 _CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
-_HEAP_NBYTES = 1 << 34
-_DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+_DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-# -- declaring --------------------------------------------------------------------------------------------------------
 def power_of_two(first: int, last: int) -> list[int]:
-    """Return the powers of two with the exponents from `first` to `last`, both included.
-
-    `iris_core.bench.power_of_two` takes the powers themselves.
-
-    Raises:
-        BenchmarkError: an exponent is negative, or the first is larger.
+    """Return the powers of two with the exponents from `first` to `last`, both included; `BenchmarkError` if none.
 
     Example:
-        >>> power_of_two(2, 5)
+        >>> power_of_two(2, 5)  # iris_core.bench.power_of_two takes the powers themselves
         [4, 8, 16, 32]
     """
     if not 0 <= first <= last:
@@ -73,12 +66,7 @@ def power_of_two(first: int, last: int) -> list[int]:
 def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
     """Give a benchmark a parameter, as `iris_core.bench.axis`; stands below `@register`.
 
-    Args:
-        name: of the parameter; "num_ranks" is with how many ranks the benchmark is run, one run for each number.
-        values: its values.
-
-    Raises:
-        BenchmarkError: as there.
+    "num_ranks" is with how many ranks the benchmark is run, one run for each number.
     """
     if name != _RANKS:
         return registry.axis(name, values)
@@ -94,23 +82,13 @@ def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
 
 
 def register(function: F) -> F:
-    """Register a benchmark, a function of (state, ctx); the outermost decorator.
-
-    `state["num_ranks"]` is the number of ranks.
-
-    Raises:
-        BenchmarkError: another function has this name.
-    """
-    setattr(
-        function, registry.AXES, {_RANKS: lambda options: [options.num_ranks], **getattr(function, registry.AXES, {})}
-    )
-    source = function.__code__.co_filename
-    suite(pathlib.Path(source).stem, None, source=source, backend="triton", context=_CONTEXT)  # for `iris bench run`
+    """Register a benchmark, a function of (state, ctx); `state["num_ranks"]` is the number of ranks."""
+    axes = getattr(function, registry.AXES, {})
+    setattr(function, registry.AXES, {_RANKS: lambda options: [options.num_ranks], **axes})
     registry.register(function)
     return function
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
 def main(argv: Sequence[str] | None = None) -> int:
     """Be a program: run the benchmarks of the file that was started, print the results, write them.
 
@@ -123,15 +101,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.
     """
+    world = int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
     try:
         args = _parsed(argv)
-        report = _run(args)
+        chosen = registry.registered(pattern=args.benchmark_filter)
+        registry.check_axes(chosen, {**args.axis, **args.skip})
+        numbers = {each: _numbers_of_ranks(each, args, world) for each in chosen}
+        reports = [_report(each, args, ranks, world) for each in chosen for ranks in numbers[each]]
+        if not reports:
+            raise BenchmarkError("nothing is left to run")
     except IrisError as error:
         print(error, file=sys.stderr)
         return 2
-    if _world_size() is not None and os.environ["RANK"] != "0":
+    if world is not None and os.environ["RANK"] != "0":
         return 0
-    return finish(report, out=args.benchmark_out, style=args.benchmark_format)
+    return finish(merged(reports), out=args.benchmark_out, style=args.benchmark_format)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -144,7 +128,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--benchmark_filter", default="", metavar="REGEX", help="benchmarks whose names match")
     add("--benchmark_format", choices=("console", "json", "csv"), default="console")
     add("--benchmark_out", default="", metavar="FILE", help="JSON, or CSV if it ends in .csv")
-    add("--heap_size", type=int, default=_HEAP_NBYTES, metavar="BYTES", help="heap of each rank")
+    add("--heap_size", type=int, default=1 << 34, metavar="BYTES", help="heap of each rank")
     add("--use_gluon", action="store_true", help="open contexts with the Gluon backend")
     add("--n_warmup", type=int, default=25, help="calls before the timed ones (default 25)")
     add("--n_repeat", type=int, default=100, help="timed calls (default 100)")
@@ -156,77 +140,35 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         if option not in ("--axis", "--skip"):
             parser.error(f"unrecognized argument: {text}")
         name, found = parse_axis(values, power_of_two)
-        getattr(args, option.removeprefix("--"))[name] = [_value(each) for each in found]
+        getattr(args, option.removeprefix("--"))[name] = [_DTYPES.get(each, each) for each in found]
     return args
 
 
-def _value(given: Any) -> Any:
-    return getattr(importlib.import_module("torch"), _DTYPES[given]) if given in _DTYPES else given
-
-
-def _run(args: argparse.Namespace) -> Report:
-    from iris_core.bench.session import merged
-
-    chosen = registry.registered(pattern=args.benchmark_filter)
-    numbers, without = args.axis.pop(_RANKS, None), args.skip.pop(_RANKS, [])
-    registry.check_axes(chosen, {**args.axis, **args.skip})
-    reports = [
-        _one_run(benchmark, _options(benchmark, args, ranks))
-        for benchmark in chosen
-        for ranks in _numbers_of_ranks(benchmark, numbers, without)
-    ]
-    if not reports:
-        raise BenchmarkError("nothing is left to run")
-    return merged(reports)
-
-
-def _numbers_of_ranks(benchmark: Benchmark, numbers: Sequence[int] | None, without: Sequence[int]) -> list[int]:
-    from iris_triton.rocm_iris.hip import count_devices
-
-    usual = min(count_devices(), _MOST_RANKS) or _CPU_RANKS
-    wanted = numbers or getattr(benchmark.function, _WANTED, None) or [usual]
-    wanted = [each for each in wanted if each not in without]
-    world = _world_size()
+def _numbers_of_ranks(benchmark: Benchmark, args: argparse.Namespace, world: int | None) -> list[int]:
+    usual = min(torch.cuda.device_count(), _MOST_RANKS) or _CPU_RANKS
+    wanted = args.axis.get(_RANKS) or getattr(benchmark.function, _WANTED, [usual])
+    wanted = [each for each in wanted if each not in args.skip.get(_RANKS, ())]
     if world is None:
         return wanted
-    for ranks in wanted:
-        if ranks != world:
-            warnings.warn(f"{benchmark.name}: num_ranks={ranks} is left out: this world has {world}", stacklevel=4)
+    for ranks in set(wanted) - {world}:
+        warnings.warn(f"{benchmark.name}: num_ranks={ranks} is left out: this world has {world}", stacklevel=3)
     return [world]
 
 
-def _world_size() -> int | None:
-    """Return the number of ranks that torchrun has started; None if this process is none of them."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
-
-
-def _options(benchmark: Benchmark, args: argparse.Namespace, ranks: int) -> RunOptions:
+def _report(benchmark: Benchmark, args: argparse.Namespace, ranks: int, world: int | None) -> Report:
+    """Run on new ranks; in a world that torchrun has started, as one of its ranks."""
     options = RunOptions(
-        num_ranks=ranks,
-        backend="gluon" if args.use_gluon else "triton",
-        heap_size=args.heap_size,
-        rounds=args.rounds,
-        warmup=args.n_warmup,
-        repeat=args.n_repeat,
-        context=_CONTEXT,
-        axes=args.axis,
-    )
+        num_ranks=ranks, backend="gluon" if args.use_gluon else "triton", heap_size=args.heap_size, rounds=args.rounds,
+        warmup=args.n_warmup, repeat=args.n_repeat, context=_CONTEXT, axes=args.axis | {_RANKS: [ranks]},
+    )  # fmt: skip
     axes = benchmark.values(options)
-    for name in axes.keys() & args.skip.keys():
+    for name in axes.keys() & args.skip.keys() - {_RANKS}:
         axes[name] = [value for value in axes[name] if value not in args.skip[name]]
         if not axes[name]:
             raise BenchmarkError(f"{benchmark.name}: no value of axis {name!r} is left")
-    return dataclasses.replace(options, axes=axes)
-
-
-def _one_run(benchmark: Benchmark, options: RunOptions) -> Report:
-    from iris_core.bench import machine, session
-    from iris_core.bench.results import Report
-
-    world = _world_size()
+    options = dataclasses.replace(options, axes=axes)
     if world is None:
-        return session.run([benchmark], options, name="benchmarks")
-    start = time.perf_counter()
-    results, facts = session.run_on_this_rank([benchmark.name], [benchmark.source], options)
-    about = {"num_ranks": world, "seconds": round(time.perf_counter() - start, 1), **facts}
-    return Report("benchmarks", machine.describe(), about, tuple(results[benchmark.name]))
+        return runner.run([benchmark], options)
+    results, facts = runner.run_on_this_rank([benchmark.name], [str(benchmark.source)], options)
+    about = {"num_ranks": world, "seconds": 0.0, **facts}
+    return Report("benchmarks", describe(), about, tuple(results[benchmark.name]))

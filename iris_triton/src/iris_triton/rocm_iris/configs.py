@@ -6,6 +6,7 @@ kernels set fields that ours have no use for; contexts of `iris_triton.iris()` l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,16 +25,10 @@ _HINTS = (
     "swizzle_size", "num_xcds", "chunk_size", "group_size_m", "cache_modifier_a", "cache_modifier_b",
     "all_reduce_distribution", "threads_per_warp", "waves_per_eu",
 )  # fmt: skip
-"""For particular kernels and caches."""
-
 _TUNINGS = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps")
 _ADVICE = (*_TUNINGS, "use_gluon")
-"""How fast it is to be, not what."""
-
-_VARIANTS = (
-    "all_gather_variant", "all_reduce_variant", "reduce_scatter_variant", "all_reduce_num_rings",
-    "all_reduce_ring_slice_n",
-)  # fmt: skip
+_RINGS = ("all_reduce_num_rings", "all_reduce_ring_slice_n")  # no algorithm here has rings
+_VARIANTS = ("all_gather_variant", "all_reduce_variant", "reduce_scatter_variant", *_RINGS)
 _TILES = ("block_size_m", "block_size_n", "block_size_k")
 
 
@@ -55,13 +50,6 @@ class Config(CoreConfig):
     """`iris_core.ccl.Config` whose fields can be assigned; every assignment is checked.
 
     Fields have the defaults of AMD's Iris, which scripts read; one that has its default counts as not given.
-
-    Example:
-        >>> from iris_triton.rocm_iris.configs import Config
-        >>> config = Config(block_size_m=64)
-        >>> config.comm_sms = 16
-        >>> config.comm_sms
-        16
     """
 
     block_size_m: int | None = 32
@@ -70,21 +58,29 @@ class Config(CoreConfig):
     comm_sms: int | None = 64
     all_reduce_distribution: int | None = 1
     all_reduce_num_rings: int | None = 1
+    all_reduce_ring_slice_n: int | None = None
     num_stages: int | None = 1
     num_warps: int | None = 4
     threads_per_warp: int | None = 64
     waves_per_eu: int | None = 0
 
+    _POSITIVE = (*CoreConfig._POSITIVE, *_RINGS)
+    _NOT_GIVEN = _RINGS
     __hash__ = CoreConfig.__hash__
+
+    def _check(self) -> None:
+        super()._check()
+        part, columns = self.all_reduce_ring_slice_n, self.block_size_n or 64
+        if part is not None and (columns % part or part & (part - 1)):
+            raise ArgumentError(
+                f"all_reduce_ring_slice_n must be a power of two that divides block_size_n={columns}, not {part}"
+            )
 
 
 @_assignable
 @dataclasses.dataclass(frozen=True)
 class FusedConfig(CoreFusedConfig):
-    """`iris_core.ops.FusedConfig` whose fields can be assigned; every assignment is checked.
-
-    Fields have the defaults of AMD's Iris, which scripts read; one that has its default counts as not given.
-    """
+    """`iris_core.ops.FusedConfig` whose fields can be assigned; otherwise as `Config`."""
 
     block_size_m: int | None = 256
     block_size_n: int | None = 64
@@ -96,7 +92,17 @@ class FusedConfig(CoreFusedConfig):
     cache_modifier_b: str | None = ".ca"
     all_reduce_num_rings: int | None = 1
 
+    _POSITIVE = (*CoreFusedConfig._POSITIVE, "all_reduce_num_rings")
+    _NOT_GIVEN = (*CoreFusedConfig._NOT_GIVEN, "all_reduce_num_rings")
     __hash__ = CoreFusedConfig.__hash__
+
+    def validate(self, world_size: int | None = None) -> None:
+        """Raise ArgumentError (a ValueError) if a ring cannot divide its tiles among `world_size` ranks."""
+        columns = self.block_size_n or 64
+        if world_size is not None and self.all_reduce_variant == "ring" and columns % world_size:
+            raise ArgumentError(
+                f"all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, not {columns}"
+            )
 
 
 class Obliging:
@@ -112,14 +118,8 @@ class Obliging:
     def run(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where the first is refused for the config's sake.
 
-        Args:
-            op: the operation.
-            config: what the caller wants.
-            call: makes the call with a config.
-            tiles: whether the result depends on the size of tiles, which are kept then.
-
-        Raises:
-            UnsupportedError, ArgumentError: of the call with the whole config, if nothing helps.
+        With `tiles` the result depends on the size of tiles, which are kept.  Raises what the first call did, if
+        nothing helps.
         """
         if not isinstance(config, CoreConfig | CoreFusedConfig):
             return call(config)
@@ -127,13 +127,11 @@ class Obliging:
             return call(self.known(op, config))
         except (UnsupportedError, ArgumentError):
             for plain, left_out in _plainer(config, tiles):
-                try:
+                with contextlib.suppress(UnsupportedError, ArgumentError):
                     result = call(plain)
-                except (UnsupportedError, ArgumentError):
-                    continue
-                logger.warning("%s: no algorithm here can fulfil %s; left out", op, left_out)
-                self._plainer[op, dataclasses.replace(config)] = plain
-                return result
+                    logger.warning("%s: no algorithm here can fulfil %s; left out", op, left_out)
+                    self._plainer[op, dataclasses.replace(config)] = plain
+                    return result
             raise
 
 

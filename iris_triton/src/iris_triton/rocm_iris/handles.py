@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_triton.rocm_iris.configs import Obliging
+
 if TYPE_CHECKING:
+    from iris_core.dispatch.bind import Binder
     from iris_core.protocols import Work
+
+
+_CAPTURE = -1
 
 
 class Handle:
@@ -30,6 +36,26 @@ class Handle:
         return self.work is None or self.work.is_completed()
 
 
+class Ported:
+    """What `ctx.ccl` and `ctx.ops` of a script have in common.
+
+    Attributes:
+        under_way: asynchronous operations, for which the context's barriers wait.
+    """
+
+    _binder: Binder
+
+    def __init__(self, binder: Binder) -> None:
+        super().__init__(binder)  # type: ignore[call-arg]
+        self.under_way = UnderWay()
+        self._obliging = Obliging()
+
+    def _meet(self, group: Any) -> None:
+        """End a call that is not asynchronous: a barrier of the group's devices."""
+        if len(self._binder.members_of(group)) > 1:
+            self._binder.barrier(group, async_op=False)
+
+
 class UnderWay:
     """Handles of one context's operations, by the thread that began them.
 
@@ -38,27 +64,24 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
-        self._outside: dict[int, list[Work]] = {}
-        self._captured: list[Work] = []
+        self._works: dict[int, list[Work]] = {}
 
     def add(self, work: Work) -> None:
         """Keep a handle until `join`, and drop those that are done."""
-        if _is_capturing():
-            self._captured.append(work)
-            return
-        self._captured.clear()  # of a capture that has ended
-        thread = threading.get_ident()
-        self._outside[thread] = [each for each in self._outside.get(thread, ()) if not each.is_completed()] + [work]
+        place = _place()
+        kept = self._works.get(place, [])
+        if place != _CAPTURE:
+            self._works.pop(_CAPTURE, None)  # of a capture that has ended
+            kept = [each for each in kept if not each.is_completed()]
+        self._works[place] = [*kept, work]
 
     def join(self) -> None:
         """Let the current stream, on the CPU the caller, wait for all that this thread has begun."""
-        if _is_capturing():
-            works, self._captured = self._captured, []
-        else:
-            works = self._outside.pop(threading.get_ident(), [])
-        for work in works:
+        for work in self._works.pop(_place(), ()):
             work.wait()
 
 
-def _is_capturing() -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+def _place() -> int:
+    """Of the capture that this thread makes, or of the thread."""
+    is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return _CAPTURE if is_capturing else threading.get_ident()

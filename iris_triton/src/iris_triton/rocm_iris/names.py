@@ -50,22 +50,18 @@ TABLE = (
     ("iris_gluon", "IrisDeviceCtx Context=IrisDeviceCtx",
      "iris.mem.gluon iris.mem.gluon.context iris.device.gluon iris.device.gluon.context"),
     ("iris_gluon", "GluonDeviceTracing Tracing=GluonDeviceTracing", "iris.mem.gluon.tracing iris.device.gluon.tracing"),
-    (f"{_HERE}.ported_context", "RocshmemProvider", "iris.experimental iris.experimental.rocshmem_provider"),
     (f"{_HERE}.configs", "Config", "iris.ccl iris.ccl.config"),
     ("iris_core.types", "ReduceOp", "iris.ccl iris.ccl.utils"),
     (f"{_HERE}.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
-    (f"{_HERE}.distributed", "extract_group_info", "iris.ccl iris.ccl.utils"),
-    (f"{_HERE}.distributed", "*", "iris.host.distributed.helpers"),
+    (f"{_HERE}.collectives", "extract_group_info", "iris.ccl iris.ccl.utils iris.host.distributed.helpers"),
     (f"{_HERE}.collectives", "all_gather", "iris.ccl.all_gather"),
     (f"{_HERE}.collectives", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
     (f"{_HERE}.collectives", "all_to_all", "iris.ccl.all_to_all"),
     (f"{_HERE}.collectives", "reduce_scatter", "iris.ccl.reduce_scatter"),
     (f"{_HERE}.configs", "FusedConfig", "iris.ops iris.ops.config"),
-    ("iris_core.ops.workspace", "FusedWorkspace", "iris.ops iris.ops.workspace"),
+    ("iris_core.ops.api", "FusedWorkspace", "iris.ops iris.ops.workspace"),
     *((f"{_HERE}.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}") for op in _OPS),
     (f"{_HERE}.tensors", "CUDAArrayInterface tensor_from_ptr", "iris iris.host.memory.tensor_utils iris.tensor_utils"),
-    (f"{_HERE}.tensors", "arange empty full linspace ones rand randint randn uniform zeros zeros_like",
-     "iris.tensor_creation iris.host.memory.tensors"),
     (f"{_HERE}.hip", "*", "iris.hip iris.host.platform.hip"),
     ("iris_core.logs", "logger set_logger_level DEBUG INFO WARNING ERROR",
      "iris iris.host.logging iris.host.logging.logging iris.logging"),
@@ -73,50 +69,40 @@ TABLE = (
     ("iris_triton.language.trace", "TraceEvent", "iris iris.host.tracing iris.host.tracing.events iris.tracing.events"),
     ("iris_core.tracing.layout", "EVENT_NAMES", "iris.host.tracing iris.host.tracing.events iris.tracing.events"),
     (f"{_HERE}.ported_context", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
-    (f"{_HERE}.ported_context", "iris_launch", "iris.host.tracing.kernel_artifacts iris.tracing.kernel_artifacts"),
     ("iris_triton.language.trace", "DeviceTracing Tracing=DeviceTracing",
      "iris.mem.triton.tracing iris.device.triton.tracing"),
     (f"{_HERE}.bench", "*", "iris.bench"),
 )  # fmt: skip
 """A module here, names that it has (`theirs=ours` where they differ, `*` for all), and modules there that have them."""
 
+NAMED: dict[str, dict[str, tuple[str, str]]] = {}
+"""By path and name: the module here, and the name there."""
 
-def _read() -> tuple[dict[str, dict[str, tuple[str, str]]], dict[str, str]]:
-    """Homes by path and name, and the modules that a path stands for as a whole."""
-    named: dict[str, dict[str, tuple[str, str]]] = {}
-    whole: dict[str, str] = {}
-    for home, names, paths in TABLE:
-        for path in paths.split():
-            parts = path.split(".")
-            for count in range(1, len(parts) + 1):  # the packages above it as well
-                named.setdefault(".".join(parts[:count]), {})
-            if names == "*":
-                whole[path] = home
-                continue
-            for name in names.split():
-                theirs, _, ours = name.partition("=")
-                named[path][theirs] = home, ours or theirs
-    return named, whole
+WHOLE: dict[str, str] = {}
+"""Modules here by the path that they are as a whole."""
 
-
-NAMED, WHOLE = _read()
+for _home, _names, _paths in TABLE:
+    for _path in _paths.split():
+        for _count in range(_path.count(".") + 1):  # the packages above it as well
+            NAMED.setdefault(_path.rsplit(".", _count)[0], {})
+        if _names == "*":
+            WHOLE[_path] = _home
+        else:
+            _pairs = (_name.partition("=") for _name in _names.split())
+            NAMED[_path] |= {_theirs: (_home, _ours or _theirs) for _theirs, _, _ours in _pairs}
 
 
 def find(path: str, name: str) -> Any:
-    """Return what a module of AMD's Iris has under a name.
-
-    Args:
-        path: the module there, "iris.ccl".
-        name: one of its names.
+    """Return what a module of AMD's Iris, such as "iris.ccl", has under a name.
 
     Raises:
         AttributeError: it has no such name here.
         ModuleNotFoundError: the distribution that has it is not installed.
     """
+    child = f"{path}.{name}"
     if name in NAMED[path]:
         home, ours = NAMED[path][name]
         return getattr(_imported(home, path), ours)
-    child = f"{path}.{name}"
     if child in WHOLE:
         return _imported(WHOLE[child], child)
     if child in NAMED:
@@ -144,10 +130,8 @@ def _made(path: str) -> ModuleType:
             module.__dict__[name] = value  # kernels look the device functions up often
         return value
 
-    def names() -> list[str]:
-        return sorted({*module.__dict__, *NAMED[path], *children(path)})
-
     module = ModuleType(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
+    names = lambda: sorted({*module.__dict__, *NAMED[path], *children(path)})
     module.__dict__.update(__path__=[], __getattr__=get, __dir__=names)  # a package without files
     return module
 
@@ -165,11 +149,8 @@ MODULES = frozenset(children("iris")) - {*NAMED["iris"], *(path.partition(".")[2
 def publish(root: str) -> None:
     """Put the modules into `sys.modules`, with `root` for the first part of their paths.
 
-    Args:
-        root: "iris", or a package of ours; of that, modules that have files stay what they are.
-
-    Raises:
-        ImportError: another package is installed, or imported, as `iris`.
+    `root` is "iris", or a package of ours; of that, modules that have files stay what they are.  It is an ImportError
+    if another package is installed, or imported, as `iris`.
     """
     other = sys.modules.get("iris")
     if root == "iris" and other is not _modules["iris"]:

@@ -15,25 +15,22 @@ from iris_core.settings import load_settings
 from iris_core.tracing import recorder
 from iris_core.tracing.layout import COLUMNS
 from iris_triton.rocm_iris.collectives import PortedCollectives
+from iris_triton.rocm_iris.hip import count_devices
 from iris_triton.rocm_iris.operations import PortedOperations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch.distributed as dist
 
 T = TypeVar("T")
 
-_ENGINES = ("sdma",)
 _ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}
 """Allocators of AMD's Iris, all for GPUs, and the ones here that do their job."""
 
 
 class Tracing(recorder.Tracing):
-    """`iris_core.tracing.recorder.Tracing`, whose buffers scripts may read.
-
-    Wait for the device first: `ctx.barrier()`.
-    """
+    """`iris_core.tracing.recorder.Tracing`, whose buffers scripts may read, after a `ctx.barrier()`."""
 
     @property
     def trace_counter(self) -> torch.Tensor | None:
@@ -47,10 +44,7 @@ class Tracing(recorder.Tracing):
 
     @property
     def trace_buffers(self) -> dict[str, torch.Tensor]:
-        """Columns of the events by name, int32 or int64[max_events]; empty when off.
-
-        `duration_cycles` holds what its name says, -1 for an event without one.
-        """
+        """Columns of the events by name, int32 or int64[max_events]; empty when off.  A duration of -1 is none."""
         return dict(zip((each.name for each in COLUMNS), self._columns, strict=False))
 
 
@@ -65,17 +59,12 @@ def _without_sizes(name: str) -> Any:
     return make
 
 
-def _without_engines(name: str) -> Callable[..., NoReturn]:
-    """Return a method that refuses a copy engine's work."""
-
-    def refuse(self: Iris, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(
-            f"ctx.{name}: this context has no copy engine (it was opened without engines, and there are none); use "
-            "put, signal and wait in a kernel, or ctx.ccl.send, recv and the algorithm copy_engine of ctx.ccl on the "
-            "host"
-        )
-
-    return refuse
+def _refuse(self: Iris, *args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse a copy engine's work."""
+    raise UnsupportedError(
+        "this context has no copy engine; use put, signal and wait in a kernel, or ctx.ccl.send, recv and the "
+        "algorithm copy_engine of ctx.ccl on the host"
+    )
 
 
 class Iris(api.Iris):
@@ -87,23 +76,19 @@ class Iris(api.Iris):
     `allocate_symmetric` and `as_symmetric`.  IRIS_TRITON__ALLOCATION_BARRIER=0, or
     `options={"triton": {"allocation_barrier": False}}`, leaves it out, for programs that synchronise by themselves.
 
-    Copies by engines from the host are not offered: `put`, `put_tile`, `put_tiles` and `quiet` raise UnsupportedError
-    (a RuntimeError), which says what is.
+    `put`, `put_tile`, `put_tiles` and `quiet`, copies by engines from the host, are an UnsupportedError.
 
     Args:
-        heap_size: bytes of each rank's heap, as a number or "64MiB"; IRIS_HEAP_SIZE or 1 GiB by default.
+        heap_size, backend, device, group, options: as in `iris_core.Iris`.
         allocator_type: allocator by name; "vmem_chunked" is "vmem", and where ranks compute on the CPU the names of
             AMD's Iris mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
         engines: copy engines; there are none, so anything but None or nothing is refused.
         allocator: the same as `allocator_type`, as `iris_core.Iris` has it.
-        backend: device backend by name.
-        device, group, options: as in `iris_core.Iris`.
 
     Raises:
         ArgumentError: (a ValueError) an unknown engine, or two allocators.
         UnsupportedError: (a RuntimeError) a copy engine was asked for.
-        PluginNotFoundError: (a ValueError) there is no such allocator; lists those that are installed.
-        IrisError: everything else that `iris_core.Iris` raises.
+        IrisError: everything that `iris_core.Iris` raises.
 
     Example:
         >>> import iris_triton as iris
@@ -114,11 +99,8 @@ class Iris(api.Iris):
     _operations: ClassVar[type[PortedOperations]] = PortedOperations
     _tracer: ClassVar[type[Tracing]] = Tracing
 
-    comm: None = None
-    """There is no communicator of MPI; `torch.distributed` has what it was used for."""
-
-    copy_engines_device_ctx: None = None
-    """There are no copy engines in kernels."""
+    comm: None = None  # there is no communicator of MPI
+    copy_engines_device_ctx: None = None  # kernels have no copy engines
 
     def __init__(
         self,
@@ -139,18 +121,12 @@ class Iris(api.Iris):
         name = allocator if allocator != "auto" else allocator_for(allocator_type, on_cpu)
         super().__init__(heap_size, allocator=name, backend=backend, device=device, group=group, options=options)
 
-    @property
-    def ccl(self) -> PortedCollectives:
-        """The collectives, with the layouts of AMD's Iris; see `iris_triton.rocm_iris.collectives`."""
-        return cast("PortedCollectives", super().ccl)
-
-    @property
-    def ops(self) -> PortedOperations:
-        """Products fused with communication; see `iris_triton.rocm_iris.operations`."""
-        return cast("PortedOperations", super().ops)
+    if TYPE_CHECKING:
+        ccl: PortedCollectives
+        ops: PortedOperations
 
     zeros, ones, empty, rand, randn = map(_without_sizes, ("zeros", "ones", "empty", "rand", "randn"))
-    put, put_tile, put_tiles, quiet = map(_without_engines, ("put", "put_tile", "put_tiles", "quiet"))
+    put = put_tile = put_tiles = quiet = _refuse
 
     @property
     def heap_size(self) -> int:
@@ -187,21 +163,12 @@ class Iris(api.Iris):
     def broadcast(
         self, value: Any, src: int = 0, *, source_rank: int | None = None, src_rank: int | None = None
     ) -> Any:
-        """Return rank `src`'s value on every rank; see `iris_core.Iris.broadcast`.
-
-        Args:
-            value: what is sent.
-            src: the rank whose value it is.
-            source_rank, src_rank: older names of `src`.
-        """
+        """Return rank `src`'s value on every rank; `source_rank` and `src_rank` are older names of `src`."""
         return super().broadcast(value, src, source_rank=source_rank if src_rank is None else src_rank)
 
     # -- memory: a script there writes, allocates and launches, so what allocates ends with a barrier -----------------
     def allocate(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor of one dimension on the heap, after a barrier; `heap.allocate` has none.
-
-        Collective: every rank calls it alike.
-        """
+        """Return an uninitialised tensor of one dimension on the heap, after a barrier; `heap.allocate` has none."""
         return self._end_allocation(self.heap.allocate(num_elements, dtype))
 
     def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,12 +193,7 @@ class Iris(api.Iris):
 def iris(
     heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
 ) -> Iris:
-    """Open a context with the Triton backend: `Iris(heap_size, allocator_type, engines)`, which see.
-
-    Example:
-        >>> import iris_triton as iris
-        >>> ctx = iris.iris(1 << 20)  # doctest: +SKIP
-    """
+    """Open a context with the Triton backend: `Iris(heap_size, allocator_type, engines)`, which see."""
     return Iris(heap_size, allocator_type, engines)
 
 
@@ -245,9 +207,8 @@ def allocator_for(name: str, on_cpu: bool) -> str:
 
 def _check_engines(engines: str | Iterable[str] | None) -> None:
     wanted = [engines] if isinstance(engines, str) else list(engines or ())
-    unknown = [each for each in wanted if each not in _ENGINES]
-    if unknown:
-        raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is {', '.join(_ENGINES)}")
+    if unknown := [each for each in wanted if each != "sdma"]:
+        raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is sdma")
     if wanted:
         raise UnsupportedError(
             f"engines={wanted}: kernels have no copy engines here; leave engines out. put and signal of kernels store "
@@ -262,36 +223,5 @@ def is_simulation_env() -> bool:
 
 
 def get_device_id_for_rank(rank: int) -> int:
-    """Return the index of the GPU that a rank uses when the ranks of a host share its GPUs in turn; 0 without a GPU.
-
-    Args:
-        rank: the rank within its host.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return rank % count if count else 0
-
-
-def iris_launch(
-    kernel_fn: Any, grid: Any, *args: Any, algorithm: str, rank: int, dtype: Any = None, **kwargs: Any
-) -> Any:
-    """Launch a kernel: `kernel_fn[grid](*args, **kwargs)`, and return what that returns.
-
-    With IRIS_KERNEL_ARTIFACTS_DIR the artefacts of every kernel are kept, however it is launched, under the kernel's
-    name and the rank; so `algorithm`, `rank` and `dtype`, which name their folder in AMD's Iris, are not needed.
-    """
-    return kernel_fn[grid](*args, **kwargs)
-
-
-class RocshmemProvider:
-    """A heap of rocSHMEM's, which is not offered: making one raises.
-
-    Raises:
-        UnsupportedError: always; `ctx.allocate_symmetric` returns the same pair of tensor and peers' addresses.
-    """
-
-    def __new__(cls, device: Any = None) -> NoReturn:
-        """Refuse."""
-        raise UnsupportedError(
-            "RocshmemProvider: there is no rocSHMEM here; iris_triton.iris(...).allocate_symmetric(...) returns the "
-            "same: a tensor and its address on every rank"
-        )
+    """Return the index of the GPU that a rank of a host uses when its ranks share its GPUs in turn; 0 without one."""
+    return rank % max(1, count_devices())

@@ -9,9 +9,8 @@ methods say what the parameters mean.  With int32 `locks`, `all_reduce_one_shot`
     tl.atomic_xchg(locks + tile_id, 1, sem="release", scope="sys")
     x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
 
-The host zeroes `locks` between two launches, behind a barrier.  With int64 `locks` of `iris_triton.tiles.make_locks`
-neither is needed, and new kernels should have those (docs/tiles.md).  `all_reduce_ring`, which has no flags in AMD's
-Iris and is a race there, always needs them, as the last argument.
+The host zeroes `locks` between two launches, after a barrier.  int64 `locks` of `iris_triton.tiles.make_locks` need
+neither (docs/tiles.md).  `all_reduce_ring`, which has no flags in AMD's Iris and is a race there, always needs them.
 """
 # mypy: ignore-errors
 
@@ -93,14 +92,5 @@ def reduce_scatter(tile, src_view, dst_view, locks, ctx):
 
 @triton.jit
 def quiet(copy_engine_ctx, to_rank):
-    """Wait for the stores of copy engines to a rank: nothing, since kernels have none and `put` stores by itself.
-
-    Args:
-        copy_engine_ctx: None, as `ctx.get_copy_engine_ctx()` returns.
-        to_rank: the rank.
-    """
-    tl.static_assert(
-        copy_engine_ctx is None,
-        "quiet: there are no copy engines inside kernels here; pass what ctx.get_copy_engine_ctx() returns, None. "
-        "On the host, ctx.ccl has algorithms of copy engines.",
-    )
+    """Do nothing: kernels have no copy engines, and `put` stores by itself; ctx.get_copy_engine_ctx() returns None."""
+    tl.static_assert(copy_engine_ctx is None, "quiet: kernels have no copy engines here; pass None")

@@ -24,12 +24,6 @@ def in_gluon(kernel, **replaced):
 
 
 @triton.constexpr_function
-def per_access(element_type):
-    """Elements in 16 bytes."""
-    return 128 // element_type.primitive_bitwidth
-
-
-@triton.constexpr_function
 def _takes_size(Context):
     return hasattr(Context, "from_tensor")
 
@@ -41,3 +35,22 @@ def open_context(Context: tl.constexpr, context_tensor, world_size: tl.constexpr
         return Context.from_tensor(context_tensor, world_size)
     else:
         return Context.initialize(context_tensor)
+
+
+@triton.jit
+def invoke(api: tl.constexpr, context, world_size: tl.constexpr, before, as_function, as_method, behind):
+    """Call a device function, or the method of the context that has its name.
+
+    Args:
+        api: the function, the context's class or None, and the name: with a class the method is called.
+        context: the context tensor.
+        world_size: number of ranks.
+        before: tuple of arguments that come first in both.
+        as_function: tuple of arguments that the function gets next.
+        as_method: tuple of those that the method gets instead.
+        behind: tuple of arguments that come last in both.
+    """
+    if api[1] is None:
+        return api[0](*before, *as_function, *behind)
+    else:
+        return getattr(api[1], api[2])(open_context(api[1], context, world_size), *before, *as_method, *behind)

@@ -18,32 +18,22 @@ from iris_triton.context import DeviceContext
 
 NUMEL, CPU_NUMEL = 1 << 20, 1 << 13
 """32-bit words that are written and read per pair; on GPUs 4 MiB, which are several granules of virtual memory."""
-
-ADDITIONS = 1000
-"""Times that every rank adds 1 to a word of every rank."""
-
-MESSAGE = 256
-"""32-bit words that are handed over behind a signal."""
-
+ADDITIONS = 1000  # that every rank makes to a word of every rank
+MESSAGE = 256  # 32-bit words that are handed over behind a signal
 _BLOCK, _CPU_BLOCK = 4096, 1024
 _ADD_BLOCK = 128
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=["peer"])
-def write(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
-    """Store `source` to the peer's `target`."""
+def move(source, target, numel, context, world_size: tl.constexpr, peer, reads: tl.constexpr, BLOCK: tl.constexpr):
+    """Load the peer's `source` into `target`, or store `source` to the peer's `target`."""
     ctx = DeviceContext.from_tensor(context, world_size)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ctx.store(target + i, tl.load(source + i, mask=i < numel), peer, mask=i < numel)
-
-
-@triton.jit(do_not_specialize=["peer"])
-def read(source, target, numel, context, world_size: tl.constexpr, peer, BLOCK: tl.constexpr):
-    """Load the peer's `source` into `target`."""
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + i, ctx.load(source + i, peer, mask=i < numel), mask=i < numel)
+    if reads:
+        tl.store(target + i, ctx.load(source + i, peer, mask=i < numel), mask=i < numel)
+    else:
+        ctx.store(target + i, tl.load(source + i, mask=i < numel), peer, mask=i < numel)
 
 
 @triton.jit
@@ -75,88 +65,70 @@ def self_test(ctx: Any, begin: Callable[[str, int | None], None]) -> Iterator[Pa
     Collective: every rank of `ctx` calls it.
     """
     with ctx.scope():
-        for operation in (_writes, _reads, _additions, _signals):
+        for operation in (_moves, _additions, _signals):
             yield from operation(ctx, begin)
             _meet(ctx, begin)
 
 
-def _writes(ctx, begin):
-    rank, world, numel, block = _sizes(ctx)
-    inbox = ctx.empty(numel, dtype=torch.int32)
-    for distance in range(world):
-        peer, source = (rank + distance) % world, (rank - distance) % world
-        values = _pattern(rank, peer, numel, ctx.device)
-        inbox.fill_(-1)
-        _meet(ctx, begin)
-        begin("write", peer)
-        write[(triton.cdiv(numel, block),)](values, inbox, numel, ctx.get_device_context(), world, peer, BLOCK=block)
-        _meet(ctx, begin)
-        problem = _difference(inbox, _pattern(source, rank, numel, ctx.device), "arrived wrong")
-        yield PairCheck("write", source, rank, problem)
-
-
-def _reads(ctx, begin):
-    rank, world, numel, block = _sizes(ctx)
-    offered = ctx.empty(numel, dtype=torch.int32)
-    offered.copy_(_pattern(rank, rank, numel, ctx.device))
-    _meet(ctx, begin)
-    for distance in range(world):
-        peer = (rank + distance) % world
-        begin("read", peer)
-        got = torch.full((numel,), -1, dtype=torch.int32, device=ctx.device)
-        read[(triton.cdiv(numel, block),)](offered, got, numel, ctx.get_device_context(), world, peer, BLOCK=block)
-        problem = _difference(got, _pattern(peer, peer, numel, ctx.device), "returned wrong values")
-        yield PairCheck("read", rank, peer, problem)
+def _moves(ctx, begin):
+    numel, block = (CPU_NUMEL, _CPU_BLOCK) if ctx.device == "cpu" else (NUMEL, _BLOCK)
+    source, target = (ctx.empty(numel, dtype=torch.int32) for _ in range(2))
+    for reads, op, verb in ((False, "write", "arrived wrong"), (True, "read", "returned wrong values")):
+        for distance, (peer, other) in enumerate(_distances(ctx)):
+            source.copy_(_pattern(ctx, ctx.cur_rank, distance, numel))
+            target.fill_(-1)
+            _meet(ctx, begin)
+            begin(op, peer)
+            move[(triton.cdiv(numel, block),)](source, target, numel, *_where(ctx), peer, reads, BLOCK=block)
+            _meet(ctx, begin)
+            problem = _difference(target, _pattern(ctx, peer if reads else other, distance, numel), verb)
+            yield PairCheck(op, *((ctx.cur_rank, peer) if reads else (other, ctx.cur_rank)), problem)
 
 
 def _additions(ctx, begin):
-    rank, world = ctx.cur_rank, ctx.num_ranks
+    world = ctx.num_ranks
     own = ctx.zeros(world, dtype=torch.int32)
     shared = ctx.zeros(1, dtype=torch.int64)
     _meet(ctx, begin)
     begin("atomic_add", None)
-    grid = (triton.cdiv(ADDITIONS, _ADD_BLOCK), world)
-    add[grid](own, shared, ADDITIONS, ctx.get_device_context(), world, BLOCK=_ADD_BLOCK)
+    add[triton.cdiv(ADDITIONS, _ADD_BLOCK), world](own, shared, ADDITIONS, *_where(ctx), BLOCK=_ADD_BLOCK)
     _meet(ctx, begin)
-    counts = own.tolist()
+    missing = [ADDITIONS - count for count in own.tolist()]
     lost = ADDITIONS * world - shared.item()
-    source_is_unknown = lost not in (0, sum(ADDITIONS - count for count in counts))
-    for source, count in enumerate(counts):
-        problem = _lost(ADDITIONS - count, ADDITIONS)
+    source_is_unknown = lost not in (0, sum(missing))
+    for source, number in enumerate(missing):
+        problem = _lost(number, ADDITIONS)
         if not problem and source_is_unknown:
             problem = f"{_lost(lost, ADDITIONS * world)} of all ranks to one word"
-        yield PairCheck("atomic_add", source, rank, problem)
+        yield PairCheck("atomic_add", source, ctx.cur_rank, problem)
 
 
 def _signals(ctx, begin):
-    rank, world = ctx.cur_rank, ctx.num_ranks
     inbox = ctx.empty(MESSAGE, dtype=torch.int32)
     received = torch.empty(MESSAGE, dtype=torch.int32, device=ctx.device)
     flag = ctx.zeros(1, dtype=torch.int64)
-    for distance in range(world):
-        peer, source = (rank + distance) % world, (rank - distance) % world
-        message = _pattern(rank, peer, MESSAGE, ctx.device)
+    for epoch, (peer, source) in enumerate(_distances(ctx), start=1):
+        message = _pattern(ctx, ctx.cur_rank, peer, MESSAGE)
         inbox.fill_(-1)
         _meet(ctx, begin)
         begin("signal", peer)
-        hand_over[(1,)](
-            message, inbox, received, flag, ctx.get_device_context(), world, peer, distance + 1, BLOCK=MESSAGE
-        )
+        hand_over[(1,)](message, inbox, received, flag, *_where(ctx), peer, epoch, BLOCK=MESSAGE)
         late = False
         try:
             _meet(ctx, begin)
         except DeviceTimeoutError as error:  # raised after the barrier, on all ranks, whoever waited in vain
-            late = error.rank == rank
-        problem = _difference(received, _pattern(source, rank, MESSAGE, ctx.device), "came before its data")
-        if late:
-            problem = "did not arrive in time"
-        yield PairCheck("signal", source, rank, problem)
+            late = error.rank == ctx.cur_rank
+        problem = _difference(received, _pattern(ctx, source, ctx.cur_rank, MESSAGE), "came before its data")
+        yield PairCheck("signal", source, ctx.cur_rank, "did not arrive in time" if late else problem)
 
 
-# -- small change -----------------------------------------------------------------------------------------------------
-def _sizes(ctx):
-    cpu = ctx.device == "cpu"
-    return ctx.cur_rank, ctx.num_ranks, CPU_NUMEL if cpu else NUMEL, _CPU_BLOCK if cpu else _BLOCK
+def _distances(ctx):
+    """Which rank this one works on at each distance, and which one works on it."""
+    return [((ctx.cur_rank + d) % ctx.num_ranks, (ctx.cur_rank - d) % ctx.num_ranks) for d in range(ctx.num_ranks)]
+
+
+def _where(ctx):
+    return ctx.get_device_context(), ctx.num_ranks
 
 
 def _meet(ctx, begin):
@@ -167,10 +139,10 @@ def _meet(ctx, begin):
     ctx.barrier()
 
 
-def _pattern(rank, peer, numel, device):
-    """Non-negative int32 values, different for every pair of ranks."""
-    start = (rank * 1009 + peer + 1) * 104729
-    return ((torch.arange(numel, dtype=torch.int64, device=device) + start) * 7919 % (2**31 - 1)).to(torch.int32)
+def _pattern(ctx, rank, other, numel):
+    """Non-negative int32 values, different for every two numbers of ranks or distances."""
+    start = (rank * 1009 + other + 1) * 104729
+    return ((torch.arange(numel, dtype=torch.int64, device=ctx.device) + start) * 7919 % (2**31 - 1)).to(torch.int32)
 
 
 def _difference(got, expected, verb):
@@ -185,8 +157,6 @@ def _difference(got, expected, verb):
 
 def _lost(missing, additions):
     """How many additions were lost, as a phrase; empty if none was."""
-    if not missing:
-        return ""
-    return (
-        f"lost {missing} of {additions} additions" if missing > 0 else f"added {-missing} more than {additions} times"
-    )
+    if missing > 0:
+        return f"lost {missing} of {additions} additions"
+    return f"added {-missing} more than {additions} times" if missing else ""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")
 """Algorithms of the tile-level all-reduce, in the order of their codes in `AllReduceConfig`."""
 
-
 FIXED_WORDS = 3
 """Words of a tile beside the two that it has for each rank; `protocol` says what they are for."""
 
@@ -67,8 +66,7 @@ def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: s
         ValueError: as in `lock_words`.
         HeapExhaustedError: the heap is full.
     """
-    words = lock_words(M, N, block_m, block_n, ctx.num_ranks, variant)
-    return ctx.zeros(max(words, 1), dtype=torch.int64)
+    return ctx.zeros(max(lock_words(M, N, block_m, block_n, ctx.num_ranks, variant), 1), dtype=torch.int64)
 
 
 def check_locks(

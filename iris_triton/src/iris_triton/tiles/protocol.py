@@ -30,70 +30,37 @@ from iris_triton.language.atomics import atomic_add
 from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag
 from iris_triton.language.sync import await_members, tell_members
 from iris_triton.tiles.locks import FIXED_WORDS
-from iris_triton.tiles.views import _number
 
 # Kinds of calls, by what ends them.
-ONE_READS = tl.constexpr(1)
-"""`done` is set by the rank that has read all parts: two-shot, reduce_scatter."""
-ALL_READ = tl.constexpr(2)
-"""Every rank has set its `passed` word: one-shot."""
-AT_RETURN = tl.constexpr(3)
-"""Nothing is under way any more when the call returns: ring."""
+ONE_READS = tl.constexpr(1)  # `done` is set by the rank that has read all parts: two-shot, reduce_scatter
+ALL_READ = tl.constexpr(2)  # every rank has set its `passed` word: one-shot
+AT_RETURN = tl.constexpr(3)  # nothing is under way any more when the call returns: ring
 
-_KINDS = tl.constexpr(8)
-_KIND_MASK = tl.constexpr(7)
+_KINDS, _KIND_MASK = tl.constexpr(8), tl.constexpr(7)
 _FIXED_WORDS = tl.constexpr(FIXED_WORDS)
-_MEMBERS = tl.constexpr(32)
-"""Ranks whose flags are awaited at a time, at least."""
-_TIMEOUT_WORD = tl.constexpr(_layout.TIMEOUT_WORD)
-_STATUS_WORD = tl.constexpr(_layout.STATUS_WORD)
+_MEMBERS = tl.constexpr(32)  # ranks whose flags are awaited at a time, at least
+_TIMEOUT_WORD, _STATUS_WORD = tl.constexpr(_layout.TIMEOUT_WORD), tl.constexpr(_layout.STATUS_WORD)
 
 
-@aggregate
-class World:
-    """The ranks, and the caller among them.
-
-    Attributes:
-        rank, size: the caller and the number of ranks; constexprs or run-time values.
-        heap_bases: pointer to int64[size] within the context tensor.
-    """
-
-    rank: tl.tensor | tl.constexpr
-    size: tl.tensor | tl.constexpr
-    heap_bases: tl.tensor
-
-    @triton.constexpr_function
-    def __init__(self, rank, size, heap_bases):
-        self.rank = _number(rank)
-        self.size = _number(size)
-        self.heap_bases = heap_bases
-
-    @triton.jit
-    def bound(self):
-        """How long waits may take (nanoseconds, int64), and the address of the status words (int64)."""
-        words = self.heap_bases + self.size
-        return tl.load(words + _TIMEOUT_WORD), tl.load(words + _STATUS_WORD)
+@triton.jit
+def wait_bound(heap_bases, world_size):
+    """How long waits may take (nanoseconds, int64), and the address of the status words (int64)."""
+    words = heap_bases + world_size
+    return tl.load(words + _TIMEOUT_WORD), tl.load(words + _STATUS_WORD)
 
 
 @aggregate
 class Row:
-    """The words of one tile, and the stamp of the call that is under way.
+    """The words of one tile, in the caller's memory, and the stamp of the call that is under way.
 
-    Attributes:
-        words: pointer to the row in the caller's memory.
-        stamp: of this call (scalar of the words' type).
-        world: the ranks.
+    `rank`, `size` and `heap_bases` are those of the device context: the caller, and the world.
     """
 
     words: tl.tensor
     stamp: tl.tensor
-    world: World
-
-    @triton.constexpr_function
-    def __init__(self, words, stamp, world):
-        self.words = words
-        self.stamp = stamp
-        self.world = world
+    rank: tl.tensor | tl.constexpr
+    size: tl.tensor | tl.constexpr
+    heap_bases: tl.tensor
 
     @triton.jit
     def arrived(self, rank):
@@ -103,37 +70,35 @@ class Row:
     @triton.jit
     def passed(self, rank):
         """The word of a rank's second signal."""
-        return self.words + self.world.size + rank
+        return self.words + self.size + rank
 
     @triton.jit
     def done(self):
         """The word of the result."""
-        return self.words + 2 * self.world.size + 2
+        return self.words + 2 * self.size + 2
 
     @triton.jit
     def tell(self, word, rank):
         """Set one word of a rank to the stamp; what this program has gathered (`gather_stores`) is visible then."""
-        target = translate(word, self.world.rank, rank, self.world.heap_bases)
+        target = translate(word, self.rank, rank, self.heap_bases)
         set_flag(target, self.stamp, "release", "sys")
 
     @triton.jit
     def tell_all(self, word):
         """Set the same word of every rank to the stamp; as `tell`."""
-        world = self.world
-        tell_members(word, 0, self.stamp, world.rank, 0, 1, world.size, world.heap_bases)
+        tell_members(word, 0, self.stamp, self.rank, 0, 1, self.size, self.heap_bases)
 
     @triton.jit
     def wait(self, word):
         """Wait until an own word has reached the stamp."""
-        timeout_ns, status = self.world.bound()
-        await_flag(word, self.stamp, "reached", "acquire", "sys", timeout_ns, status, self.world.rank)
+        timeout_ns, status = wait_bound(self.heap_bases, self.size)
+        await_flag(word, self.stamp, "reached", "acquire", "sys", timeout_ns, status, self.rank)
 
     @triton.jit
     def wait_all(self, words):
         """Wait until as many words as there are ranks have reached the stamp."""
-        world = self.world
-        timeout_ns, status = world.bound()
-        await_members(words, self.stamp, world.rank, 0, 1, world.size, timeout_ns, status)
+        timeout_ns, status = wait_bound(self.heap_bases, self.size)
+        await_members(words, self.stamp, self.rank, 0, 1, self.size, timeout_ns, status)
 
     @triton.jit
     def is_last(self, home):
@@ -142,41 +107,40 @@ class Row:
         No rank waits here.  The last one makes the count 0 again.  All ranks add to it, and none is a call ahead: it
         begins the next one when `done` of this one is set, which the last rank does later than the count.
         """
-        world = self.world
-        count = self.words + 2 * world.size + 1
-        before = atomic_add(count, 1, world.rank, home, world.heap_bases, sem="acq_rel", scope="sys")
-        last = before == world.size - 1
+        count = self.words + 2 * self.size + 1
+        before = atomic_add(count, 1, self.rank, home, self.heap_bases, sem="acq_rel", scope="sys")
+        last = before == self.size - 1
         if last:
-            target = translate(count, world.rank, home, world.heap_bases)
+            target = translate(count, self.rank, home, self.heap_bases)
             set_flag(target, tl.cast(0, count.dtype.element_ty), "relaxed", "sys")
         return last
 
     @triton.jit
     def end(self):
         """Keep the stamp for the next call on this tile."""
-        tl.store(self.words + 2 * self.world.size, self.stamp)
+        tl.store(self.words + 2 * self.size, self.stamp)
         tl.debug_barrier()  # before the next call reads it
 
 
 @triton.jit
-def _last_call(locks, tile_id, world):
+def _last_call(locks, tile_id, ctx):
     """The row of a tile with the stamp of the last call on it."""
     tl.static_assert(locks.dtype.element_ty == tl.int64, "locks must be int64: see iris_triton.tiles.make_locks")
-    words = locks + tl.cast(tile_id, tl.int64) * (2 * world.size + _FIXED_WORDS)
-    return Row(words, tl.load(words + 2 * world.size), world)
+    words = locks + tl.cast(tile_id, tl.int64) * (2 * ctx.world_size + _FIXED_WORDS)
+    return Row(words, tl.load(words + 2 * ctx.world_size), ctx.rank, ctx.world_size, ctx.heap_bases)
 
 
 @triton.jit
-def await_raised(locks, tile_id, world):
+def await_raised(locks, tile_id, ctx):
     """Wait until all ranks have raised their int32 flag of a tile; their parts are visible then."""
     word = locks + tl.cast(tile_id, tl.int64)
-    timeout_ns, status = world.bound()
+    timeout_ns, status = wait_bound(ctx.heap_bases, ctx.world_size)
     one = tl.cast(1, tl.int32)
     lane = lanes_for(_MEMBERS)
-    for first in range(0, world.size, lane.shape[0]):
+    for first in range(0, ctx.world_size, lane.shape[0]):
         member = first + lane  # those beyond the world repeat a rank
-        flags = translate(word, world.rank, member % world.size, world.heap_bases)
-        await_flags(flags, one, member < world.size, "ge", "acquire", "sys", timeout_ns, status, world.rank)
+        flags = translate(word, ctx.rank, member % ctx.world_size, ctx.heap_bases)
+        await_flags(flags, one, member < ctx.world_size, "ge", "acquire", "sys", timeout_ns, status, ctx.rank)
 
 
 @triton.jit
@@ -190,14 +154,15 @@ def _await_end(row):
 
 
 @triton.jit
-def begin(locks, tile_id, world, KIND: tl.constexpr):
+def begin(locks, tile_id, ctx, KIND: tl.constexpr):
     """Begin a call on a tile when the one before is over; returns its `Row`."""
-    last = _last_call(locks, tile_id, world)
+    last = _last_call(locks, tile_id, ctx)
     _await_end(last)
-    return Row(last.words, last.stamp - (last.stamp & _KIND_MASK) + _KINDS + KIND, world)
+    stamp = last.stamp - (last.stamp & _KIND_MASK) + _KINDS + KIND
+    return Row(last.words, stamp, ctx.rank, ctx.world_size, ctx.heap_bases)
 
 
 @triton.jit
-def await_end(locks, tile_id, world):
+def await_end(locks, tile_id, ctx):
     """Wait until the last call on a tile is over."""
-    _await_end(_last_call(locks, tile_id, world))
+    _await_end(_last_call(locks, tile_id, ctx))

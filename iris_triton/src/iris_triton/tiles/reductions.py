@@ -1,4 +1,4 @@
-"""Tile-level reductions: all_reduce in five algorithms, and reduce_scatter.  The methods of the contexts describe them.
+"""Tile-level reductions: all_reduce in five algorithms, and reduce_scatter, as methods of the contexts.
 
 What the algorithms have in common, and why nothing that a rank still reads is overwritten:
 
@@ -27,8 +27,9 @@ from iris_triton.language.flags import await_flag, is_counter
 from iris_triton.language.memory import load, store
 from iris_triton.language.sync import gather_stores, signal
 from iris_triton.tiles.locks import VARIANTS
-from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_raised, begin
-from iris_triton.tiles.views import Tile
+from iris_triton.tiles.moves import Moves
+from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_end, await_raised, begin, wait_bound
+from iris_triton.tiles.views import Tile, number_of
 
 
 @triton.constexpr_function
@@ -65,28 +66,26 @@ class AllReduceConfig:
 
 # -- parts and results ------------------------------------------------------------------------------------------------
 @triton.jit
-def _sum(tile, src_view, world):
+def _sum(tile, src_view, ctx):
     """The sum of all ranks' parts, in rank order; the next part is on its way while one is added."""
     ptr, mask = src_view.tile_ptr(tile)
-    acc = widened(load(ptr, world.rank, 0, world.heap_bases, mask))
-    ahead = load(ptr, world.rank, 1 % world.size, world.heap_bases, mask)
-    for rank in range(2, world.size):
+    acc = widened(load(ptr, ctx.rank, 0, ctx.heap_bases, mask))
+    ahead = load(ptr, ctx.rank, 1 % ctx.world_size, ctx.heap_bases, mask)
+    for rank in range(2, ctx.world_size):
         part = ahead
-        ahead = load(ptr, world.rank, rank, world.heap_bases, mask)
+        ahead = load(ptr, ctx.rank, rank, ctx.heap_bases, mask)
         acc += widened(part)
-    if world.size > 1:
+    if ctx.world_size > 1:
         acc += widened(ahead)
     return acc
 
 
 @triton.jit
-def _store_to_all(tile, dst_view, value, world):
-    """Store a result to every rank, the next one first."""
+def _store_to_all(tile, dst_view, value, ctx):
     ptr, mask = dst_view.tile_ptr(tile)
     result = value.to(dst_view.ptr.dtype.element_ty)
-    for step in range(world.size):
-        peer = (world.rank + 1 + step) % world.size
-        store(ptr, result, world.rank, peer, world.heap_bases, mask)
+    for step in range(ctx.world_size):  # the next rank first
+        store(ptr, result, ctx.rank, (ctx.rank + 1 + step) % ctx.world_size, ctx.heap_bases, mask)
 
 
 @triton.jit
@@ -108,93 +107,28 @@ def _raised_by_kernel(locks):
 
 
 @triton.jit
-def _owner(tile, dst_view, tile_id, world):
+def _owner(tile, dst_view, tile_id, ctx):
     """The rank that gets a tile in reduce_scatter: all have a block of them, the last one also what is left over."""
-    share = dst_view.number_of_tiles(tile.block_m, tile.block_n) // world.size
-    return tl.where(share == 0, world.size - 1, tl.minimum(tile_id // tl.maximum(share, 1), world.size - 1))
-
-
-# -- algorithms -------------------------------------------------------------------------------------------------------
-@triton.jit
-def all_reduce_one_shot(tile, src_view, dst_view, locks, tile_id, world):
-    """Every rank reduces all parts."""
-    if _raised_by_kernel(locks):
-        await_raised(locks, tile_id, world)
-        _store_own(tile, dst_view, _sum(tile, src_view, world))
-    else:
-        row = begin(locks, tile_id, world, ALL_READ)
-        tile.publish(src_view)
-        gather_stores()
-        row.tell_all(row.arrived(world.rank))
-        row.wait_all(row.arrived(0))
-        acc = _sum(tile, src_view, world)
-        if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
-            gather_stores()
-            row.tell_all(row.passed(world.rank))
-            row.wait_all(row.passed(0))
-            _store_own(tile, dst_view, acc)
-        else:
-            _store_own(tile, dst_view, acc)
-            gather_stores()
-            row.tell_all(row.passed(world.rank))
-        row.end()
+    share = dst_view.number_of_tiles(tile.block_m, tile.block_n) // ctx.world_size
+    return tl.where(share == 0, ctx.world_size - 1, tl.minimum(tile_id // tl.maximum(share, 1), ctx.world_size - 1))
 
 
 @triton.jit
-def all_reduce_two_shot(tile, src_view, dst_view, locks, tile_id, world):
-    """The rank that comes last reduces all parts and stores the result to all; of raised flags, rank tile_id % size."""
-    if _raised_by_kernel(locks):
-        all_reduce_two_shot_by_owner(
-            tile, src_view, dst_view, locks, tile_id, tl.cast(world.rank, tl.int32), world.size, world
-        )
-    else:
-        row = begin(locks, tile_id, world, ONE_READS)
-        tile.publish(src_view)
-        gather_stores()
-        if row.is_last(tile_id % world.size):
-            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
-            gather_stores()
-            row.tell_all(row.done())
-        row.end()
-
-
-@triton.jit
-def all_reduce_two_shot_by_owner(tile, src_view, dst_view, locks, tile_id, start_tile, stride, world):
-    """The rank for which tile_id is one of start_tile, start_tile + stride, ... reduces and stores to all."""
-    own = (tile_id >= start_tile) & ((tile_id - start_tile) % stride == 0)
+def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride, ctx):
+    """The rank for which the tile is one of start_tile, start_tile + stride, ... reduces and stores to all."""
+    own = (number >= start_tile) & ((number - start_tile) % stride == 0)
     if _raised_by_kernel(locks):
         if own:
-            await_raised(locks, tile_id, world)
-            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
+            await_raised(locks, number, ctx)
+            _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
     else:
-        row = begin(locks, tile_id, world, ONE_READS)
+        row = begin(locks, number, ctx, ONE_READS)
         tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.arrived(world.rank))
+        row.tell_all(row.arrived(ctx.rank))
         if own:
             row.wait_all(row.arrived(0))
-            _store_to_all(tile, dst_view, _sum(tile, src_view, world), world)
-            gather_stores()
-            row.tell_all(row.done())
-        row.end()
-
-
-@triton.jit
-def reduce_scatter(tile, src_view, dst_view, locks, tile_id, world):
-    """The rank that comes last, of raised flags the owner, reduces all parts and stores the result to the owner."""
-    owner = _owner(tile, dst_view, tile_id, world)
-    if _raised_by_kernel(locks):
-        if owner == world.rank:
-            await_raised(locks, tile_id, world)
-            _store_own(tile, dst_view, _sum(tile, src_view, world))
-    else:
-        row = begin(locks, tile_id, world, ONE_READS)
-        tile.publish(src_view)
-        gather_stores()
-        if row.is_last(owner):
-            acc = _sum(tile, src_view, world)
-            ptr, mask = dst_view.tile_ptr(tile)
-            store(ptr, acc.to(dst_view.ptr.dtype.element_ty), world.rank, owner, world.heap_bases, mask)
+            _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
             gather_stores()
             row.tell_all(row.done())
         row.end()
@@ -237,48 +171,19 @@ def _keep_sum(tile, src_view, dst_view, acc):
 
 
 @triton.jit
-def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, world):
+def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
     """Load the sum that a rank has kept."""
     src, mask = src_view.tile_ptr(tile)
     dst, _ = dst_view.tile_ptr(tile)
     carrier: tl.constexpr = _carrier(src_view.ptr.dtype.element_ty, sums, dst_view.ptr.dtype.element_ty)
     if carrier == "src":
-        return load(src, world.rank, rank, world.heap_bases, mask)
+        return load(src, ctx.rank, rank, ctx.heap_bases, mask)
     elif carrier == "dst":
-        return load(dst, world.rank, rank, world.heap_bases, mask)
+        return load(dst, ctx.rank, rank, ctx.heap_bases, mask)
     else:
-        high = load(as_words(src), world.rank, rank, world.heap_bases, mask).to(tl.int32)
-        low = load(as_words(dst), world.rank, rank, world.heap_bases, mask).to(tl.int32)
+        high = load(as_words(src), ctx.rank, rank, ctx.heap_bases, mask).to(tl.int32)
+        low = load(as_words(dst), ctx.rank, rank, ctx.heap_bases, mask).to(tl.int32)
         return ((high << 16) | (low & 0xFFFF)).to(sums, bitcast=True)
-
-
-@triton.jit
-def all_reduce_ring(tile, src_view, dst_view, locks, tile_id, world):
-    """The sum goes once around the ring, then the result does; tile t begins at rank t % world_size."""
-    row = begin(locks, tile_id, world, AT_RETURN)
-    size = world.size
-    position = (world.rank + size - tile_id % size) % size
-    before = (world.rank + size - 1) % size
-    after = (world.rank + 1) % size
-    acc = widened(tile.partial(src_view))
-    if position > 0:
-        row.wait(row.arrived(before))
-        acc = _sum_of(tile, src_view, dst_view, before, acc.dtype, world) + acc
-    result = acc.to(dst_view.ptr.dtype.element_ty)
-    ptr, mask = dst_view.tile_ptr(tile)
-    if position < size - 1:
-        _keep_sum(tile, src_view, dst_view, acc)
-        gather_stores()
-        row.tell(row.arrived(world.rank), after)
-        row.wait(row.passed(before))
-        result = tl.load(ptr, mask=mask)
-    else:
-        tl.store(ptr, result, mask=mask)
-    if (size > 1) & (position != size - 2):  # the one behind that position has made the result
-        store(ptr, result, world.rank, after, world.heap_bases, mask)
-        gather_stores()
-        row.tell(row.passed(world.rank), after)
-    row.end()
 
 
 # -- without parts in memory ------------------------------------------------------------------------------------------
@@ -290,69 +195,242 @@ def _can_add(element):
 
 
 @triton.jit
-def all_reduce_atomic(tile, dst_view, world):
-    """Add a tile to `dst_view` of all ranks."""
-    tl.static_assert(
-        _can_add(dst_view.ptr.dtype.element_ty),
-        "all_reduce_atomic adds float16, bfloat16, and floats and integers of 32 and 64 bits",
-    )
-    ptr, mask = dst_view.tile_ptr(tile)
-    value = tile.partial(dst_view)
-    for step in range(world.size):
-        peer = (world.rank + 1 + step) % world.size
-        atomic_add(ptr, value, world.rank, peer, world.heap_bases, mask, "relaxed", "sys")
-
-
-@triton.jit
-def _lock(lock, peer, world):
+def _lock(lock, peer, ctx):
     """Take a rank's lock; returns whether that was possible in time."""
     one = tl.cast(1, lock.dtype.element_ty)
-    there = translate(lock, world.rank, peer, world.heap_bases)
-    timeout_ns, status = world.bound()
-    held = atomic_xchg(lock, one, world.rank, peer, world.heap_bases, sem="acquire", scope="sys") != 0
+    there = translate(lock, ctx.rank, peer, ctx.heap_bases)
+    timeout_ns, status = wait_bound(ctx.heap_bases, ctx.world_size)
+    held = atomic_xchg(lock, one, ctx.rank, peer, ctx.heap_bases, sem="acquire", scope="sys") != 0
     late = held & False
     while held & ~late:
-        seen = await_flag(there, one - 1, "eq", "relaxed", "sys", timeout_ns, status, world.rank)
+        seen = await_flag(there, one - 1, "eq", "relaxed", "sys", timeout_ns, status, ctx.rank)
         late = seen != 0
         if not late:
-            held = atomic_xchg(lock, one, world.rank, peer, world.heap_bases, sem="acquire", scope="sys") != 0
+            held = atomic_xchg(lock, one, ctx.rank, peer, ctx.heap_bases, sem="acquire", scope="sys") != 0
     return ~held
-
-
-@triton.jit
-def all_reduce_spinlock(tile, dst_view, locks, tile_id, world):
-    """Add a tile to `dst_view` of all ranks, one rank at a time."""
-    tl.static_assert(is_counter(locks.dtype.element_ty), "locks must be int32 or int64, a word for each tile")
-    lock = locks + tl.cast(tile_id, tl.int64)
-    ptr, mask = dst_view.tile_ptr(tile)
-    part = widened(tile.partial(dst_view))
-    for step in range(world.size):
-        peer = (world.rank + 1 + step) % world.size
-        if _lock(lock, peer, world):
-            acc = widened(load(ptr, world.rank, peer, world.heap_bases, mask)) + part
-            store(ptr, acc.to(dst_view.ptr.dtype.element_ty), world.rank, peer, world.heap_bases, mask)
-            signal(lock, 0, world.rank, peer, world.heap_bases)
-
-
-# -- by configuration -------------------------------------------------------------------------------------------------
-@triton.jit
-def all_reduce(tile, src_view, dst_view, config, tile_id, world):
-    """The algorithm that `config` names."""
-    tl.static_assert(
-        config.variant_code == 0 or config.locks_ptr is not None, "AllReduceConfig: all variants but atomic need locks"
-    )
-    if config.variant_code == 0:
-        all_reduce_atomic(_with_data(tile, src_view), dst_view, world)
-    elif config.variant_code == 1:
-        all_reduce_ring(tile, src_view, dst_view, config.locks_ptr, tile_id, world)
-    elif config.variant_code == 2:
-        all_reduce_one_shot(tile, src_view, dst_view, config.locks_ptr, tile_id, world)
-    elif config.variant_code == 3:
-        all_reduce_two_shot(tile, src_view, dst_view, config.locks_ptr, tile_id, world)
-    else:
-        all_reduce_spinlock(_with_data(tile, src_view), dst_view, config.locks_ptr, tile_id, world)
 
 
 @triton.jit
 def _with_data(tile, src_view):
     return Tile(tile.pid_m, tile.pid_n, tile.block_m, tile.block_n, tile.partial(src_view))
+
+
+# -- algorithms -------------------------------------------------------------------------------------------------------
+class Reductions(Moves):
+    """Methods of every device context that reduce tiles, beside those that move them."""
+
+    @triton.jit
+    def all_reduce(self, tile, src_view, dst_view, config=None, tile_id=None):
+        """Reduce a tile over all ranks by the algorithm that `config` names; "atomic" by default.
+
+        Args:
+            tile, src_view, dst_view: as in the method of that algorithm; those that have no `src_view` use it only to
+                find the data of a `TileView`.
+            config: `AllReduceConfig`.
+            tile_id: as in `all_reduce_one_shot`.
+        """
+        if config is None:
+            self.all_reduce_atomic(_with_data(tile, src_view), dst_view)
+        else:
+            locks = config.locks_ptr
+            tl.static_assert(
+                config.variant_code == 0 or locks is not None, "AllReduceConfig: all variants but atomic need locks"
+            )
+            if config.variant_code == 0:
+                self.all_reduce_atomic(_with_data(tile, src_view), dst_view)
+            elif config.variant_code == 1:
+                self.all_reduce_ring(tile, src_view, dst_view, locks, tile_id)
+            elif config.variant_code == 2:
+                self.all_reduce_one_shot(tile, src_view, dst_view, locks, tile_id)
+            elif config.variant_code == 3:
+                self.all_reduce_two_shot(tile, src_view, dst_view, locks, None, None, tile_id)
+            else:
+                self.all_reduce_spinlock(_with_data(tile, src_view), dst_view, locks, tile_id)
+
+    @triton.jit
+    def all_reduce_atomic(self, tile, dst_view):
+        """Add a tile to `dst_view` of all ranks by atomics, which round after every addition.
+
+        `dst_view` must be zero before, behind a barrier, and is complete behind a barrier.  Sums of floats may differ
+        in their last bits between ranks and from run to run.
+
+        Args:
+            tile: `Tile`.
+            dst_view: symmetric; float16, bfloat16, or floats and integers of 32 and 64 bits.
+        """
+        tl.static_assert(
+            _can_add(dst_view.ptr.dtype.element_ty),
+            "all_reduce_atomic adds float16, bfloat16, and floats and integers of 32 and 64 bits",
+        )
+        ptr, mask = dst_view.tile_ptr(tile)
+        value = tile.partial(dst_view)
+        for step in range(self.world_size):
+            peer = (self.rank + 1 + step) % self.world_size
+            atomic_add(ptr, value, self.rank, peer, self.heap_bases, mask, "relaxed", "sys")
+
+    @triton.jit
+    def all_reduce_spinlock(self, tile, dst_view, locks, tile_id=None):
+        """Add a tile to `dst_view` of all ranks, one rank at a time; otherwise as `all_reduce_atomic`, of any dtype.
+
+        Args:
+            tile: `Tile`.
+            dst_view: symmetric.
+            locks: one word for each tile, see `iris_triton.tiles.make_locks` (variant "spinlock").
+            tile_id: as in `all_reduce_one_shot`.
+        """
+        tl.static_assert(is_counter(locks.dtype.element_ty), "locks must be int32 or int64, a word for each tile")
+        lock = locks + tl.cast(number_of(tile, dst_view, tile_id), tl.int64)
+        ptr, mask = dst_view.tile_ptr(tile)
+        part = widened(tile.partial(dst_view))
+        for step in range(self.world_size):
+            peer = (self.rank + 1 + step) % self.world_size
+            if _lock(lock, peer, self):
+                acc = widened(load(ptr, self.rank, peer, self.heap_bases, mask)) + part
+                store(ptr, acc.to(dst_view.ptr.dtype.element_ty), self.rank, peer, self.heap_bases, mask)
+                signal(lock, 0, self.rank, peer, self.heap_bases)
+
+    @triton.jit
+    def all_reduce_one_shot(self, tile, src_view, dst_view, locks, tile_id=None):
+        """Sum a tile over all ranks; every rank reads all parts.  The result is there on return, the same on all ranks.
+
+        Waits for the other ranks' calls on this tile.  docs/tiles.md says when that can deadlock.
+
+        Args:
+            tile: `Tile`, whose data is stored in `src_view`, or `TileView` of data that lies there.
+            src_view: symmetric; where the others read this rank's part.  May be `dst_view`.
+            dst_view: the result, the caller's own.
+            locks: int64, see `iris_triton.tiles.make_locks`.  Or int32, one word for each tile, as in AMD's
+                Iris: the kernel stores its part in `src_view` and sets the word to 1 before; see docs/tiles.md.
+            tile_id: row of `locks` that belongs to the tile, the same on all ranks; its number by default.
+        """
+        number = number_of(tile, dst_view, tile_id)
+        if _raised_by_kernel(locks):
+            await_raised(locks, number, self)
+            _store_own(tile, dst_view, _sum(tile, src_view, self))
+        else:
+            row = begin(locks, number, self, ALL_READ)
+            tile.publish(src_view)
+            gather_stores()
+            row.tell_all(row.arrived(self.rank))
+            row.wait_all(row.arrived(0))
+            acc = _sum(tile, src_view, self)
+            if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
+                gather_stores()
+                row.tell_all(row.passed(self.rank))
+                row.wait_all(row.passed(0))
+                _store_own(tile, dst_view, acc)
+            else:
+                _store_own(tile, dst_view, acc)
+                gather_stores()
+                row.tell_all(row.passed(self.rank))
+            row.end()
+
+    @triton.jit
+    def all_reduce_two_shot(self, tile, src_view, dst_view, locks, start_tile=None, stride=None, tile_id=None):
+        """Sum a tile over all ranks; one rank reads all parts and stores the result to all, the same bits.
+
+        Without `start_tile` that is the rank that comes last, so no rank waits for another; with int32 locks, rank
+        t % world_size for tile t.  Complete behind a barrier, or when `await_tile` returns.
+
+        Args:
+            tile, src_view, locks, tile_id: as in `all_reduce_one_shot`.
+            dst_view: symmetric; the result.
+            start_tile, stride: the caller reduces tiles start_tile, start_tile + stride, ... and waits for the others'
+                parts of those.  Every tile must be of exactly one rank, for example with (rank, world_size).
+        """
+        number = number_of(tile, dst_view, tile_id)
+        if start_tile is not None:
+            _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride, self)
+        elif _raised_by_kernel(locks):
+            first = tl.cast(self.rank, tl.int32)
+            _reduce_by_owner(tile, src_view, dst_view, locks, number, first, self.world_size, self)
+        else:
+            row = begin(locks, number, self, ONE_READS)
+            tile.publish(src_view)
+            gather_stores()
+            if row.is_last(number % self.world_size):
+                _store_to_all(tile, dst_view, _sum(tile, src_view, self), self)
+                gather_stores()
+                row.tell_all(row.done())
+            row.end()
+
+    @triton.jit
+    def all_reduce_ring(self, tile, src_view, dst_view, locks, tile_id=None):
+        """Sum a tile over all ranks, from rank to rank; the result is there on return, the same on all ranks.
+
+        Waits as `all_reduce_one_shot` does.
+
+        Args:
+            tile, tile_id: as in `all_reduce_one_shot`.
+            locks: int64, see `iris_triton.tiles.make_locks`.
+            src_view: symmetric; overwritten.  Sums of 16-bit floats are float32 and travel in halves, in `src_view` and
+                `dst_view`, which must then have 16 bits both, and not be the same; or one of them is float32.
+            dst_view: symmetric; the result.
+        """
+        number = number_of(tile, dst_view, tile_id)
+        row = begin(locks, number, self, AT_RETURN)
+        size = self.world_size
+        position = (self.rank + size - number % size) % size
+        before = (self.rank + size - 1) % size
+        after = (self.rank + 1) % size
+        acc = widened(tile.partial(src_view))
+        if position > 0:
+            row.wait(row.arrived(before))
+            acc = _sum_of(tile, src_view, dst_view, before, acc.dtype, self) + acc
+        result = acc.to(dst_view.ptr.dtype.element_ty)
+        ptr, mask = dst_view.tile_ptr(tile)
+        if position < size - 1:
+            _keep_sum(tile, src_view, dst_view, acc)
+            gather_stores()
+            row.tell(row.arrived(self.rank), after)
+            row.wait(row.passed(before))
+            result = tl.load(ptr, mask=mask)
+        else:
+            tl.store(ptr, result, mask=mask)
+        if (size > 1) & (position != size - 2):  # the one behind that position has made the result
+            store(ptr, result, self.rank, after, self.heap_bases, mask)
+            gather_stores()
+            row.tell(row.passed(self.rank), after)
+        row.end()
+
+    @triton.jit
+    def reduce_scatter(self, tile, src_view, dst_view, locks):
+        """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
+
+        Of T tiles, counted row by row, rank r owns T // world_size from r * (T // world_size) on; the last rank also
+        those that are left.  The rank that comes last reduces, so no rank waits for another; with int32 locks, the
+        owner.  Complete behind a barrier, or on the owner when `await_tile` returns there.
+
+        Args:
+            tile, src_view, locks: as in `all_reduce_one_shot`.
+            dst_view: symmetric, of the shape of the whole.
+        """
+        number = number_of(tile, dst_view)
+        owner = _owner(tile, dst_view, number, self)
+        if _raised_by_kernel(locks):
+            if owner == self.rank:
+                await_raised(locks, number, self)
+                _store_own(tile, dst_view, _sum(tile, src_view, self))
+        else:
+            row = begin(locks, number, self, ONE_READS)
+            tile.publish(src_view)
+            gather_stores()
+            if row.is_last(owner):
+                acc = _sum(tile, src_view, self)
+                ptr, mask = dst_view.tile_ptr(tile)
+                store(ptr, acc.to(dst_view.ptr.dtype.element_ty), self.rank, owner, self.heap_bases, mask)
+                gather_stores()
+                row.tell_all(row.done())
+            row.end()
+
+    @triton.jit
+    def await_tile(self, tile, dst_view, locks):
+        """Wait until the last call on a tile that used these locks is over on all ranks.
+
+        Then its result is in `dst_view`, and no rank reads the caller's `src_view` any more.
+
+        Args:
+            tile: `Tile` or `TileView`.
+            dst_view, locks: those of the call; int64, not of "spinlock".
+        """
+        await_end(locks, number_of(tile, dst_view), self)

@@ -11,7 +11,7 @@ The functions serve Triton and Gluon.  In Gluon a `Tile` has the layout of its d
 import triton
 import triton.language as tl
 
-from iris_triton._compat import aggregate
+from iris_triton._compat import AggregateMethods, aggregate
 from iris_triton.language.blocks import axis_for, axis_of
 
 
@@ -34,17 +34,10 @@ def tile_layout(
         BLOCK_SIZE_M, BLOCK_SIZE_N: rows and columns of a tile, powers of 2.
         layout: of the tile; for Gluon, which needs it.
     """
-    rm = pid_m * BLOCK_SIZE_M + axis_for((BLOCK_SIZE_M, BLOCK_SIZE_N), 0, layout)
-    rn = pid_n * BLOCK_SIZE_N + axis_for((BLOCK_SIZE_M, BLOCK_SIZE_N), 1, layout)
-    return rm, rn, (rm[:, None] < M) & (rn[None, :] < N)
+    return TileView(pid_m, pid_n, BLOCK_SIZE_M, BLOCK_SIZE_N, layout).layout(M, N)
 
 
-@triton.jit
-def compute_tile_indices(
-    pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, layout: tl.constexpr = None
-):
-    """The same as `tile_layout`; AMD's Iris has both names."""
-    return tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, layout)
+compute_tile_indices = tile_layout  # AMD's Iris has both names
 
 
 @triton.jit
@@ -75,8 +68,8 @@ def tile_ptr(
         stride_m, stride_n: its strides, in elements.
         M, N, pid_m, pid_n, BLOCK_SIZE_M, BLOCK_SIZE_N, layout: as in `tile_layout`.
     """
-    rm, rn, mask = tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N, layout)
-    return ptr + _offsets(rm, rn, stride_m, stride_n), mask
+    view = TensorView(ptr, M, N, stride_m, stride_n)
+    return view.tile_ptr(TileView(pid_m, pid_n, BLOCK_SIZE_M, BLOCK_SIZE_N, layout))
 
 
 @triton.jit
@@ -92,7 +85,7 @@ def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
 
 
 @triton.jit
-def chiplet_transform_chunked(pid, num_workgroups: tl.constexpr, num_xcds: tl.constexpr, chunk_size: tl.constexpr):
+def chiplet_transform_chunked(pid, num_workgroups, num_xcds: tl.constexpr, chunk_size: tl.constexpr):
     """Return which piece of work a program takes, so that `chunk_size` neighbouring ones run on the same die.
 
     GPUs that consist of dies, each with a cache, deal programs out to the dies in turn.  Bijective on
@@ -104,15 +97,25 @@ def chiplet_transform_chunked(pid, num_workgroups: tl.constexpr, num_xcds: tl.co
         num_xcds: number of dies.
         chunk_size: pieces that are neighbours on a die.
     """
-    whole: tl.constexpr = num_workgroups // (num_xcds * chunk_size) * (num_xcds * chunk_size)
+    whole = num_workgroups // (num_xcds * chunk_size) * (num_xcds * chunk_size)
     turn = pid // num_xcds  # of this die
     chunk = turn // chunk_size * num_xcds + pid % num_xcds
     return tl.where(pid < whole, chunk * chunk_size + turn % chunk_size, pid)
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
+class _TileMethods(AggregateMethods):
+    """What tiles with and without data have in common."""
+
+    @triton.jit
+    def layout(self, M, N):
+        """Return rows, columns and mask within an M x N tensor."""
+        rm, rn = self.indices()
+        return rm, rn, (rm[:, None] < M) & (rn[None, :] < N)
+
+
 @aggregate
-class TileView:
+class TileView(_TileMethods):
     """A tile without data: which one, and how large.
 
     Given to a collective that takes data, it means the data that lies in `src_view` already.
@@ -149,12 +152,6 @@ class TileView:
         return rm, rn
 
     @triton.jit
-    def layout(self, M, N):
-        """Return rows, columns and mask within an M x N tensor."""
-        rm, rn = self.indices()
-        return rm, rn, (rm[:, None] < M) & (rn[None, :] < N)
-
-    @triton.jit
     def partial(self, view):
         """The data of this tile as elements of `view`, where it lies already."""
         ptr, mask = view.tile_ptr(self)
@@ -166,7 +163,7 @@ class TileView:
 
 
 @aggregate
-class Tile:
+class Tile(_TileMethods):
     """A tile with its data, for example the accumulator of a GEMM.
 
     Attributes:
@@ -185,14 +182,6 @@ class Tile:
     block_n: tl.constexpr
     data: tl.tensor
 
-    @triton.constexpr_function
-    def __init__(self, pid_m, pid_n, block_m, block_n, data):
-        self.pid_m = _number(pid_m)
-        self.pid_n = _number(pid_n)
-        self.block_m = _number(block_m)
-        self.block_n = _number(block_n)
-        self.data = data
-
     @triton.jit
     def indices(self):
         """Return rows and columns, also those beyond the tensor."""
@@ -203,12 +192,6 @@ class Tile:
         rm = self.pid_m * self.block_m + axis_of(self.data, 0)
         rn = self.pid_n * self.block_n + axis_of(self.data, 1)
         return rm, rn
-
-    @triton.jit
-    def layout(self, M, N):
-        """Return rows, columns and mask within an M x N tensor."""
-        rm, rn = self.indices()
-        return rm, rn, (rm[:, None] < M) & (rn[None, :] < N)
 
     @triton.jit
     def partial(self, view):
@@ -239,14 +222,6 @@ class TensorView:
     N: tl.tensor | tl.constexpr
     stride_m: tl.tensor | tl.constexpr
     stride_n: tl.tensor | tl.constexpr
-
-    @triton.constexpr_function
-    def __init__(self, ptr, M, N, stride_m, stride_n):
-        self.ptr = ptr
-        self.M = _number(M)
-        self.N = _number(N)
-        self.stride_m = _number(stride_m)
-        self.stride_n = _number(stride_n)
 
     @triton.jit
     def tile_ptr(self, tile):
@@ -307,10 +282,13 @@ def make_tensor_view(ptr, M, N, stride_m, stride_n):
 
 
 @triton.jit
-def number_of(tile, view):
-    """Return which tile of `view` it is, row by row (scalar)."""
-    tiles_n = tl.cdiv(view.N, tile.block_n)
-    tl.device_assert(
-        (tile.pid_m * tile.block_m < view.M) & (tile.pid_n < tiles_n), "the tile lies outside the tensor altogether"
-    )
-    return tile.pid_m * tiles_n + tile.pid_n
+def number_of(tile, view, given=None):
+    """Return which tile of `view` it is, row by row (scalar); or the number that is `given`."""
+    if given is not None:
+        return given
+    else:
+        tiles_n = tl.cdiv(view.N, tile.block_n)
+        tl.device_assert(
+            (tile.pid_m * tile.block_m < view.M) & (tile.pid_n < tiles_n), "the tile lies outside the tensor altogether"
+        )
+        return tile.pid_m * tiles_n + tile.pid_n

@@ -83,10 +83,6 @@ class ExampleAllocator:
         """Never grows: peers map the whole file at once."""
         return 1
 
-    def owns(self, ptr: int) -> bool:
-        """Whether an address lies in this rank's own heap; peers' heaps are mapped here too, and do not count."""
-        return self._base_ptr <= ptr < self._base_ptr + self._nbytes
-
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
         """Back a range with memory.

@@ -1,6 +1,6 @@
 """The programs of the conformance kit's stack suite in the language of this backend.
 
-`iris_core.testing.conformance.stack.Programs` says what they do.  The kernels get the functions under test from
+docs/conformance_kit.md says what they do.  The kernels get the functions under test from
 `device_api()`, and check with plain loads and stores.
 """
 
@@ -16,29 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-
-BLOCK = 256
-
-
-@kernel
-def _ring(
-    api: Any, source: Any, target: Any, found: Any, flag: Any, value: int, me: int, peer: int, bases: Any, ns: int
-) -> None:
-    numel = source.array.size
-    for start in range(0, numel, BLOCK):
-        i = start + np.arange(BLOCK)
-        api["put"](source + i, target + i, me, peer, bases, mask=i < numel)
-    api["signal"](flag, value, me, peer, bases)
-    api["wait"](flag, value, timeout_ns=ns)
-    i = np.arange(numel)
-    (found + i).store((target + i).load())
-
-
-@kernel
-def _all_to_all(api: Any, source: Any, target: Any, numel: int, me: int, bases: Any) -> None:
-    peer, i = program_id(0), program_id(1) * BLOCK + np.arange(BLOCK)
-    data = (source + peer * numel + i).load(i < numel)
-    api["store"](target + me * numel + i, data, me, peer, bases, mask=i < numel)
 
 
 # -- every device function, as a function and as a method -------------------------------------------------------------
@@ -103,16 +80,17 @@ def _contend(call: Any, name: str, cell: Any, operands: Any, compares: Any, foun
 
 @kernel
 def _send(
-    call: Any, wait: Any, name: str, op: str, source: Any, target: Any, found: Any, flag: Any, value: int, awaited: int,
-    peer: int, bound: dict[str, int],
+    call: Any, put: Any, wait: Any, name: str, op: str, source: Any, target: Any, found: Any, flag: Any, value: int,
+    awaited: int, peer: int, bound: dict[str, int],
 ) -> None:  # fmt: skip
     i = np.arange(source.array.size)
     if name == "signal":
+        put(source + i, target + i, peer)
         call(flag, value, peer, op=op)
     else:
         call(source + i, target + i, flag, value, peer, op=op)
-        wait(flag, awaited, **bound)
-        (found + i).store((target + i).load())
+    wait(flag, awaited, **bound)
+    (found + i).store((target + i).load())
 
 
 @kernel
@@ -153,28 +131,6 @@ def _meet(
 
 
 # -- launching --------------------------------------------------------------------------------------------------------
-def ring(
-    ctx: Any,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    found: torch.Tensor,
-    flag: torch.Tensor,
-    value: int,
-    timeout_s: float,
-) -> None:
-    """Put to the next rank, signal it, wait for the signal of the one before."""
-    me, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
-    arguments = (source, target, found, flag, value, me, peer, ctx.get_heap_bases(), int(timeout_s * 1e9))
-    _ring[(1,)](ctx.backend.device_api(), *arguments)
-
-
-def all_to_all(ctx: Any, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Store a row to every rank, a program per row and block."""
-    numel = source.shape[1]
-    grid = (ctx.num_ranks, -(-numel // BLOCK))
-    _all_to_all[grid](ctx.backend.device_api(), source, target, numel, ctx.cur_rank, ctx.get_heap_bases())
-
-
 def move(
     ctx: Any,
     form: str,
@@ -232,8 +188,8 @@ def send(
     awaited: int,
     timeout_s: float,
 ) -> None:
-    """signal or put_signal to the next rank."""
-    functions = _bound(ctx, form, name), _bound(ctx, form, "wait")
+    """Put and signal, or put_signal, to the next rank; wait for the signal of the one before."""
+    functions = (_bound(ctx, form, each) for each in (name, "put", "wait"))
     peer, bound = (ctx.cur_rank + 1) % ctx.num_ranks, _bound_of(form, timeout_s)
     _send[(1,)](*functions, name, op, source, target, found, flag, value, awaited, peer, bound)
 

@@ -6,16 +6,13 @@ slice on to the next rank.  After as many steps as there are ranks every slice h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from iris_core.types import DemoResult
 from iris_example_backend import language as ex
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS, COLUMNS, SLICE = 48, 64, 32
 """Rows of A and C per rank, columns of B and C, and rows of B per rank."""
@@ -46,13 +43,8 @@ def ring_gemm(
     (c + mine * columns + np.arange(columns)).store(total)
 
 
-def run(ctx: Any, progress: Callable[[float], None]) -> DemoResult:
-    """Run it and compare with torch.  Collective: every rank calls it.
-
-    Args:
-        ctx: an open context with this backend.
-        progress: told how much is done, 0 to 1.
-    """
+def run(ctx: Any) -> DemoResult:
+    """Run it on an open context with this backend and compare with torch.  Collective: every rank calls it."""
     rank, world, programs = ctx.cur_rank, ctx.num_ranks, 4
     generator = torch.Generator().manual_seed(7)  # the same numbers on every rank, so that each can check itself
     all_a = torch.randn(world * ROWS, world * SLICE, generator=generator)
@@ -63,7 +55,6 @@ def run(ctx: Any, progress: Callable[[float], None]) -> DemoResult:
     inbox = ctx.empty(world, SLICE * COLUMNS)  # a place for every step, so nobody waits for an empty one
     arrived = ctx.zeros(1, dtype=torch.int64)
     ctx.barrier()  # nobody puts before all have their inbox, and the zero in `arrived`
-    progress(0.2)
     arguments = (a, b, inbox, arrived, c, ctx.get_heap_bases(), rank, world)
     ring_gemm[(programs,)](*arguments, rows=ROWS // programs, columns=COLUMNS, k=SLICE)
     ctx.barrier()  # nobody frees while a neighbour still puts

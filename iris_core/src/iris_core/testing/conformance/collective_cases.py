@@ -16,7 +16,7 @@ import torch
 from iris_core.types import CollectiveRequest, DeviceTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -71,14 +71,11 @@ class Case:
 
     def input_shape(self, size: int) -> tuple[int, ...]:
         """Shape of an input in a group of this size."""
-        return self._chunks(size if self.op in _ONE_INPUT_CHUNK_EACH else 1)
+        return ((size if self.op in _ONE_INPUT_CHUNK_EACH else 1) * self.shape[0], *self.shape[1:])
 
     def output_shape(self, size: int) -> tuple[int, ...]:
         """Shape of an output."""
-        return self._chunks(size if self.op in _ONE_OUTPUT_CHUNK_EACH else 1)
-
-    def _chunks(self, number: int) -> tuple[int, ...]:
-        return (number * self.shape[0], *self.shape[1:])
+        return ((size if self.op in _ONE_OUTPUT_CHUNK_EACH else 1) * self.shape[0], *self.shape[1:])
 
     def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
         """Describe the call as the core does.
@@ -88,16 +85,15 @@ class Case:
             members: ranks of the world, in the group's order.
             target: device of the rank.
         """
-        size = len(members)
-        inp = self.input_shape(size) if self.has_input(rank) else None
-        out = self.output_shape(size) if self.has_output(rank) else None
-        shape = out if inp is None else inp
-        assert shape is not None  # no operation has a rank with neither
-        step = 2 if self.place == "strided" else 1
+        size, step = len(members), 2 if self.place == "strided" else 1
         options: dict[str, Any] = {"layout": "torch", "in_place": self.in_place, "uneven": False, "config": {}}
-        if inp is not None:
+        shape = inp = self.input_shape(size)
+        out = self.output_shape(size)
+        if self.has_input(rank):
             options["in_stride"] = _strides(inp, step)
-        if out is not None:
+        else:
+            shape = out  # no operation has a rank with neither
+        if self.has_output(rank):
             options |= {"out_shape": out, "out_stride": _strides(out, step)}
         options |= {"reduction": self.reduction} if self.op in REDUCING else {}
         options |= {"root": self.root} if self.op in ROOTED else {}
@@ -112,8 +108,8 @@ class Case:
             target=target,
             options=options,
             members=tuple(members),
-            direct_in=direct and inp is not None,
-            direct_out=direct and out is not None,
+            direct_in=direct and self.has_input(rank),
+            direct_out=direct and self.has_output(rank),
         )
 
 
@@ -122,18 +118,19 @@ def usual(op: str, **changes: Any) -> Case:
     return replace(Case(op, reduction="sum" if op in REDUCING else ""), **changes)
 
 
-def cases(op: str, size: int) -> Iterator[Case]:
-    """Yield every shape, dtype, reduction, root and place, the others being as usual."""
-    yield from (usual(op, shape=shape) for shape in SHAPES)
-    yield from (usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS)
-    yield from (usual(op, place=place) for place in PLACES[1:])
-    yield from (usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:])
+def cases(op: str, size: int) -> list[Case]:
+    """Return every shape, dtype, reduction, root and place, the others being as usual."""
+    found = [usual(op, shape=shape) for shape in SHAPES]
+    found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS]
+    found += [usual(op, place=place) for place in PLACES[1:]]
+    found += [usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:]]
     if op in ROOTED:
-        yield from (usual(op, root=root) for root in range(1, size))
+        found += [usual(op, root=root) for root in range(1, size)]
     if op in REDUCING:
-        yield from (usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC)
-        yield from (usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max"))
-        yield from (usual(op, dtype=dtype, reduction=each) for dtype in ("uint8", "int64") for each in BITWISE)
+        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC]
+        found += [usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max")]
+        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("uint8", "int64") for each in BITWISE]
+    return list(dict.fromkeys(found))
 
 
 def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
@@ -150,16 +147,11 @@ def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
 
 
 def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what each rank of the group gets; reductions as float64 or int64.
-
-    Args:
-        case: the call.
-        inputs: what each rank has given; only the root's counts where only it has one.
-    """
+    """Return what each rank of the group gets for these inputs; reductions as float64 or int64."""
     size = len(inputs)
     if case.op in REDUCING:
         wide = torch.float64 if inputs[0].is_floating_point() else torch.int64
-        total = _reduce(torch.stack([each.to(wide) for each in inputs]), case.reduction)
+        total = _REDUCE[case.reduction](torch.stack([each.to(wide) for each in inputs]), 0)
         return list(total.tensor_split(size)) if case.op == "reduce_scatter" else [total] * size
     if case.op == "all_to_all":
         chunks = [each.tensor_split(size) for each in inputs]
@@ -169,41 +161,43 @@ def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [inputs[case.root] if case.op == "broadcast" else torch.cat(list(inputs))] * size
 
 
-def tolerance(case: Case, inputs: Sequence[torch.Tensor], *, in_float32: bool) -> list[torch.Tensor]:
-    """Return how far from `expected` each rank's result may be, element by element (float64).
+def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, in_float32: bool) -> str:
+    """Say what is wrong with the output of a rank of a group of this size; empty if nothing is.
 
-    Two roundings of the result, and for sums and products one of each step in the precision that the sum is kept in.
-
-    Args:
-        case: the call; a reduction of floats.
-        inputs: as for `expected`.
-        in_float32: half-precision numbers are added up in single precision.
+    Sums and products of floats may be off by two roundings of the result, and one of each step in the precision that
+    they are kept in: single precision for halves, if `in_float32`.
     """
-    dtype = inputs[0].dtype
-    unit = torch.finfo(dtype).eps
-    if case.reduction in ("min", "max"):
-        return [torch.zeros_like(each, dtype=torch.float64) for each in expected(case, inputs)]
-    step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
-    sizes = expected(case, [each.abs() for each in inputs])  # what rounding errors are proportional to
-    return [
-        unit * result.abs() + len(inputs) * step * size
-        for result, size in zip(expected(case, inputs), sizes, strict=True)
-    ]
+    inputs = [source(case, each, turn, size) for each in range(size)]
+    dtype, right = inputs[0].dtype, expected(case, inputs)[rank]
+    found = found.cpu().contiguous()
+    if case.op not in REDUCING or not dtype.is_floating_point:  # bytes, for numbers may be NaN
+        pairs = [each.contiguous().view(-1).view(torch.uint8) for each in (found, right.to(dtype))]
+        wrong = (pairs[0] != pairs[1]).view(found.numel(), dtype.itemsize).any(1)
+    else:
+        allowed = torch.zeros_like(right)
+        if case.reduction not in ("min", "max"):
+            unit = torch.finfo(dtype).eps
+            step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
+            sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
+            allowed = unit * right.abs() + size * step * sizes
+        wrong = ~((found.double() - right).abs() <= allowed).flatten()
+    places = wrong.nonzero().flatten().tolist()
+    if not places:
+        return ""
+    what = f"{case}, call {turn}: rank {rank} of {size}"
+    return f"{what}: {len(places)} of {wrong.numel()} are wrong, the first at {places[0]}"
 
 
-def _reduce(stacked: torch.Tensor, reduction: str) -> torch.Tensor:
-    plain: dict[str, Any] = {
-        "sum": torch.sum,
-        "avg": torch.mean,
-        "product": torch.prod,
-        "min": torch.amin,
-        "max": torch.amax,
-        "band": lambda rows, _: functools.reduce(torch.bitwise_and, rows),
-        "bor": lambda rows, _: functools.reduce(torch.bitwise_or, rows),
-        "bxor": lambda rows, _: functools.reduce(torch.bitwise_xor, rows),
-    }
-    total: torch.Tensor = plain[reduction](stacked, 0)
-    return total
+_REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": torch.sum,
+    "avg": torch.mean,
+    "product": torch.prod,
+    "min": torch.amin,
+    "max": torch.amax,
+    "band": lambda rows, _: functools.reduce(torch.bitwise_and, rows),
+    "bor": lambda rows, _: functools.reduce(torch.bitwise_or, rows),
+    "bxor": lambda rows, _: functools.reduce(torch.bitwise_xor, rows),
+}
 
 
 def _strides(shape: Sequence[int], step: int) -> tuple[int, ...]:

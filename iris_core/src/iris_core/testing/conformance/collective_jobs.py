@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -12,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.testing.conformance.collective_cases import Case, source
-from iris_core.types import CreateRequest, PluginKind
+from iris_core.testing.conformance.collective_cases import Case, judge, source
+from iris_core.testing.conformance.plugin_jobs import create
+from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-WORK_TIMEOUT_S = 20.0
+PROMISES = ("results", "input", "surroundings", "work", "memory")
 STRANGER_WAITS_S = 15.0
+_WORK_TIMEOUT_S = 20.0
 _SLOW_S = 0.1
 _LEAD_NBYTES = 256  # in front of each tensor, and behind it
 _POISON = 0xA5
+
+Outcome = dict[str, str]
+"""What is wrong, by promise; for "agreement" the digest of the output, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -33,72 +39,49 @@ class Setup:
     allocator: str
     backend: str
     device: str
+    in_float32: bool  # half-precision numbers are added up in single precision
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """State of a rank after one launch."""
-
-    out: bytes | None  # its output, if it has one
-    source_changed: bool
-    neighbours_changed: bool  # something was written beside its tensors
-    not_done: bool  # after waiting, the handle says that the work is not completed
-    blocks: int  # that the launch has left on the heap
-    peak_nbytes: int  # that the launch has taken of the heap, also for a while only
-
-    @property
-    def digest(self) -> str:
-        """Short for `out`."""
-        return hashlib.sha256(self.out or b"").hexdigest()
-
-
-def call(setup: Setup, cases: Sequence[Case], num_turns: int) -> list[list[Outcome]]:
-    """Call each case `num_turns` times with one plan and new data; returns the outcomes by case and turn.
+def call(setup: Setup, cases: Sequence[Case], num_turns: int) -> list[Outcome]:
+    """Call each case `num_turns` times with one plan and new data.
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
-    with _open(setup) as ctx:
-        collective = _create(setup, ctx)
-        return [_call(ctx, collective, case, num_turns) for case in cases]
+    with _opened(setup) as (ctx, collective):
+        return [_call(setup, ctx, collective, case, num_turns) for case in cases]
 
 
-def call_in_group(setup: Setup, case: Case, folder: str) -> tuple[list[Outcome], bool]:
-    """Call a case in a group; the other ranks do nothing until the members are done.
+def call_in_group(setup: Setup, case: Case, folder: str) -> str:
+    """Call a case twice in a group; the other ranks do nothing until the members are done.
 
     Returns:
-        The outcomes (of a rank that is no member: none), and whether something has changed in the tensors of a rank
-        that is no member.
-
-    Raises:
-        TimeoutError: the members are not done, and this rank is no member.
+        What is wrong, also with the tensors of a rank that is no member.
     """
-    with _open(setup) as ctx:
-        collective = _create(setup, ctx)
+    with _opened(setup) as (ctx, collective):
         if ctx.cur_rank in case.members:
-            outcomes = _call(ctx, collective, case, num_turns=2)
+            outcome = _call(setup, ctx, collective, case, num_turns=2)
             (pathlib.Path(folder) / str(ctx.cur_rank)).touch()
             ctx.barrier()
-            return outcomes, False
+            return outcome["results"]
         tensors = _Tensors(ctx, case, rank=0, size=len(case.members))
         before = tensors.everything()
         deadline = time.monotonic() + STRANGER_WAITS_S
         while len(os.listdir(folder)) < len(case.members):
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"ranks {case.members} were not done after {STRANGER_WAITS_S:g} s without the others"
-                )
+                raise TimeoutError(f"ranks {case.members} were not done after {STRANGER_WAITS_S:g} s alone")
             time.sleep(0.01)
         ctx.barrier()
-        return [], tensors.everything() != before
+        if tensors.everything() != before:
+            return f"something was written to the tensors of rank {ctx.cur_rank}, which is no member"
+        return ""
 
 
 def prepare_again(setup: Setup, case: Case, times: int) -> list[int]:
     """Prepare the same call again and again, use the plan once and drop it; returns the heap's blocks after each."""
     blocks = []
-    with _open(setup) as ctx:
-        collective = _create(setup, ctx)
+    with _opened(setup) as (ctx, collective):
         for _ in range(times):
-            _call(ctx, collective, case, num_turns=1)
+            _call(setup, ctx, collective, case, num_turns=1)
             gc.collect()
             for _ in range(3):  # what was dropped is free when all ranks have agreed
                 ctx.barrier()
@@ -112,14 +95,13 @@ class _Tensors:
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
         self._dtype = getattr(torch, case.dtype)
         self._raws: list[torch.Tensor] = []
-        shapes = case.input_shape(size), case.output_shape(size)
-        self.inp = self._make(ctx, case, shapes[0], rank)
+        self.inp = self._make(ctx, case, case.input_shape(size), rank)
         if case.in_place and case.op == "all_reduce":
             self.out = self.inp
         elif case.in_place and case.op == "reduce_scatter":
             self.out = self.inp.tensor_split(size)[rank]
         else:
-            self.out = self._make(ctx, case, shapes[1], rank)
+            self.out = self._make(ctx, case, case.output_shape(size), rank)
             if case.in_place:  # all_gather
                 self.inp = self.out.tensor_split(size)[rank]
 
@@ -131,19 +113,10 @@ class _Tensors:
         lead = _LEAD_NBYTES + (item * (5 * rank + 3) if case.place == "skewed" else 0)
         nbytes = 2 * _LEAD_NBYTES + item * (numel + 5 * ctx.num_ranks + 3)
         where = torch if case.place == "ordinary" else ctx
-        raw = where.empty(nbytes, dtype=torch.uint8, device=ctx.device)
-        raw.fill_(_POISON)
+        raw = where.empty(nbytes, dtype=torch.uint8, device=ctx.device).fill_(_POISON)
         self._raws.append(raw)
         inner: torch.Tensor = raw[lead : lead + item * numel].view(self._dtype)
         return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
-
-    def fill(self, data: torch.Tensor | None, *, in_place: bool) -> None:
-        """Put an input where it belongs, and something else into the output."""
-        if not in_place:
-            others = torch.full((self.out.numel() * self._dtype.itemsize,), 1, dtype=torch.uint8)
-            self.out.copy_(others.view(self._dtype).reshape(self.out.shape))
-        if data is not None:
-            self.inp.copy_(data)
 
     def everything(self) -> list[bytes]:
         """Contents with what is around them."""
@@ -157,8 +130,7 @@ class _Tensors:
             for tensor in (self.inp, self.out):
                 begin = tensor.data_ptr() - raw.data_ptr()
                 if tensor.numel() and 0 <= begin < raw.numel():
-                    item = self._dtype.itemsize
-                    step = tensor.stride(-1) * item
+                    item, step = tensor.itemsize, tensor.stride(-1) * tensor.itemsize
                     inside = copy[begin : begin + (tensor.numel() - 1) * step + item]
                     inside[torch.arange(inside.numel(), device=inside.device) % step < item] = 0
             kept.append(_content(copy))
@@ -171,7 +143,7 @@ class _Tensors:
                 ctx.free(raw)
 
 
-def _call(ctx: Any, collective: Any, case: Case, num_turns: int) -> list[Outcome]:
+def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -> Outcome:
     """Call a case on a member.  Its tensors stay until the context is closed, except where all ranks are members."""
     members = case.members or tuple(range(ctx.num_ranks))
     rank, size = members.index(ctx.cur_rank), len(members)
@@ -179,49 +151,50 @@ def _call(ctx: Any, collective: Any, case: Case, num_turns: int) -> list[Outcome
     out = tensors.out if case.has_output(rank) else None
     inp = tensors.inp if case.has_input(rank) else None
     plan = collective.prepare(case.request(rank, members, ctx.target), ctx)
-    outcomes = []
+    wrong = dict.fromkeys((*PROMISES, "agreement"), "")
+    what = f"{case}: rank {rank} of {size}: "
     for turn in range(num_turns):
         if num_turns > 1 and turn % size == rank:
             time.sleep(_SLOW_S)
         data = source(case, rank, turn, size)
-        tensors.fill(data if inp is not None else None, in_place=case.in_place)
+        if not case.in_place:  # something else than the result, or than the last one
+            tensors.out.copy_(
+                torch.ones(tensors.out.nbytes, dtype=torch.uint8).view(data.dtype).view(tensors.out.shape)
+            )
+        if inp is not None:
+            inp.copy_(data)
         around, before = tensors.surroundings(), ctx.stats()
         work = collective.launch(plan, out, inp)
         if work is not None:
-            work.wait(WORK_TIMEOUT_S)
+            work.wait(_WORK_TIMEOUT_S)
+            if not work.is_completed():
+                wrong["work"] = what + "wait() returned, is_completed() is False"
         if ctx.device != "cpu":
             torch.cuda.current_stream().synchronize()
         after = ctx.stats()
-        outcomes.append(
-            Outcome(
-                out=None if out is None else _content(out),
-                source_changed=inp is not None and not case.in_place and _content(inp) != _content(data),
-                neighbours_changed=tensors.surroundings() != around,
-                not_done=work is not None and not work.is_completed(),
-                blocks=after.num_blocks - before.num_blocks,
-                peak_nbytes=after.peak - before.peak,
-            )
-        )
+        if (after.num_blocks, after.peak) != (before.num_blocks, before.peak):
+            wrong["memory"] = what + f"a launch has taken memory of the heap: {before} before, {after} after"
+        if inp is not None and not case.in_place and _content(inp) != _content(data):
+            wrong["input"] = what + "its input has changed"
+        if tensors.surroundings() != around:
+            wrong["surroundings"] = what + "memory beside its tensors has changed"
+        if out is not None:
+            wrong["results"] = wrong["results"] or judge(case, rank, turn, size, out, in_float32=setup.in_float32)
+            wrong["agreement"] += hashlib.sha256(_content(out)).hexdigest()
     if not case.members:
         ctx.barrier()
         tensors.free(ctx)
-    return outcomes
+    return wrong
 
 
-def _open(setup: Setup) -> Any:
+@contextlib.contextmanager
+def _opened(setup: Setup) -> Iterator[tuple[Any, Any]]:
+    """Open a context and create the collective in it."""
     from iris_core import Iris
 
-    return Iris("64MiB", allocator=setup.allocator, backend=setup.backend, device=setup.device)
-
-
-def _create(setup: Setup, ctx: Any) -> Any:
-    from iris_core.registry import Registry
-
-    registry = Registry()
-    record = registry.resolve(PluginKind.COLLECTIVE, setup.collective)
-    settings = registry.settings_class(record)()
-    request = CreateRequest(ctx.target, ctx.cur_rank, ctx.num_ranks, ctx.heap_size, settings)
-    return registry.create(record, request)
+    with Iris("64MiB", allocator=setup.allocator, backend=setup.backend, device=setup.device) as ctx:
+        create_for = ctx.target, ctx.heap_size, ctx.cur_rank, ctx.num_ranks
+        yield ctx, create(PluginKind.COLLECTIVE, setup.collective, *create_for)
 
 
 def _content(tensor: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""What the stack suite calls each device function with, and what must come of it, as plain Python computes it.
+"""Calls of every device function, on the ranks of a stack, and what must come of them as plain Python computes it.
 
 Every rank works on the next one, so each memory has one writer and each result is known; in a world of one the rank
 works on itself.  A form is the way to call: "function", with ranks and heap bases, or "method" of the DeviceContext.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from iris_core.testing.conformance.stack_jobs import opened
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
+
+    from iris_core.testing.conformance.stack_jobs import Rank, Stack
 
 FORMS = ("function", "method")
 MOVES = ("load", "store", "get", "put", "copy")
@@ -27,198 +31,213 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "atomic_max": max,
 }
 ATOMICS = (*OPERATIONS, "atomic_cas")
+SIGNALS = ("signal", "put_signal")
 LOOKS = ("wait_any", "test", "load_acquire")
-NAMES = (*MOVES, *ATOMICS, "signal", "put_signal", "wait", *LOOKS, "barrier")
+NAMES = (*MOVES, *ATOMICS, *SIGNALS, "wait", *LOOKS, "barrier")
 """All device functions that have programs; every backend has them."""
 
-LANES = 256
-"""Elements of a block."""
+OPS = ("set", "add")
+WAITS = {"eq": (3, 5, 5), "ne": (5, 4, 5), "gt": (5, 6, 5), "ge": (4, 5, 5), "lt": (5, 4, 5), "le": (6, 5, 5)}
+"""By comparison: a flag before and after a signal, and what it is compared with; it holds afterwards only."""
 
-UNTOUCHED, OTHER = -7, 77
-"""What targets are filled with before a call, and what a load returns where its mask is 0."""
-
-FLAG = 40
-"""What flags are before a signal."""
-
-
-def mask(kind: str) -> list[int]:
-    """Return which elements count: "whole" for all (the call then has no mask), or "masked" for two of three."""
-    return [int(kind == "whole" or i % 3 != 1) for i in range(LANES)]
+_LANES = 256  # elements of a block
+_MASK = [int(i % 3 != 1) for i in range(_LANES)]
+_UNTOUCHED, _OTHER = -7, 77  # what targets are filled with before a call, and what a load returns where its mask is 0
+_NOTHING = [_UNTOUCHED] * _LANES
+_FLAG = 40  # before a signal
+_PROGRAMS = 13  # of each rank that change the same word of each rank; four ranks have 52 bits of it
+_LATE_S = 0.05  # there are many turns in which some rank is late
 
 
-KINDS = ("whole", "masked")
+def call_all(stack: Stack, form: str) -> dict[str, list[str]] | str:
+    """Call every device function in one form; return what is wrong by name, or what a backend without methods lacks.
+
+    A function that raises on this rank is wrong as well: all ranks go on together with the next one.
+    """
+    with opened(stack, late_s=_LATE_S) as rank:
+        if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
+            return "DeviceContext"
+        found: dict[str, list[str]] = {}
+        for name in NAMES:
+            rank.problems = found[name] = []
+            _CALLS[name](rank, form, name)
+        return found
 
 
 # -- loads, stores and copies -----------------------------------------------------------------------------------------
-def source(rank: int) -> list[int]:
+def _data(rank: int) -> list[int]:
     """What a rank's source has; no two elements of any ranks are equal."""
-    return [1000 * (rank + 1) + i for i in range(LANES)]
+    return [1000 * (rank + 1) + i for i in range(_LANES)]
 
 
-def moved(name: str, rank: int, world_size: int, kind: str) -> list[int]:
-    """Return a rank's target after the others' and its own call of load, store, get, put or copy.
+def _move(rank: Rank, form: str, name: str) -> None:
+    """Read from the next rank or write to it; `copy` reads from the next rank and writes to the one after."""
+    source, far = rank.tensor(_data(rank.me)), (rank.me + 2) % rank.world
+    step = 1 if name in ("load", "get") else -1
+    off = _OTHER if name == "load" else _UNTOUCHED
+    for mask in ([1] * _LANES, _MASK):
+        target, lanes = rank.tensor(_NOTHING), rank.tensor(mask) if mask is _MASK else None
+        with rank.together(f"{name}, masked: {mask is _MASK}"):
+            rank.programs.move(rank.ctx, form, name, source, target, lanes, _OTHER, rank.peer, far)
+        data = [_data((each + step) % rank.world) for each in range(rank.world)]
+        rank.check(target, [[value if on else off for value, on in zip(row, mask, strict=True)] for row in data])
 
-    The caller reads from the next rank and writes to it; `copy` reads from the next rank and writes to the one after.
-    """
-    reads = name in ("load", "get")
-    data = source((rank + 1 if reads else rank - 1) % world_size)
-    off = OTHER if name == "load" else UNTOUCHED
-    return [value if on else off for value, on in zip(data, mask(kind), strict=True)]
 
-
-# -- atomics on a block -----------------------------------------------------------------------------------------------
-def cells(rank: int) -> list[int]:
+# -- atomics ----------------------------------------------------------------------------------------------------------
+def _cells(rank: int) -> list[int]:
     """What a rank's words are at first, of both signs."""
-    return [(37 * i + 11 * rank) % 101 - 50 for i in range(LANES)]
+    return [(37 * i + 11 * rank) % 101 - 50 for i in range(_LANES)]
 
 
-def operands(rank: int) -> list[int]:
-    """What a rank passes to an atomic."""
-    return [(53 * i + 29 * rank) % 97 - 48 for i in range(LANES)]
+def _operands(rank: int) -> list[int]:
+    return [(53 * i + 29 * rank) % 97 - 48 for i in range(_LANES)]
 
 
-def compares(rank: int, world_size: int) -> list[int]:
-    """What a rank's compare-and-swap expects: every other element is right."""
-    return [cell + i % 2 for i, cell in enumerate(cells((rank + 1) % world_size))]
+def _compares(target: int) -> list[int]:
+    """What a compare-and-swap on a rank's words expects: every other element is right."""
+    return [cell + i % 2 for i, cell in enumerate(_cells(target))]
 
 
-def changed(name: str, rank: int, world_size: int, kind: str) -> tuple[list[int], list[int]]:
-    """Return a rank's words after the call, and what the call on this rank has returned."""
-    before, returned = cells(rank), cells((rank + 1) % world_size)
-    writer = (rank - 1) % world_size
-    if name == "atomic_cas":  # has no mask
-        expected = compares(writer, world_size)
-        after = [val if old == cmp else old for old, cmp, val in zip(before, expected, operands(writer), strict=True)]
-        return after, returned
-    change, on = OPERATIONS[name], mask(kind)
-    after = [change(old, val) if yes else old for old, val, yes in zip(before, operands(writer), on, strict=True)]
-    return after, [old if yes else UNTOUCHED for old, yes in zip(returned, on, strict=True)]
+def _changed(name: str, old: int, val: int, cmp: int) -> int:
+    if name == "atomic_cas":
+        return val if old == cmp else old
+    return OPERATIONS[name](old, val)
 
 
-# -- atomics of many programs on one word -----------------------------------------------------------------------------
-PROGRAMS = 13
-"""Programs of each rank that change the same word of each rank; four ranks have 52 bits of it."""
+def _atomic(rank: Rank, form: str, name: str) -> None:
+    _change(rank, form, name)
+    _contend(rank, form, name)
 
 
-def first(name: str) -> int:
-    """What the word is at first."""
-    return {"atomic_and": -1, "atomic_min": 1 << 40}.get(name, 0)
+def _change(rank: Rank, form: str, name: str) -> None:
+    """Change a block of words of the next rank."""
+    operands, compares = rank.tensor(_operands(rank.me)), rank.tensor(_compares(rank.peer))
+    everyone = range(rank.world)
+    for masked in (False, True):
+        mask = _MASK if masked and name != "atomic_cas" else [1] * _LANES  # atomic_cas has no mask
+        cells, found, lanes = rank.tensor(_cells(rank.me)), rank.tensor(_NOTHING), rank.tensor(_MASK)
+        with rank.together(f"{name}, masked: {masked}"):
+            rank.programs.change(
+                rank.ctx, form, name, cells, operands, compares, found, lanes if masked else None, rank.peer
+            )
+        calls = [
+            zip(_cells(each), _operands((each - 1) % rank.world), _compares(each), strict=True) for each in everyone
+        ]
+        rank.check(cells, [
+            [_changed(name, *call) if on else call[0] for call, on in zip(row, mask, strict=True)] for row in calls
+        ])  # fmt: skip
+        before = [_cells((each + 1) % rank.world) for each in everyone]
+        rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in before])
 
 
-def contributions(name: str, rank: int) -> list[int]:
-    """What the programs of a rank pass.
+def _contend(rank: Rank, form: str, name: str) -> None:
+    """Change one word of each rank by many programs of all ranks."""
+    first = {"atomic_and": -1, "atomic_min": 1 << 40}.get(name, 0)
+    operands, compares = (rank.tensor(each, "int64") for each in _contributions(name, rank.me))
+    cell, found = rank.tensor([first], "int64"), rank.tensor([_UNTOUCHED] * (rank.world * _PROGRAMS), "int64")
+    with rank.together(f"{name} of many programs"):
+        rank.programs.contend(rank.ctx, form, name, cell, operands, compares, found)
+    mine = slice(rank.me * _PROGRAMS, (rank.me + 1) * _PROGRAMS)
+    calls: list[tuple[int, int, int]] = []
+    for each in range(rank.world):
+        calls += zip(rank.read(found, each)[mine], *_contributions(name, each), strict=True)
+    changes = [(old, new) for old, val, cmp in calls if old != (new := _changed(name, old, val, cmp))]
+    final = rank.read(cell, rank.me)[0]
+    # in any order, the calls that change the word lead from one value to the next, from the first to the last one
+    if not changes or Counter([first, *(new for _, new in changes)]) != Counter([*(old for old, _ in changes), final]):
+        rank.note(f"the word is {final}, and calls that have changed it returned {sorted(old for old, _ in changes)}")
+    elif name not in ("atomic_cas", "atomic_xchg"):
+        right = functools.reduce(OPERATIONS[name], [val for _, val, _ in calls], first)
+        if final != right:
+            rank.note(f"the word is {final}, and should be {right}")
+
+
+def _contributions(name: str, rank: int) -> tuple[list[int], list[int]]:
+    """Return what the programs of a rank pass, and what they expect when they pass it to atomic_cas.
 
     Those of atomic_cas take the word and give it back: program 0 puts a number of its own where it finds 0, program 1
     puts 0 where it finds that number, and so on.
     """
-    numbers = [rank * PROGRAMS + j for j in range(PROGRAMS)]
+    numbers = [rank * _PROGRAMS + j for j in range(_PROGRAMS)]
+    nothing = [0] * _PROGRAMS
     if name in ("atomic_xor", "atomic_or"):
-        return [1 << number for number in numbers]
+        return [1 << number for number in numbers], nothing
     if name == "atomic_and":
-        return [~(1 << number) for number in numbers]
+        return [~(1 << number) for number in numbers], nothing
     if name == "atomic_cas":
-        return [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
+        taken = [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
+        return taken, [taken[j - 1] if j % 2 else 0 for j in range(_PROGRAMS)]
     # each program goes further than those before it on any rank, so that nearly every call changes the word
-    steps = [1000 * (j + 1) + rank for j in range(PROGRAMS)]
-    return [10**6 - step for step in steps] if name == "atomic_min" else steps
-
-
-def expectations(rank: int) -> list[int]:
-    """What the programs of a rank expect when they pass their contributions to atomic_cas."""
-    passed = contributions("atomic_cas", rank)
-    return [passed[j - 1] if j % 2 else 0 for j in range(PROGRAMS)]
-
-
-def contention_problem(name: str, final: int, returned: Sequence[Sequence[int]]) -> str:
-    """Say what is wrong with a word that all programs of all ranks have changed; empty if nothing is.
-
-    Args:
-        name: the atomic.
-        final: what the word is afterwards.
-        returned: what the calls on this word have returned, of each rank in the order of its contributions.
-    """
-    if name == "atomic_cas":
-        return _lock_problem(final, returned)
-    change = OPERATIONS[name]
-    calls = [
-        (old, change(old, val))
-        for rank, olds in enumerate(returned)
-        for old, val in zip(olds, contributions(name, rank), strict=True)
-    ]
-    # In any order, the calls that change the word lead from one value to the next, from the first to the last one.
-    changes = [(old, new) for old, new in calls if old != new]
-    step = dict(changes)
-    if len(step) < len(changes):
-        return f"{len(changes) - len(step)} calls have found what another one had found and changed"
-    value = first(name)
-    for _ in range(len(step)):
-        value = step.pop(value, value)
-    if step:
-        return f"{len(step)} calls have found what the word never was"
-    if value != final:
-        return f"the word is {final}, and should be {value}"
-    passed = [val for rank in range(len(returned)) for val in contributions(name, rank)]
-    right = passed if name == "atomic_xchg" else [functools.reduce(change, passed, first(name))]
-    return "" if final in right else f"the word is {final}, which these calls cannot make of it"
-
-
-def _lock_problem(final: int, returned: Sequence[Sequence[int]]) -> str:
-    """The same for atomic_cas: whoever has taken the word, and has not given it back, has it in the end."""
-    taken: set[int] = set()
-    given_back: set[int] = set()
-    for rank, olds in enumerate(returned):
-        passed, expected = contributions("atomic_cas", rank), expectations(rank)
-        for j, old in enumerate(olds):
-            if old == expected[j]:
-                (given_back if j % 2 else taken).add(expected[j] if j % 2 else passed[j])
-    if not taken:
-        return "nobody has taken the word"
-    if given_back - taken:
-        return f"{given_back - taken} were given back by programs that never had the word"
-    holders = taken - given_back
-    return "" if holders == {final} - {0} else f"{len(holders)} have taken the word at a time, which is {final} now"
+    steps = [1000 * (j + 1) + rank for j in range(_PROGRAMS)]
+    return [10**6 - step for step in steps] if name == "atomic_min" else steps, nothing
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------
-OPS = ("set", "add")
+def _send(rank: Rank, form: str, name: str) -> None:
+    """Put data to the next rank and signal it: the data is there when the signal is."""
+    source, everyone = rank.tensor(_data(rank.me)), range(rank.world)
+    for turn, op in enumerate(OPS):
+        target, found, flag = rank.tensor(_NOTHING), rank.tensor(_NOTHING), rank.tensor([_FLAG], "int64")
+        flags = [_FLAG * (op == "add") + 100 + (each - 1) % rank.world for each in everyone]
+        with rank.together(f"{name} {op}", slow=turn):
+            rank.programs.send(
+                rank.ctx, form, name, op, source, target, found, flag, 100 + rank.me, flags[rank.me], rank.timeout_s
+            )
+        rank.check(flag, [[value] for value in flags])
+        arrived = [_data((each - 1) % rank.world) for each in everyone]
+        rank.check(target, arrived)
+        rank.check(found, arrived)
 
 
-def sent(rank: int) -> int:
-    """What a rank signals."""
-    return 100 + rank
+def _wait(rank: Rank, form: str, name: str) -> None:
+    for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
+        flag, found = rank.tensor([before], "int64"), rank.tensor([_UNTOUCHED], "int64")
+        with rank.together(f"{name} {cmp}", slow=turn):
+            rank.programs.await_flag(rank.ctx, form, cmp, flag, sent, value, found, rank.timeout_s)
+        rank.check(flag, [[sent]] * rank.world)
+        rank.check(found, [[sent]] * rank.world)
 
 
-def signalled(op: str, rank: int, world_size: int) -> int:
-    """Return a rank's flag after the signal of the one before."""
-    value = sent((rank - 1) % world_size)
-    return value if op == "set" else FLAG + value
+def _look(rank: Rank, form: str, name: str) -> None:
+    """Look at two flags, of which the second one was changed, or is changed by the rank before."""
+    for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
+        flags = rank.tensor([before, before if name == "wait_any" else sent], "int64")
+        found = rank.tensor([_UNTOUCHED] * 2, "int64")
+        with rank.together(f"{name} {cmp}", slow=turn):
+            rank.programs.look(rank.ctx, form, name, cmp, flags, sent, value, found, rank.timeout_s)
+        rank.check(flags, [[before, sent]] * rank.world)
+        says = {"wait_any": [1, _UNTOUCHED], "test": [0, 1], "load_acquire": [before, sent]}[name]
+        rank.check(found, [says] * rank.world)
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A flag before and after a signal, and what it is compared with: the comparison holds afterwards only."""
+def _barrier(rank: Rank, form: str, name: str) -> None:
+    """Meet in the world, and in groups: only members take part, but what they store goes to all ranks.
 
-    cmp: str
-    before: int
-    sent: int
-    value: int
-
-
-WAITS = (
-    Wait("eq", 3, 5, 5),
-    Wait("ne", 5, 4, 5),
-    Wait("gt", 5, 6, 5),
-    Wait("ge", 4, 5, 5),
-    Wait("lt", 5, 4, 5),
-    Wait("le", 6, 5, 5),
-)
-
-
-def looked_at(name: str, each: Wait) -> list[int]:
-    """Return what a look at two flags says, of which the second one was changed: place, truths, or the flags."""
-    return {"wait_any": [1, UNTOUCHED], "test": [0, 1], "load_acquire": [each.before, each.sent]}[name]
+    A barrier that counts on the others as well would change their flags.
+    """
+    everyone = range(rank.world)
+    for group in (None, (0, 2, (rank.world + 1) // 2), (rank.world - 1, 1, 1)):
+        begin, stride, size = group or (0, 1, rank.world)
+        members = everyone[begin::stride][:size]
+        slots, found = (rank.tensor([_UNTOUCHED] * rank.world, "int64") for _ in range(2))
+        flags = rank.tensor([0] * (rank.world + 1), "int64")
+        for turn in range(rank.world if group is None else 2):
+            value = 10 * (turn + 1)
+            with rank.together(f"barrier {turn} of {group or 'all'}", slow=members[turn % size]):
+                if rank.me in members:
+                    rank.programs.meet(rank.ctx, form, slots, found, flags, value + rank.me, group, rank.timeout_s)
+            stored = [value + each if each in members else _UNTOUCHED for each in everyone]
+            rank.check(slots, [stored] * rank.world)
+            rank.check(found, [stored if each in members else [_UNTOUCHED] * rank.world for each in everyone])
+            if rank.me not in members:
+                rank.check(flags, [[0] * (rank.world + 1)], of=[rank.me])
 
 
-def groups(world_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Groups that meet at a barrier, (rank_start, rank_stride, group_size): others than the world, where there are."""
-    return ((0, 2, (world_size + 1) // 2), (world_size - 1, 1, 1))
+_CALLS: Mapping[str, Callable[[Rank, str, str], None]] = {
+    **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(ATOMICS, _atomic),
+    **dict.fromkeys(SIGNALS, _send),
+    "wait": _wait,
+    **dict.fromkeys(LOOKS, _look),
+    "barrier": _barrier,
+}

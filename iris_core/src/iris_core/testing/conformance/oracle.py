@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SPECIAL = ("[", "/dev/zero")  # the interpreter's own: heap, stacks, vdso
 
 
 def read_bytes(ptr: int, nbytes: int, device: str = "cpu") -> bytes:
-    """Return what lies at an address.
-
-    Args:
-        ptr: address, valid in this process.
-        nbytes: number of bytes.
-        device: "cpu", or torch's name of the GPU that reads; the memory may be a peer's.
-    """
+    """Return what lies at an address of this process; a GPU (torch's name) may read a peer's memory."""
     if device == "cpu":
         return ctypes.string_at(ptr, nbytes)
     out = ctypes.create_string_buffer(nbytes)
@@ -26,7 +25,7 @@ def read_bytes(ptr: int, nbytes: int, device: str = "cpu") -> bytes:
 
 
 def write_bytes(ptr: int, data: bytes, device: str = "cpu") -> None:
-    """Put bytes at an address; the arguments are those of `read_bytes`."""
+    """Put bytes at an address, as `read_bytes` reads them."""
     if device == "cpu":
         ctypes.memmove(ptr, data, len(data))
         return
@@ -40,46 +39,36 @@ def pattern(nbytes: int, seed: int) -> bytes:
 
 
 def check_readable(ptr: int, nbytes: int) -> None:
-    """Raise OSError unless a range of the host's memory can be read: reading it would end this process.
-
-    Args:
-        ptr: where it begins.
-        nbytes: its length.
-    """
+    """Raise OSError unless a range of the host's memory can be read: reading it would end this process."""
     reached = ptr
-    with open("/proc/self/maps") as file:
-        for line in file:  # by ascending address
-            addresses, access = line.split(maxsplit=2)[:2]
-            begin, end = (int(each, 16) for each in addresses.split("-"))
-            if begin <= reached < end and access.startswith("r"):
-                reached = end
+    for begin, end, access, _ in _mappings():  # by ascending address
+        if begin <= reached < end and access.startswith("r"):
+            reached = end
     if reached < ptr + nbytes:
-        raise OSError(
-            f"address {reached:#x} cannot be read: nothing is mapped there, or without the permission to read"
-        )
+        raise OSError(f"address {reached:#x} cannot be read: nothing is mapped there, or it must not be read")
 
 
 def open_descriptors() -> set[str]:
     """Return the file descriptors of this process with what they are open on."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # the one that was listing
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
-        except FileNotFoundError:  # the one that was listing
-            continue
     return found
 
 
 def mapped_bytes() -> int:
     """Return the size of this process's memory mappings, without the interpreter's heap and stacks."""
-    total = 0
+    return sum(end - begin for begin, end, _, name in _mappings() if not name.startswith(_SPECIAL))
+
+
+def _mappings() -> Iterator[tuple[int, int, str, str]]:
+    """Begin, end, access and name of each mapping of this process."""
     with open("/proc/self/maps") as file:
         for line in file:
-            fields = line.split(maxsplit=5)
-            if len(fields) < 6 or not fields[5].startswith(_SPECIAL):
-                begin, end = fields[0].split("-")
-                total += int(end, 16) - int(begin, 16)
-    return total
+            addresses, access, _, _, _, *name = line.split(maxsplit=5)
+            begin, end = addresses.split("-")
+            yield int(begin, 16), int(end, 16), access, "".join(name)
 
 
 def _copy_on_gpu(target: int, source: int, nbytes: int, device: str, *, to_device: bool) -> None:

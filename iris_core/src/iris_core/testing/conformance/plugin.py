@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
-import importlib
 import inspect
 import json
 import os
@@ -12,18 +12,18 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
+import torch
 
 from iris_core.device.targets import device_targets
 from iris_core.errors import PluginError, SettingsError
-from iris_core.hooks import PROVIDER_HOOKS, ProviderHooks
 from iris_core.registry import Registry
 from iris_core.settings import PluginSettings, load_plugin_settings
-from iris_core.testing.conformance import stack_jobs
+from iris_core.testing.conformance import plugin_jobs
 from iris_core.testing.pool import RankPool
 from iris_core.types import Availability, CreateRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.registry import PluginRecord
 
@@ -43,7 +43,39 @@ print(json.dumps(sorted({"torch", "triton"} & (set(sys.modules) - before))))
 """
 
 
-class PluginConformance:
+class OnRanks:
+    """What suites share that run jobs on ranks: on the CPU, on one GPU, on several.
+
+    Attributes:
+        num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
+    """
+
+    num_ranks: ClassVar[int] = 3
+
+    gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
+    """GPUs that each tier needs at least; Iris's own suite reads it (`tests/support/gpu_tiers.py`)."""
+
+    @pytest.fixture
+    def pool(self) -> RankPool:
+        """Rank processes; one pool serves all suites of a test run."""
+        return shared_pool()
+
+    def ranks_of(self, tier: str, infos: Sequence[PluginInfo]) -> tuple[str, int]:
+        """Return a tier's device, "cpu" or "cuda", and its number of ranks; skip what cannot run here."""
+        gpu = DeviceType.HIP if torch.version.hip else DeviceType.CUDA
+        wanted = DeviceType.CPU if tier == "host" else gpu
+        for info in infos:
+            if wanted not in info.devices:
+                pytest.skip(f"{info.kind} {info.name!r} does not work on {wanted}")
+        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        needed = self.gpus_of_tier[tier]
+        if present < needed:
+            pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}")
+        ranks = {"host": self.num_ranks, "gpu": 1, "gpus": min(present, self.num_ranks)}
+        return "cpu" if tier == "host" else "cuda", ranks[tier]
+
+
+class PluginConformance(OnRanks):
     """Tests of every provider plugin; the suites of allocators and backends contain it.
 
     A subclass gives the plugin's name, or the fixture `plugin`: the object that the entry point names.
@@ -64,24 +96,12 @@ class PluginConformance:
             raise NotImplementedError(
                 f"{type(self).__name__} must set `name`, the name of its entry point, or define the fixture `plugin`"
             )
-        registry = Registry()
-        try:
-            return registry.load(registry.resolve(self.kind, self.name)).plugin
-        except PluginError as error:
-            pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
+        return installed_plugin(self.kind, self.name).plugin
 
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:
         """What the plugin says about itself."""
         return cast("PluginInfo", plugin.iris_plugin_info())
-
-    @pytest.fixture
-    def installed(self, info: PluginInfo) -> PluginRecord:
-        """The plugin's entry point, as users' programs find it."""
-        try:
-            return Registry().resolve(self.kind, info.name)
-        except PluginError as error:
-            pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
 
     @pytest.fixture
     def registered(self, plugin: Any) -> Registered:
@@ -101,25 +121,26 @@ class PluginConformance:
                 reasons.append(f"{candidate.type}: {answer.reason}")
             else:
                 return candidate
-        needed = ", ".join(sorted(info.devices))
-        pytest.skip(f"needs a device of type {needed}: {'; '.join(reasons)}")
+        pytest.skip(f"needs a device of type {', '.join(sorted(info.devices))}: {'; '.join(reasons)}")
 
-    @pytest.fixture
-    def pool(self) -> RankPool:
-        """Rank processes; one pool serves all suites of a test run."""
-        return shared_pool()
+    def create(
+        self, registered: Registered, target: DeviceTarget, nbytes: int = 1 << 20, rank: int = 0, world_size: int = 1
+    ) -> Any:
+        """Create what the plugin provides, as the core does, with default settings."""
+        registry, record = registered
+        settings = registry.settings_class(record)()
+        return registry.create(record, CreateRequest(target, rank, world_size, nbytes, settings))
 
     # -- static tier --------------------------------------------------------------------------------------------------
-    def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo, installed: PluginRecord) -> None:
+    def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo) -> None:
         """The installed entry point has the name, the group and the object that were given to the kit."""
         assert isinstance(info, PluginInfo)
         assert info.kind is self.kind
+        installed = installed_plugin(self.kind, info.name)
         assert installed.name == info.name
         assert installed.kind.group == self.kind.group
-        module, _, path = installed.entry_point.partition(":")
-        named = functools.reduce(getattr, path.split("."), importlib.import_module(module))
-        assert named is plugin, f"{installed.entry_point} is another object than the fixture `plugin`"
-        assert Registry().load(installed).info == info
+        assert installed.plugin is plugin, f"{installed.entry_point} is another object than the fixture `plugin`"
+        assert installed.info == info
 
     def test_static_info_is_complete(self, info: PluginInfo) -> None:
         """A summary for `iris plugins`, and devices to choose by."""
@@ -129,8 +150,9 @@ class PluginConformance:
         assert info.devices
         assert isinstance(info.priority, int)
 
-    def test_static_import_is_light(self, installed: PluginRecord) -> None:
+    def test_static_import_is_light(self, info: PluginInfo) -> None:
         """Listing plugins imports them all, so a plugin's module must import neither torch nor triton."""
+        installed = installed_plugin(self.kind, info.name)
         done = subprocess.run(
             [sys.executable, "-c", _IMPORT, installed.entry_point],
             capture_output=True,
@@ -146,10 +168,6 @@ class PluginConformance:
         """The registry takes the object: every provider hook, marked, with arguments that the specification has."""
         record = Registry(search_path=[]).register(self.kind, plugin)
         assert record.info == plugin.iris_plugin_info()
-        for hook in PROVIDER_HOOKS:
-            offered = list(inspect.signature(getattr(plugin, hook)).parameters)
-            specified = list(inspect.signature(getattr(ProviderHooks, hook)).parameters)[1:]
-            assert set(offered) <= set(specified), f"{hook} takes {offered}; the specification has {specified}"
 
     def test_static_probe_answers_for_every_device(self, info: PluginInfo, registered: Registered) -> None:
         """Always an Availability, twice the same, and a reason with every "no"."""
@@ -175,38 +193,26 @@ class PluginConformance:
             load_plugin_settings(info.name, cls, {"no_such_setting": 1})
 
     # -- host tier ----------------------------------------------------------------------------------------------------
-    def test_host_diagnosis(
-        self, request: pytest.FixtureRequest, plugin: Any, info: PluginInfo, pool: RankPool
-    ) -> None:
+    def test_host_diagnosis(self, plugin: Any, info: PluginInfo, pool: RankPool) -> None:
         """What `iris doctor` shows of it: findings with a subject and a text, with devices and without any."""
         if not hasattr(plugin, "iris_plugin_diagnose"):
             pytest.skip(f"{info.name!r} does not implement iris_plugin_diagnose")
-        installed: PluginRecord = request.getfixturevalue("installed")
-        ((nowhere, here),) = pool.run(stack_jobs.diagnose, 1, self.kind, installed.qualified_name)
-        for subject, _, text, data in (*nowhere, *here):
-            assert subject.strip(), "a finding has no subject"
-            assert text.strip(), f"the finding about {subject!r} says nothing"
-            assert isinstance(json.loads(data), dict), f"data of the finding about {subject!r}"
+        installed = installed_plugin(self.kind, info.name)
+        assert pool.run(plugin_jobs.diagnose, 1, self.kind, installed.qualified_name) == [[]]
 
-    def create(
-        self,
-        registered: Registered,
-        target: DeviceTarget,
-        nbytes: int = 1 << 20,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> Any:
-        """Create what the plugin provides, as the core does, with default settings."""
-        registry, record = registered
-        settings = registry.settings_class(record)()
-        return registry.create(record, CreateRequest(target, rank, world_size, nbytes, settings))
+
+def installed_plugin(kind: PluginKind, name: str) -> PluginRecord:
+    """Return a plugin as users' programs find it, loaded; the test fails if it is not installed."""
+    registry = Registry()
+    try:
+        return registry.load(registry.resolve(kind, name))
+    except PluginError as error:
+        pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
 
 
 @functools.cache
 def shared_pool() -> RankPool:
     """Return the pool of this process; its workers are daemons and end with it."""
-    import atexit
-
     pool = RankPool(timeout_s=60.0, torch_distributed=True)
     atexit.register(pool.close)
     return pool
@@ -216,19 +222,15 @@ def member_problems(obj: Any, protocol: type) -> list[str]:
     """Say how an object departs from a protocol: members that are missing, or called in another way.
 
     Args:
-        obj: the implementation.
+        obj: the implementation; further parameters of its methods are no problem if they have defaults.
         protocol: a class whose functions and properties, own and inherited, are the contract.
-
-    Returns:
-        One sentence per problem; further parameters of a method are none if they have defaults.
     """
     problems = []
     for name, member in inspect.getmembers_static(protocol):
         if name.startswith("_") or not (isinstance(member, property) or inspect.isfunction(member)):
             continue
-        missing = object()
-        static = inspect.getattr_static(obj, name, missing)
-        if static is missing:
+        static = inspect.getattr_static(obj, name, None)
+        if static is None:
             problems.append(f"{name} is missing")
         elif isinstance(member, property):
             if inspect.isroutine(static):
@@ -236,42 +238,31 @@ def member_problems(obj: Any, protocol: type) -> list[str]:
         elif not callable(getattr(obj, name)):
             problems.append(f"{name} is no method")
         else:
-            names = list(inspect.signature(member).parameters)[1:]  # without self
+            names = " ".join(list(inspect.signature(member).parameters)[1:])  # without self
             problems += parameter_problems(name, getattr(obj, name), names)
     return problems
 
 
-def parameter_problems(
-    name: str, function: Callable[..., Any], expected: Sequence[str], optional: Sequence[str] = ()
-) -> list[str]:
-    """Say how a function's parameters depart from a list of names.
+def parameter_problems(name: str, function: Callable[..., Any], parameters: str) -> list[str]:
+    """Say, in at most one sentence, how a function's parameters depart from a list of names.
 
     Args:
         name: what to call it.
         function: a Python function, a bound method, or an object that wraps one in `fn` as Triton's jit does.
-        expected: names in order.
-        optional: names that follow and have defaults; so must what follows them.
-
-    Returns:
-        At most one sentence.
+        parameters: names in order; those behind a | have defaults, and so must what follows them.
     """
-    parameters = list(inspect.signature(plain_function(function)).parameters.values())
-    given = [each.name for each in parameters if each.kind in _POSITIONAL]
+    expected, optional = (each.split() for each in parameters.partition("|")[::2])
+    while not inspect.isroutine(function) and hasattr(function, "fn"):
+        function = function.fn
+    found = list(inspect.signature(function).parameters.values())
+    given = [each.name for each in found if each.kind in _POSITIONAL]
     wanted = [*expected, *optional]
     if given[: len(wanted)] != wanted:
         return [f"{name}({', '.join(given)}) should begin with ({', '.join(wanted)})"]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     demanded = [
-        each.name
-        for each in parameters[len(expected) :]
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        each.name for each in found[len(expected) :] if each.default is each.empty and each.kind not in variadic
     ]
     if demanded:
         return [f"{name} demands {', '.join(demanded)} beside ({', '.join(expected)}); give defaults"]
     return []
-
-
-def plain_function(obj: Any) -> Any:
-    """Return the Python function inside the wrappers of jit decorators, which keep it in `fn`."""
-    while not inspect.isroutine(obj) and hasattr(obj, "fn"):
-        obj = obj.fn
-    return obj

@@ -1,337 +1,188 @@
-"""What the suites run on ranks.  Each job returns bytes that an oracle read; the tests judge them.
+"""What the stack suite runs on ranks: each job returns what is wrong, as sentences; nothing if the backend is right.
 
-A worker that crashes is a failed test and not the end of the test run, so jobs also do what a broken plugin
-could not survive.
+For what a backend need not have and has not, it is the name of that.
 """
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import importlib
 import os
 import time
+import traceback
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
-from iris_core.errors import DeviceTimeoutError
+from iris_core.diagnosis import PairCheck
+from iris_core.errors import DeviceTimeoutError, IrisError
 from iris_core.testing.conformance import oracle
-from iris_core.types import CreateRequest, DeviceTarget, PluginKind
 
-TIMEOUT_S = 30.0
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 _SLOW_S = 0.1  # how long one rank lets the others wait
 
 
-# -- allocators -------------------------------------------------------------------------------------------------------
-def place_marks(nbytes: int) -> tuple[int, ...]:
-    """Return offsets at which a heap is probed: its ends, page ends, and odd places; each has room for 8 bytes."""
-    return (0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)
-
-
-def mark(rank: int, index: int) -> bytes:
-    """Return the 8 bytes that a rank writes at one of its marks."""
-    return oracle.pattern(8, seed=10 * rank + index)
-
-
-def see_peers(name: str, device: str, nbytes: int) -> tuple[dict[int, tuple[bool, bool, list[bytes]]], list[bytes]]:
-    """Write marks into the own heap, look for the peers' in theirs, and write one back into each.
-
-    Returns:
-        For each peer, whether its heap is mapped as a whole, whether the rank's allocator takes the mapping for its own
-        memory, and the bytes at the marks; and what the peers have written into this rank's heap, by rank.
-    """
-    from iris_core.world import connect
-
-    world = connect(None, TIMEOUT_S)
-    allocator, target = _create(PluginKind.ALLOCATOR, name, device, nbytes, world.rank, world.world_size)
-    where = target.torch_device
-    try:
-        allocator.commit(0, allocator.nbytes)
-        marks = place_marks(nbytes)
-        for index, offset in enumerate(marks):
-            oracle.write_bytes(allocator.base_ptr + offset, mark(world.rank, index), where)
-        everyone = world.exchange_segments(allocator.export())
-        sizes = [size for (size,) in world.all_gather_ints([allocator.nbytes])]
-        peers = [peer for peer in range(world.world_size) if peer != world.rank]
-        mappings = {peer: allocator.import_peer(peer, everyone[peer]) for peer in peers}
-        reports = {}
-        for peer, mapping in mappings.items():
-            seen = [oracle.read_bytes(mapping.base_ptr + offset, 8, where) for offset in marks]
-            reports[peer] = mapping.nbytes == sizes[peer], allocator.owns(mapping.base_ptr), seen
-        world.barrier()
-        for peer, mapping in mappings.items():
-            oracle.write_bytes(mapping.base_ptr + 8192 + 8 * world.rank, mark(world.rank, peer), where)
-        world.barrier()
-        written = [oracle.read_bytes(allocator.base_ptr + 8192 + 8 * peer, 8, where) for peer in range(len(sizes))]
-        world.barrier()
-        return reports, written
-    finally:
-        allocator.close()
-        world.close()
-
-
-def outlive_close(name: str, device: str, nbytes: int) -> tuple[bytes, bytes, int]:
-    """Close an allocator with a live tensor; return the tensor's bytes before and after, and releases told so far."""
-    allocator, target = _create(PluginKind.ALLOCATOR, name, device, nbytes, rank=0, world_size=1)
-    allocator.commit(0, allocator.nbytes)
-    told: list[int] = []
-    tensor = allocator.tensor(4096, 8192, lambda: told.append(1))
-    oracle.write_bytes(tensor.data_ptr(), oracle.pattern(8192, seed=1), target.torch_device)
-    before = bytes(tensor.cpu().numpy().tobytes())
-    allocator.close()
-    del allocator
-    gc.collect()
-    tensor[0] = 7  # it can be written, too
-    after = bytes(tensor.cpu().numpy().tobytes())
-    return before, after, len(told)
-
-
-def _create(
-    kind: PluginKind, name: str, device: str, nbytes: int, rank: int, world_size: int
-) -> tuple[Any, DeviceTarget]:
-    from iris_core.device.targets import device_targets
-    from iris_core.registry import Registry
-
-    registry = Registry()
-    record = registry.resolve(kind, name)
-    (target,) = device_targets(device, rank)
-    request = CreateRequest(target, rank, world_size, nbytes, registry.settings_class(record)())
-    return registry.create(record, request), target
-
-
-# -- stacks -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Stack:
     """Allocator, backend and programs of a stack suite, as ranks need them."""
 
     allocator: str
     backend: str
-    programs: str  # module that satisfies `iris_core.testing.conformance.stack.Programs`
+    programs: str  # module that has them
     device: str  # "cpu" or "cuda"
     timeout_s: float  # bound of the waits in kernels
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Contents of a symmetric tensor after a program."""
+class Rank:
+    """One rank of a stack: runs programs together with the others, and notes what is wrong afterwards.
 
-    own: bytes  # this rank's tensor, as plain torch copies it to the host
-    peers: tuple[bytes, ...]  # every rank's, as raw memory at translated addresses shows it to this rank
-    local: bytes = b""  # what the program itself noted on this rank, one tensor behind the other
-
-
-def source_data(rank: int, turn: int, numel: int) -> torch.Tensor:
-    """Return int32[numel] that differs between ranks, turns and positions."""
-    return torch.arange(1, numel + 1, dtype=torch.int32) + 100_000 * (rank + 1) + 10_000_000 * (turn + 1)
-
-
-def ring(stack: Stack, numel: int, num_turns: int) -> list[Seen]:
-    """Every rank puts data to the next one and signals; the ranks take turns in being slow."""
-    out = []
-    with open_stack(stack) as ctx:
-        programs = importlib.import_module(stack.programs)
-        source, target, found = (ctx.zeros(numel, dtype=torch.int32) for _ in range(3))
-        flag = ctx.zeros(1, dtype=torch.int64)
-        for turn in range(num_turns):
-            source.copy_(source_data(ctx.cur_rank, turn, numel))
-            start(ctx, slow=turn % ctx.num_ranks)
-            programs.ring(ctx, source, target, found, flag, turn + 1, stack.timeout_s)
-            out.append(look(ctx, target, found, flag))
-    return out
-
-
-def all_to_all(stack: Stack, numel: int) -> Seen:
-    """Every rank stores a row of its own to every rank."""
-    with open_stack(stack) as ctx:
-        programs = importlib.import_module(stack.programs)
-        source = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
-        target = ctx.zeros(ctx.num_ranks, numel, dtype=torch.int32)
-        for peer in range(ctx.num_ranks):
-            source[peer].copy_(source_data(ctx.cur_rank, peer, numel))
-        start(ctx)
-        programs.all_to_all(ctx, source, target)
-        return look(ctx, target)
-
-
-def meet(stack: Stack, num_turns: int) -> list[Seen]:
-    """Every rank writes to all, all meet at the device barrier, and each notes what it has got by then."""
-    out = []
-    with open_stack(stack) as ctx:
-        programs = importlib.import_module(stack.programs)
-        slots, found = (ctx.zeros(ctx.num_ranks, dtype=torch.int64) for _ in range(2))
-        flags = ctx.zeros(ctx.num_ranks + 1, dtype=torch.int64)
-        for turn in range(num_turns):
-            start(ctx, slow=turn % ctx.num_ranks)
-            value = 1000 * (turn + 1) + ctx.cur_rank
-            programs.meet(ctx, "function", slots, found, flags, value, None, stack.timeout_s)
-            out.append(look(ctx, slots, found))
-    return out
-
-
-def give_up(stack: Stack) -> list[str] | None:
-    """Wait in a kernel for a flag that no rank raises; the errors of the launch and of two barriers after it.
-
-    None for a backend without methods: only these know where to report.
+    Attributes:
+        problems: sentences.
     """
-    with open_stack(stack) as ctx:
-        if "DeviceContext" not in ctx.backend.device_api():
-            return None
-        programs = importlib.import_module(stack.programs)
-        flag, found = (ctx.zeros(1, dtype=torch.int64) for _ in range(2))
-        start(ctx)
-        wait = partial(programs.await_flag, ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s)
-        said = []
-        for step in (wait, ctx.barrier, ctx.barrier):
-            try:
-                step()
-                said.append("")
-            except DeviceTimeoutError as error:
-                said.append(type(error).__name__)
-        return said
+
+    def __init__(self, ctx: Any, stack: Stack, late_s: float) -> None:
+        self.ctx = ctx
+        self.programs: Any = importlib.import_module(stack.programs)
+        self.timeout_s = stack.timeout_s
+        self.me, self.world = ctx.cur_rank, ctx.num_ranks
+        self.peer = (self.me + 1) % self.world
+        self.problems: list[str] = []
+        self.looks = False  # at memory of others, which must not be closed meanwhile
+        self._late_s = late_s
+        self._what = ""
+
+    def note(self, problem: str) -> None:
+        """Note what is wrong with the program that was run last."""
+        self.problems.append(f"{self._what}, rank {self.me}: {problem}")
+
+    def tensor(self, values: Sequence[int], dtype: str = "int32") -> torch.Tensor:
+        """Allocate a symmetric tensor with these values on this rank."""
+        out: torch.Tensor = self.ctx.empty(len(values), dtype=getattr(torch, dtype))
+        return out.copy_(torch.tensor(values, dtype=out.dtype))
+
+    @contextlib.contextmanager
+    def together(self, what: str, slow: int | None = None) -> Iterator[None]:
+        """Begin with the other ranks, except for a slow one (modulo the number of ranks), and wait for all at the end.
+
+        Who does not wait for the slow rank computes with old data.  What is raised is noted: the others go on.
+        """
+        self._what = what
+        self.ctx.barrier()
+        if slow is not None and self.me == slow % self.world:
+            time.sleep(self._late_s)
+        try:
+            yield
+            if self.ctx.device != "cpu":
+                torch.cuda.synchronize()
+        except Exception:  # noqa: BLE001 - whatever a program raises; the others must not wait for this rank
+            self.note(traceback.format_exc())
+        try:
+            self.ctx.barrier()
+        except DeviceTimeoutError:  # raised when all ranks have met, so they stay in step
+            self.note(traceback.format_exc())
+
+    def read(self, tensor: torch.Tensor, rank: int) -> list[int]:
+        """Return a rank's part of a symmetric tensor, as raw memory at a translated address shows it."""
+        self.looks = True
+        bases = self.ctx.heap.heap_bases
+        there = bases[rank] + tensor.data_ptr() - bases[self.me]
+        raw = oracle.read_bytes(there, tensor.nbytes, self.ctx.device)
+        return torch.frombuffer(bytearray(raw), dtype=tensor.dtype).tolist()
+
+    def check(self, tensor: torch.Tensor, expected: Sequence[list[int]], of: Sequence[int] | None = None) -> None:
+        """Compare a symmetric tensor with what it should be on all ranks, or on those in `of`; and as torch has it."""
+        for rank, values in zip(range(self.world) if of is None else of, expected, strict=True):
+            found = [(self.read(tensor, rank), "")]
+            found += [(tensor.flatten().tolist(), " in torch")] * (rank == self.me)
+            for got, where in found:
+                wrong = [i for i, pair in enumerate(zip(got, values, strict=True)) if pair[0] != pair[1]]
+                if wrong:
+                    first = f"{got[wrong[0]]} instead of {values[wrong[0]]}"
+                    self.note(f"memory of rank {rank}{where}: {len(wrong)} words, the first at {wrong[0]}: {first}")
 
 
-def open_stack(stack: Stack) -> Any:
+@contextlib.contextmanager
+def opened(stack: Stack, late_s: float = _SLOW_S) -> Iterator[Rank]:
     """Open a context whose waits inside kernels are bounded, those without a bound of their own as well."""
     from iris_core import Iris
 
-    name = "IRIS_DEVICE_TIMEOUT"
-    before = os.environ.get(name)
-    os.environ[name] = str(stack.timeout_s)
-    try:
-        return Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    with mock.patch.dict(os.environ, IRIS_DEVICE_TIMEOUT=str(stack.timeout_s)):
+        ctx = Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
+    with ctx:
+        yield (rank := Rank(ctx, stack, late_s))
+        if rank.looks:
+            ctx.barrier()
 
 
-def start(ctx: Any, slow: int | None = None, seconds: float = _SLOW_S) -> None:
-    """Let all ranks begin together, except for a slow one: who does not wait for it computes with old data."""
-    ctx.barrier()
-    if ctx.cur_rank == slow:
-        time.sleep(seconds)
-
-
-def look(ctx: Any, tensor: torch.Tensor, *noted: torch.Tensor) -> Seen:
-    """Let all ranks finish, and return what a tensor has here and on the others, and what the program noted."""
-    if ctx.device != "cpu":
-        torch.cuda.synchronize()
-    ctx.barrier()
-    bases = ctx.heap.heap_bases
-    offset = tensor.data_ptr() - bases[ctx.cur_rank]
-    nbytes = tensor.numel() * tensor.element_size()
-    peers = tuple(oracle.read_bytes(base + offset, nbytes, ctx.device) for base in bases)
-    ctx.barrier()  # nobody goes on while another rank is still looking
-    return Seen(_content(tensor), peers, b"".join(map(_content, noted)))
-
-
-def _content(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.cpu().numpy().tobytes())
+def give_up(stack: Stack) -> list[str] | str:
+    """Wait in a kernel for a flag that no rank raises: the launch raises, or the next barrier does, once."""
+    with opened(stack) as rank:
+        if "DeviceContext" not in rank.ctx.backend.device_api():
+            return "DeviceContext"  # only methods know where to report
+        flag, found = (rank.tensor([0], "int64") for _ in range(2))
+        rank.ctx.barrier()
+        raised = []
+        for step in (
+            lambda: rank.programs.await_flag(rank.ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s),
+            rank.ctx.barrier,
+            rank.ctx.barrier,
+        ):
+            try:
+                step()
+                raised.append(False)
+            except DeviceTimeoutError:
+                raised.append(True)
+        if raised not in ([True, False, False], [False, True, False]):
+            rank.note(f"the launch and two barriers have raised DeviceTimeoutError: {raised}")
+        return rank.problems
 
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
-def device_barrier(stack: Stack, num_turns: int) -> list[tuple[tuple[int, ...], bytes]] | None:
-    """Every rank writes to all, all launch a barrier, and each notes what it has got by then; None without a barrier.
-
-    The last turns are those of a group, the first and the last rank, for which the others do not wait.
-
-    Returns:
-        The members and the contents of this rank's words, for each turn.
-    """
-    out: list[tuple[tuple[int, ...], bytes]] = []
-    with open_stack(stack) as ctx:
-        if not hasattr(ctx.backend, "device_barrier"):
-            return None
-        me, world = ctx.cur_rank, ctx.num_ranks
-        everyone, ends = tuple(range(world)), tuple(sorted({0, world - 1}))
-        slots = ctx.zeros(world, dtype=torch.int64)
-        offset = slots.data_ptr() - ctx.heap.heap_bases[me]
-        for turn in range(2 * num_turns):
-            members = everyone if turn < num_turns else ends
+def device_barrier(stack: Stack) -> list[str] | str:
+    """Behind a barrier all writes are there, whoever is late; the group of the first and the last rank waits alone."""
+    with opened(stack) as rank:
+        if not hasattr(rank.ctx.backend, "device_barrier"):
+            return "device_barrier"
+        everyone, ends = tuple(range(rank.world)), tuple(sorted({0, rank.world - 1}))
+        slots = rank.tensor([0] * rank.world, "int64")
+        offset = slots.data_ptr() - rank.ctx.heap.heap_bases[rank.me]
+        for turn, (members, sem) in enumerate((m, s) for m in (everyone, ends) for s in ("release", "relaxed")):
             slots.zero_()
-            start(ctx, slow=members[turn % len(members)])
-            if me in members:
-                for base in ctx.heap.heap_bases:
-                    word = (1000 * (turn + 1) + me).to_bytes(8, "little")
-                    oracle.write_bytes(base + offset + 8 * me, word, ctx.device)
-                ctx.device_barrier(None if members == everyone else ends, sem=("release", "relaxed")[turn % 2])
-            if ctx.device != "cpu":
-                torch.cuda.synchronize()
-            out.append((members, _content(slots)))
-            ctx.barrier()
-    return out
+            found = None
+            with rank.together(f"barrier {turn} of ranks {members}", slow=members[turn % len(members)]):
+                if rank.me in members:
+                    word = (1000 * (turn + 1) + rank.me).to_bytes(8, "little")
+                    for base in rank.ctx.heap.heap_bases:
+                        oracle.write_bytes(base + offset + 8 * rank.me, word, rank.ctx.device)
+                    rank.ctx.device_barrier(None if members == everyone else ends, sem=sem)
+                    found = slots.tolist()  # before the ranks meet on the host
+            expected = [1000 * (turn + 1) + each if each in members else 0 for each in everyone]
+            if found not in (None, expected):
+                rank.note(f"found {found} instead of {expected}")
+        return rank.problems
 
 
-@dataclass(frozen=True)
-class SelfTest:
-    """Results of a backend's self-test on one rank."""
+def self_test(stack: Stack) -> tuple[list[PairCheck], list[str], list[str]] | str:
+    """Run the backend's self-test, as `iris doctor` does.
 
-    checks: tuple[tuple[str, int, int, str], ...]  # operation, rank, peer, problem
-    begun: tuple[tuple[str, int | None], ...]  # arguments of `begin`
-    others: tuple[str, ...]  # results that are no `PairCheck`
-    error: str  # what it raised
-
-
-def self_test(stack: Stack, misdirected: bool) -> SelfTest | None:
-    """Run the backend's self-test, as `iris doctor` does; None if it has none.
-
-    If `misdirected`, kernels take this rank's own memory for every peer's, which a test has to notice.
+    Returns:
+        Its checks, the operations that it has announced, and what is wrong on this rank.
     """
-    from iris_core.diagnosis import PairCheck
-    from iris_core.errors import IrisError
-
-    begun: list[tuple[str, int | None]] = []
-    given: list[Any] = []
-    error = ""
-    with open_stack(stack) as ctx:
-        if not hasattr(ctx.backend, "self_test"):
-            return None
-        if misdirected:
-            ctx.get_heap_bases().fill_(ctx.heap.heap_bases[ctx.cur_rank])
-            ctx.barrier()
+    begun: list[str] = []
+    checks: list[PairCheck] = []
+    with opened(stack) as rank:
+        if not hasattr(rank.ctx.backend, "self_test"):
+            return "self_test"
         try:
-            given.extend(ctx.backend.self_test(ctx, lambda op, peer: begun.append((op, peer))))
-        except IrisError as raised:
-            error = f"{type(raised).__name__}: {raised}"
-    right = [each for each in given if isinstance(each, PairCheck)]
-    checks = tuple((each.op, each.rank, each.peer, each.problem) for each in right)
-    others = tuple(repr(each) for each in given if not isinstance(each, PairCheck))
-    return SelfTest(checks, tuple(begun), others, error)
-
-
-def compare_clocks(stack: Stack) -> list[tuple[int, int, float]] | None:
-    """Compare the clocks twice, a moment apart; None for a backend that cannot.
-
-    Returns:
-        (at, ahead, error) in seconds.
-    """
-    with open_stack(stack) as ctx:
-        if not hasattr(ctx.backend, "compare_clocks"):
-            return None
-        out = []
-        for _ in range(2):
-            offset = ctx.backend.compare_clocks(ctx)
-            second = ctx.backend.ticks_per_second
-            out.append((offset.at / second, offset.ahead / second, offset.error / second))
-            start(ctx, slow=0)
-        return out
-
-
-def diagnose(kind: PluginKind, name: str) -> list[list[tuple[str, str, str, str]]]:
-    """Ask a plugin for its findings, with no device and with those of this machine.
-
-    Returns:
-        (subject, verdict, text, data as JSON) of each finding.
-    """
-    import json
-
-    from iris_core.device.targets import device_targets
-    from iris_core.registry import Registry
-
-    registry = Registry()
-    record = registry.resolve(kind, name)
-    answers = [registry.diagnose(record, targets) for targets in ((), device_targets(None, rank=0))]
-    return [[(each.subject, str(each.verdict), each.text, json.dumps(each.data)) for each in one] for one in answers]
+            for check in rank.ctx.backend.self_test(rank.ctx, lambda op, peer: begun.append(op)):
+                if isinstance(check, PairCheck):
+                    checks.append(check)
+                else:
+                    rank.note(f"a self-test gives objects of PairCheck, not {check!r}")
+        except IrisError as error:
+            rank.note(f"{type(error).__name__}: {error}")
+        return checks, begun, rank.problems

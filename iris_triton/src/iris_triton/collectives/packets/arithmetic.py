@@ -3,7 +3,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.target_info import is_cuda
 
 from iris_triton.collectives.parts.elements import combine, finished, widened
 
@@ -45,14 +44,11 @@ def _reduced_part(
 @triton.jit
 def _two_halves(low, high, DT: tl.constexpr):
     """Two floats of 32 bits, rounded to 16, in one word."""
-    if is_cuda():
-        if DT.is_bf16():
-            text: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;"
-        else:
-            text: tl.constexpr = "cvt.rn.f16x2.f32 $0, $1, $2;"
-        return tl.inline_asm_elementwise(text, "=r,r,r", [high, low], dtype=tl.int32, is_pure=True, pack=1)
+    if DT.is_bf16():
+        text: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;"
     else:
-        return _placed(low, 0, DT) | _placed(high, 1, DT)
+        text: tl.constexpr = "cvt.rn.f16x2.f32 $0, $1, $2;"
+    return tl.inline_asm_elementwise(text, "=r,r,r", [high, low], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -67,8 +63,8 @@ def _reduced_word(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: 
         high = _reduced_part(words, k, 1, N, W, DT, OP)
         return _two_halves(low, high, DT)
     else:
-        word = _placed(_reduced_part(words, k, 0, N, W, DT, OP), 0, DT)
-        for index in tl.static_range(1, 32 // _bits(DT)):
+        word = words[k] * 0
+        for index in tl.static_range(32 // _bits(DT)):
             word = word | _placed(_reduced_part(words, k, index, N, W, DT, OP), index, DT)
         return word
 
@@ -93,22 +89,15 @@ def reduced(words, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.co
     """Reduce the data of N packets: 16-bit floats in float32, rounded once.
 
     Args:
-        words: N times W blocks.
-        N: number of packets, in the order in which they are reduced.
-        W: words of data in a packet, 2 or 4.
-        DT: the elements' type.
-        OP: the reduction's name.
-
-    Returns:
-        W blocks.
+        words: N times W blocks, in the order in which they are reduced; W blocks are returned.
+        N, W: number of packets; words of data in a packet, 2 or 4.
+        DT, OP: the elements' type; the reduction's name.
     """
+    total = ()
     if _bits(DT) == 64:
-        total = _reduced_pair(words, 0, N, W, DT, OP)
-        for k in tl.static_range(2, W, 2):
+        for k in tl.static_range(0, W, 2):
             total = total + _reduced_pair(words, k, N, W, DT, OP)
-        return total
     else:
-        total = (_reduced_word(words, 0, N, W, DT, OP),)
-        for k in tl.static_range(1, W):
+        for k in tl.static_range(W):
             total = total + (_reduced_word(words, k, N, W, DT, OP),)  # noqa: RUF005 - the compiler knows no star
-        return total
+    return total

@@ -33,33 +33,28 @@ def run_assembly(TEXT: tl.constexpr, operands, RESULTS: tl.constexpr, LONGS: tl.
 
 
 @triton.constexpr_function
-def _vector(first):
-    return f"{{${first},${first + 1},${first + 2},${first + 3}}}"
+def load_assembly(encoding):
+    """Load the data of a packet as 32-bit words; what is not loaded is 0.
 
-
-@triton.constexpr_function
-def load_assembly(form):
-    """Load up to 16 bytes; what is not loaded is 0.
-
-    Operands: 0 to 3 the words; 4 address; 5 whether to load the first half; 6 the second.  Forms: "v4" in one access,
-    5 counting for both halves; "v2" the halves by themselves; "first" never the second.
+    Operands: 0 to 3 the words; 4 address; 5 whether to load the first half; 6 the second.  In "sentinel" 5 counts for
+    both halves, and "ll" has no second one.
     """
     text = "{ .reg .pred p, q; setp.ne.b32 p, $5, 0; setp.ne.b32 q, $6, 0;\n"
     text += "".join(f"mov.b32 ${k}, 0; " for k in range(4))
-    if form == "v4":
+    if encoding == "sentinel":
         return text + "\n@p ld.global.v4.b32 {$0,$1,$2,$3}, [$4]; }"
     text += "\n@p ld.global.v2.b32 {$0,$1}, [$4];"
-    return text + ("\n@q ld.global.v2.b32 {$2,$3}, [$4+8]; }" if form == "v2" else " }")
+    return text + ("\n@q ld.global.v2.b32 {$2,$3}, [$4+8]; }" if encoding == "ll128" else " }")
 
 
 @triton.constexpr_function
-def store_assembly(form):
-    """Store up to 16 bytes.  Operands: 0 a result to please the compiler; 1 address; 2 to 5 words; 6, 7 halves."""
+def store_assembly(encoding):
+    """Store the data of a packet.  Operands: 0 a result; 1 address; 2 to 5 words; 6, 7 halves."""
     text = "{ .reg .pred p, q; setp.ne.b32 p, $6, 0; setp.ne.b32 q, $7, 0; mov.b32 $0, 0;\n"
-    if form == "v4":
+    if encoding == "sentinel":
         return text + "@p st.global.v4.b32 [$1], {$2,$3,$4,$5}; }"
     text += "@p st.global.v2.b32 [$1], {$2,$3};"
-    return text + ("\n@q st.global.v2.b32 [$1+8], {$4,$5}; }" if form == "v2" else " }")
+    return text + ("\n@q st.global.v2.b32 [$1+8], {$4,$5}; }" if encoding == "ll128" else " }")
 
 
 @triton.constexpr_function
@@ -132,7 +127,10 @@ def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
         look += "".join(f"mov.b64 {{${2 * k},${2 * k + 1}}}, h{k};\n" for k in range(2 * number))
     else:
         text += "".join(f"mov.b32 ${k}, 0; " for k in range(base))
-        look = "".join(f"@q ld.relaxed.sys.global.v4.b32 {_vector(4 * i)}, [a{i}];\n" for i in range(number))
+        look = "".join(
+            f"@q ld.relaxed.sys.global.v4.b32 {{${4 * i},${4 * i + 1},${4 * i + 2},${4 * i + 3}}}, [a{i}];\n"
+            for i in range(number)
+        )
     for t in range(len(registers)):  # four chains that do not wait for each other
         if t > 3:
             look += f"setp.{missing}.or.b32 p{t % 4}, ${registers[t]}, {value}, p{t % 4};\n"

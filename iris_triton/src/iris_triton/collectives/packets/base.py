@@ -16,8 +16,6 @@ from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
@@ -25,29 +23,23 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 
 class PacketCollective(KernelCollective):
-    """One operation in one form and encoding.
+    """One operation in one form ("one_shot", ...) and encoding (see `iris_triton.collectives.packets.packet`)."""
 
-    Attributes:
-        measured_only: those that CPU ranks emulate, too: the model knows GPUs.
-
-    Args:
-        op: the operation.
-        form: what it does with packets, as the end of its name says.
-        encoding: "ll", "ll128" or "sentinel"; see `iris_triton.collectives.packets.packet`.
-        emulate: serve ranks on the CPU, too, however slowly: for tests of the protocol.
-    """
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
+    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
 
     uses = ("comm_sms", "num_warps")
 
-    def __init__(self, op: str, form: str, encoding: str, *, emulate: bool = False) -> None:
+    tried: tuple[dict[str, int], ...]
+    """Configs that may be worth measuring."""
+
+    def __init__(self, op: str, form: str, encoding: str) -> None:
         super().__init__(op, f"{encoding}_{form}")
         self._form = form
         self._hops = 2 if form == "two_shot" else 1
         self._encoding = encoding
-        self._emulate = emulate
         self._reduces = op in ("all_reduce", "reduce_scatter")
         self._sharded = op in ("reduce_scatter", "all_to_all")
-        self.measured_only = emulate
 
     def _problem(self, request: CollectiveRequest) -> str:
         if problem := super()._problem(request):
@@ -56,11 +48,10 @@ class PacketCollective(KernelCollective):
             return f"it serves groups of up to {MAX_MEMBERS} ranks, and this one has {request.group_size}"
         if self._encoding == "sentinel" and request.dtype not in _FLOATS:
             return f"words of {request.dtype} may have any value, so none can say that nothing is there yet"
-        if request.target.type is DeviceType.CPU:
-            return "" if self._emulate else "it is for NVIDIA GPUs, and the CPU only emulates it for tests"
-        if request.target.type is not DeviceType.CUDA:
+        if request.target.type not in self.devices:
             return "its packets are assembly for NVIDIA GPUs"
-        return lines_problem(request.target.index) if self._encoding == "ll128" else ""
+        has_lines = self._encoding == "ll128" and request.target.type is DeviceType.CUDA
+        return lines_problem(request.target.index) if has_lines else ""
 
     def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
         """Arguments of all kernels."""
@@ -101,25 +92,18 @@ class PacketCollective(KernelCollective):
             return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
         return math.prod(request.shape) // (request.group_size if self._sharded else 1) * item_of(request)
 
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return configs whose launches differ, at most six: the own choice ({}), and some of `tried`."""
+        if request.target.type is DeviceType.CPU:
+            return [{}]
+        own = request.options["config"]
+        found: dict[Any, dict[str, int]] = {}
+        for config in ({}, *self.tried):
+            if all(own.get(name, value) == value for name, value in config.items()):
+                options = {**request.options, "config": {**own, **config}}
+                found.setdefault(self._launch_of(replace(request, options=options)), config)
+        return list(found.values())[:6]
 
-def tunings_of(
-    request: CollectiveRequest,
-    shape_of: Callable[[CollectiveRequest], Any],
-    tried: Sequence[dict[str, int]],
-) -> list[dict[str, int]]:
-    """Return configs whose launches differ, at most six: the own choice ({}), and some of those that are `tried`.
-
-    Args:
-        request: the call.
-        shape_of: the launch of a call, comparable.
-        tried: configs.
-    """
-    if request.target.type is DeviceType.CPU:
-        return [{}]
-    own = request.options["config"]
-    found: dict[Any, dict[str, int]] = {}
-    for config in ({}, *tried):
-        if all(own.get(name, value) == value for name, value in config.items()):
-            options = {**request.options, "config": {**own, **config}}
-            found.setdefault(shape_of(replace(request, options=options)), config)
-    return list(found.values())[:6]
+    def _launch_of(self, request: CollectiveRequest) -> tuple[int, ...]:
+        """The launch of a call, comparable."""
+        raise NotImplementedError

@@ -6,8 +6,10 @@ A tensor is an address, and a byte of it is counted in the order of its elements
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
-from iris_triton.collectives.packets.packet import data_words, load_vectors, store_vectors
+from iris_triton.collectives.packets.assembly import load_assembly, run_assembly, store_assembly
+from iris_triton.collectives.packets.packet import data_words
 from iris_triton.collectives.parts.elements import strided
 
 
@@ -84,28 +86,23 @@ def load_data(
         begin: byte at which the part begins that the packets carry (int64).
         offset, flags: from `iris_triton.collectives.packets.packet.spot`.
         limit: bytes of the part (int64).
-        sizes, strides: of the tensor, DIMS of them, in elements.
-        ENC: the encoding.
+        sizes, strides: of the tensor, DIMS of them, in elements; 0 if it is dense.
         WHOLE: whether the tensor is dense and everything is aligned (`packets.alignment`).
-        ITEM: bytes of an element.
-        DIMS: 0 if the tensor is dense.
+        ENC, ITEM: the encoding; bytes of an element.
     """
-    if WHOLE:
+    if WHOLE and is_cuda():
         first, second = _halves(offset, limit, flags)
-        words = load_vectors(base + begin + offset, first, second, ENC)
-    else:
-        w0 = _load_word(base, begin, offset, limit, flags, sizes, strides, 0, ITEM, DIMS)
-        w1 = _load_word(base, begin, offset, limit, flags, sizes, strides, 1, ITEM, DIMS)
+        words = run_assembly(load_assembly(ENC), (base + begin + offset, first, second), 4, 1, 2)
         if data_words(ENC) == 4:
-            w2 = _load_word(base, begin, offset, limit, flags, sizes, strides, 2, ITEM, DIMS)
-            w3 = _load_word(base, begin, offset, limit, flags, sizes, strides, 3, ITEM, DIMS)
-            words = (w0, w1, w2, w3)
+            return words
         else:
-            words = (w0, w1)
-    if data_words(ENC) == 4:
-        return words
+            return words[0], words[1]
     else:
-        return words[0], words[1]
+        words = ()
+        for k in tl.static_range(data_words(ENC)):
+            word = _load_word(base, begin, offset, limit, flags, sizes, strides, k, ITEM, DIMS)
+            words = words + (word,)  # noqa: RUF005 - the compiler knows no star
+        return words
 
 
 @triton.jit
@@ -114,9 +111,11 @@ def store_data(
     ENC: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """Store the data of packets; as `load_data`."""
-    if WHOLE:
+    if WHOLE and is_cuda():
         first, second = _halves(offset, limit, flags)
-        store_vectors(base + begin + offset, words, first, second, ENC)
+        last: tl.constexpr = data_words(ENC) - 2
+        operands = base + begin + offset, words[0], words[1], words[last], words[last + 1], first, second
+        run_assembly(store_assembly(ENC), operands, 1, 1, 6)
     else:
         for k in tl.static_range(data_words(ENC)):
             _store_word(base, begin, offset, limit, flags, sizes, strides, words[k], k, ITEM, DIMS)

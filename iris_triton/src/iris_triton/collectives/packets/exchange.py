@@ -9,18 +9,17 @@ had two epochs ago.  For that every thread sends and receives equally many packe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective, tunings_of
+from iris_triton.collectives.packets.base import PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
-    DATA_RATIO,
     MAX_PROGRAMS,
     PACKET,
     RUNTIME,
@@ -36,13 +35,11 @@ from iris_triton.collectives.packets.mailbox import (
 )
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
-from iris_triton.collectives.parts.sizes import carrier_of
+from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.asm import follow, let_next_start
-from iris_triton.launcher import BoundKernel, early_launch
+from iris_triton.launcher import early_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from iris_core.dispatch.team import Team
 
 
@@ -56,38 +53,25 @@ def _packet_of(words, k: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _load_part(
-    base, k: tl.constexpr, me, offset, total, part, flags, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
-):  # fmt: skip
-    """The data for the member that is k + 1 places behind."""
-    member = (me + 1 + k) % N
-    limit = limit_of(total, part, member, EVEN)
-    return load_data(base, member * part, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
-
-
-@triton.jit
-def gather_parts(
+def _gather_parts(
     base, me, offset, total, part, flags, sizes, strides,
     N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
     ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """Load the data of a packet for every member, in the order of `peers`; of one packet, if all get the same."""
     if SHARDED:
-        words = _load_part(
-            base, 0, me, offset, total, part, flags, sizes, strides, N, ENC, EVEN, WHOLE, ITEM, DIMS
-        )  # fmt: skip
-        for k in tl.static_range(1, N):
-            words = words + _load_part(
-                base, k, me, offset, total, part, flags, sizes, strides, N, ENC, EVEN, WHOLE, ITEM, DIMS
-            )  # fmt: skip
+        words = ()
+        for k in tl.static_range(N):
+            member = (me + 1 + k) % N
+            limit = limit_of(total, part, member, EVEN)
+            words = words + load_data(base, member * part, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
         return words
     else:
         return load_data(base, part * 0, offset, part, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
 
 
 @triton.jit
-def push_all(
+def _push_all(
     peers, place, words, epoch, mask, flags,
     N: tl.constexpr, ENC: tl.constexpr, SHARDED: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
@@ -100,14 +84,6 @@ def push_all(
         push(peers[k] + place, raw, mask, flags, ENC)
         if STEP and k + 1 < N:
             tl.debug_barrier()
-
-
-@triton.jit
-def _take(
-    mine, slot, mark, mask, flags, timeout_ns, status, rank, N: tl.constexpr, ENC: tl.constexpr, NAP_NS: tl.constexpr
-):
-    """Await the packets of all members, and return their data."""
-    return decode(poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS), N, ENC)
 
 
 @triton.jit
@@ -124,20 +100,21 @@ def _forward(
 ):  # fmt: skip
     """Between two hops: reduce what came from all members, and push the result to all."""
     mine = peers[N - 1] + place
-    came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-    result = reduced(came, N, data_words(ENC), DT, OP)
-    push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
+    came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+    result = reduced(decode(came, N, ENC), N, data_words(ENC), DT, OP)
+    _push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
     _leave(mine, slot, mask, N, ENC)
 
 
 @triton.jit
 def _deliver(
-    to, words, offset, total, part, flags, sizes, strides,
+    to, came, offset, total, part, flags, sizes, strides,
     N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, EVEN: tl.constexpr,
     WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
     """Store what came in the last hop: reduced, or what came from each member to its own part of the output."""
     W: tl.constexpr = data_words(ENC)
+    words = decode(came, N, ENC)
     if REDUCES:
         result = reduced(words, N, W, DT, OP)
         store_data(to, part * 0, offset, part, flags, sizes, strides, result, ENC, WHOLE, ITEM, DIMS)
@@ -161,42 +138,32 @@ def exchange(
     """Send a part to every member; what came from all is reduced and sent to all, reduced, or kept part by part.
 
     In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
-    (bitwise equal on all members: each reduces the same in the same order), a reduce_scatter with both.  In two hops it
-    is an all_reduce: each member reduces its part of all inputs, and sends the result to all.  Every thread takes its
-    own packets through both hops, so no program waits for another one of its rank.
+    (each member reduces the same in the same order), a reduce_scatter with both.  In two hops it is an all_reduce: each
+    member reduces its part of all inputs, and sends the result to all.  Every thread takes its own packets through both
+    hops, so no program waits for another one of its rank.
 
-    Args:
-        out, inp: the tensors, dense or strided.
+    Args (beside those of `iris_triton.collectives.pull.pull`):
         counters: int32[WORDS], the mailbox's.
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
-        me, rank: the caller's index in the team, and in the world.
-        kind: number of the kind of call, on which the members have agreed.
         nbytes: bytes of the whole input, in two hops; else None.
         part: bytes that go to a member; in two hops the last parts may be shorter, or empty.
         first: packet with which this launch begins.
         cap: packets of a piece; of whole lines.
         pieces: how many pieces this launch has; one, if the encoding is "sentinel".
-        box: byte of the heap at which the mailbox begins.
-        half: bytes of a half of it.
-        timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides, out_sizes, out_strides: of strided tensors, in elements.
+        box, half: byte of the heap at which the mailbox begins; bytes of a half of it.
         N: number of members.
         ENC: the encoding, see `iris_triton.collectives.packets.packet`.
         HOPS: 1 or 2.
         SHARDED: the input has a part for each member, as in two hops; else all get the same.
         REDUCES: whether what came in the last hop is reduced.
-        DT, OP: elements and reduction, if anything is reduced.
-        ITEM: bytes of an element.
-        IN_DIMS, OUT_DIMS: dimensions of strided tensors; 0 if dense.
+        DT, OP, ITEM: elements and reduction, if anything is reduced; bytes of an element.
         IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned (`alignment`).
         EVEN: all parts have `part` bytes, as in one hop.
         ONCE: there is one piece, and the grid covers it, a packet for a thread: then nothing is a loop, and the data
             is loaded at the same time as the epoch.
         BLOCK: packets that a program handles at a time: at least one for each thread.
         STEP: the warps of a program go from peer to peer together.
-        NAP_NS: see `poll`.
-        EARLY: see `iris_triton.language.asm.follow`.
-        LOOKS: times that each thread looks at four counters; see `looks_of`.
+        NAP_NS, EARLY, LOOKS: see `poll`, `iris_triton.language.asm.follow` and `looks_of`.
     """
     follow(EARLY)
     program = tl.program_id(0)
@@ -211,13 +178,13 @@ def exchange(
         packet = program * BLOCK + tl.arange(0, BLOCK)
         mask = (packet < cap).to(tl.int32)
         offset, flags = spot(first + packet, ENC)
-        words = gather_parts(
+        words = _gather_parts(
             origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         epoch, found = look(counters, 1, me, N, LOOKS)
         mark = mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
-        push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
+        _push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
         claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         if HOPS == 2:
             _forward(
@@ -225,7 +192,7 @@ def exchange(
             )  # fmt: skip
             place += N * slot
         mine = peers[N - 1] + place
-        came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+        came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
         end(counters, epoch + 1)
         let_next_start(EARLY)
         _deliver(
@@ -245,12 +212,12 @@ def exchange(
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
                 offset, flags = spot(first + piece * cap + packet, ENC)
-                words = gather_parts(
+                words = _gather_parts(
                     origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE,
                     ITEM, IN_DIMS
                 )  # fmt: skip
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
-                push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
+                _push_all(peers, place, words, mark, mask, flags, N, ENC, SHARDED, STEP)
             inbox = peers[N - 1] + at
             if HOPS == 2:
                 for s in range(program * BLOCK, cap, step):
@@ -267,7 +234,7 @@ def exchange(
                 mask = (packet < cap).to(tl.int32)
                 offset, flags = spot(first + piece * cap + packet, ENC)
                 mine = packet.to(tl.int64) * 16 + inbox
-                came = _take(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
+                came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
                 _deliver(
                     to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, EVEN,
                     OUT_WHOLE, ITEM, OUT_DIMS
@@ -279,20 +246,14 @@ def exchange(
 
 # -- how a launch is divided ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How a launch is divided.
+class Shape(Blocks):
+    """How a launch is divided; `options` bound registers where more would let programs wait for their turn.
 
     Attributes:
-        programs: number of programs.
-        block: packets that a program handles at a time.
-        options: num_warps, on GPUs, and maxnreg where more registers would let programs wait for their turn.
         step: the warps of a program go from peer to peer together.
         nap_ns: nanoseconds to sleep between two looks at packets.
     """
 
-    programs: int
-    block: int
-    options: Mapping[str, Any]
     step: bool = False
     nap_ns: int = 0
 
@@ -301,16 +262,7 @@ _CPU_BLOCK, _CPU_PROGRAMS = 256, 4
 _STEP_NBYTES, _NAP_NBYTES = 64 << 10, 2 << 20
 _EARLY_NBYTES = 1 << 20  # of data for one member: a launch that comes up early saves time, nothing above
 _HOP_S, _LAUNCH_S, _WIRE = 0.8e-6, 1.0e-6, 3.4e11  # of the model: seconds, seconds, bytes per second
-
-_TRIED: tuple[dict[str, int], ...] = (
-    {"num_warps": 2},
-    {"num_warps": 8},
-    {"num_warps": 1},
-    {"comm_sms": 132, "num_warps": 8},
-    {"comm_sms": 32, "num_warps": 16},
-    {"num_warps": 16},
-)
-"""Four warps and 64 programs are not among them: a config with its default values asks for nothing."""
+_SENT_PER_BYTE = {"ll": 2.0, "ll128": 128 / 120, "sentinel": 1.0}  # by encoding
 
 
 def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str) -> Shape:
@@ -318,12 +270,6 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
 
     One packet for each thread, and few warps for each program.  From 64 KB for a member on, it pays to let the warps go
     from member to member together; from 2 MB on, polling less often frees issue slots for those that push.
-
-    Args:
-        request: its config counts, "comm_sms" for programs.
-        packets: for one member, in one hop.
-        encoding: of the packets.
-        form: "one_shot", "two_shot" or "mailbox".
     """
     config = request.options["config"]
     if request.target.type is DeviceType.CPU:
@@ -331,12 +277,11 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
         return Shape(max(1, min(config.get("comm_sms", _CPU_PROGRAMS), -(-packets // block))), block, {})
     warps = config.get("num_warps", _warps_for(packets, encoding, form))
     block = 32 * warps
-    most = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
-    nbytes = packets * PACKET
+    most, nbytes = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS), packets * PACKET
     return Shape(
-        programs=max(1, min(most, -(-packets // block))),
-        block=block,
-        options={"num_warps": warps} | ({"maxnreg": 64} if form == "two_shot" and encoding == "sentinel" else {}),
+        max(1, min(most, -(-packets // block))),
+        block,
+        {"num_warps": warps} | ({"maxnreg": 64} if form == "two_shot" and encoding == "sentinel" else {}),
         step=form != "one_shot" and nbytes >= _STEP_NBYTES,
         nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
     )
@@ -356,21 +301,21 @@ def _warps_for(packets: int, encoding: str, form: str) -> int:
 class Exchange(PacketCollective):
     """One operation in one hop ("one_shot", "mailbox") or in two ("two_shot")."""
 
+    tried = (  # not four warps and 64 programs: a config with its default values asks for nothing
+        {"num_warps": 2}, {"num_warps": 8}, {"num_warps": 1}, {"comm_sms": 132, "num_warps": 8},
+        {"comm_sms": 32, "num_warps": 16}, {"num_warps": 16},
+    )  # fmt: skip
+
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: a launch, the hops, and what goes over the links."""
         others, size = request.group_size - 1, request.group_size
         part = request.nbytes / size if self._sharded or self._hops == 2 else request.nbytes
-        sent = self._hops * others * part * DATA_RATIO[self._encoding]
+        sent = self._hops * others * part * _SENT_PER_BYTE[self._encoding]
         return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
 
-    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return configs that are worth measuring for a call that this algorithm serves."""
-
-        def shape_of(each: CollectiveRequest) -> Any:
-            shape = shape_for(each, self._packets(each), self._encoding, self._form)
-            return shape.programs, shape.block
-
-        return tunings_of(request, shape_of, _TRIED)
+    def _launch_of(self, request: CollectiveRequest) -> tuple[int, ...]:
+        shape = shape_for(request, self._packets(request), self._encoding, self._form)
+        return shape.programs, shape.block
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
@@ -390,17 +335,11 @@ class Exchange(PacketCollective):
             "REDUCES": self._reduces and self._hops == 1,
             "EVEN": self._hops == 1 or arguments["part"] * team.size == request.nbytes,
             "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
-            "BLOCK": shape.block,
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,
             "EARLY": bool(early),
             "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
-        options = {**shape.options, **early}
-        kernels = [
-            BoundKernel(
-                exchange, shape.programs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, options
-            )
-            for i in range(launches)
-        ]
-        return Plan(tuple(kernels), carrier_of(request.dtype))
+        blocks = replace(shape, options={**shape.options, **early})
+        firsts = [i * mailbox.cap for i in range(launches)]
+        return self.bind(exchange, team, blocks, arguments, carrier_of(request.dtype), firsts=firsts)

@@ -1,7 +1,7 @@
 """Whether lines of 128 bytes arrive whole at a peer (`whole_lines`), which no model of memory promises.
 
 Algorithms that rely on it are refused until it was found on this kind of device, by
-`python -m iris_triton.collectives.packets.probe`.  A file for each kind of device keeps what was found: some come with
+`benchmarks/whole_lines.py`.  A file for each kind of device keeps what was found: some come with
 this package, others are in the user's cache (`<IRIS_CACHE_DIR>/fabric`).
 """
 
@@ -55,5 +55,5 @@ def lines_problem(device_index: int | None) -> str:
         return ""
     return (
         f"it needs {FACT} of memory between GPUs, which was not probed on {device!r}: run "
-        "`python -m iris_triton.collectives.packets.probe`"
+        "benchmarks/whole_lines.py of Iris's sources with torchrun"
     )

@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
-from triton.language.target_info import is_cuda
 
-from iris_core.device.context_words import MismatchCode
 from iris_core.errors import UnsupportedError
 from iris_triton.collectives.packets.assembly import claim_assembly, confirm_assembly, look_assembly, run_assembly
-from iris_triton.collectives.parts.barrier import report_difference, report_overlap
+from iris_triton.collectives.parts.collective import RUNTIME as _RUNTIME
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -35,10 +33,7 @@ if TYPE_CHECKING:
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
 
-RUNTIME = (
-    "peers", "me", "rank", "kind", "nbytes", "part", "first", "cap", "pieces", "box", "half", "timeout_ns", "status",
-    "in_sizes", "in_strides", "out_sizes", "out_strides",
-)  # fmt: skip
+RUNTIME = (*_RUNTIME, "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots")
 """Arguments for whose values kernels are not compiled anew."""
 
 MAX_MEMBERS = 8
@@ -47,12 +42,10 @@ MAX_MEMBERS = 8
 WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS
 """Words of 32 bits of a mailbox beside its packets."""
 
-_COUNTERS = tl.constexpr(MAX_PROGRAMS)
 _MEMBERS = tl.constexpr(MAX_MEMBERS)
 _ENDED = tl.constexpr(MAX_PROGRAMS)
 _CLAIMED = tl.constexpr(2 * MAX_PROGRAMS)
 _KINDS = tl.constexpr(2 * MAX_PROGRAMS + 4)
-_KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
 @triton.jit
@@ -73,21 +66,16 @@ def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
         counters, me, N, LOOKS: see `exchange`.
         count: epochs of this launch.
     """
-    if is_cuda():
-        text: tl.constexpr = look_assembly(LOOKS, _ENDED, _KINDS, N)
-        return run_assembly(text, (counters.to(tl.int64), tl.cast(count, tl.int32), me), 2, 1, 2)
-    else:
-        epoch = tl.load(counters + tl.program_id(0), volatile=True)
-        ended = tl.load(counters + _ENDED + tl.arange(0, _COUNTERS))
-        slot = tl.arange(0, 2 * _MEMBERS)
-        kinds = (counters + _KINDS).to(tl.pointer_type(tl.int64))
-        said = tl.load(kinds + slot, mask=slot % _MEMBERS < N, other=0)
-        theirs = (said & 0x7FFFFFFF).to(tl.int32)
-        ours = tl.load(counters + _KINDS + 2 * (slot // _MEMBERS * _MEMBERS + me))
-        differ = ((said >> 32).to(tl.int32) == epoch) & (theirs != ours) & (theirs != 0) & (ours != 0)
-        which = tl.max(tl.where(differ, slot + 1, 0), axis=0)
-        alone = tl.min(((ended == epoch) | (ended == epoch + count)).to(tl.int32), axis=0)
-        return epoch, 2 * which + (1 - alone)
+    text: tl.constexpr = look_assembly(LOOKS, _ENDED, _KINDS, N)
+    return run_assembly(text, (counters.to(tl.int64), tl.cast(count, tl.int32), me), 2, 1, 2)
+
+
+@triton.jit
+def _claim(found, counters, epoch, count, me, status, rank):
+    """Claim the epoch, and report what `look` has found; see `claim_assembly`."""
+    address, status = counters.to(tl.int64), tl.cast(status, tl.int64)
+    operands = address, status, found, epoch, tl.cast(count, tl.int32), tl.cast(rank, tl.int32), me
+    return run_assembly(claim_assembly(_CLAIMED, _KINDS), operands, 1, 2, 5)
 
 
 @triton.jit
@@ -114,36 +102,18 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
         for k in tl.static_range(N):
             there = (peers[k] + ((counters + _KINDS).to(tl.int64) - peers[N - 1])).to(tl.pointer_type(tl.int64))
             tl.store(there + ((after & 1) * _MEMBERS + me), own)
-        idle = tl.arange(0, _COUNTERS)
+        idle = tl.arange(0, _ENDED)
         mask = idle >= tl.num_programs(0)
         tl.store(counters + idle, idle * 0 + (epoch + count), mask=mask)
         tl.store(counters + _ENDED + idle, idle * 0 + (epoch + count), mask=mask)
-    address = counters.to(tl.int64)
-    if is_cuda():
-        count, rank = tl.cast(count, tl.int32), tl.cast(rank, tl.int32)
-        operands = address, tl.cast(status, tl.int64), found, epoch, count, rank, me
-        return run_assembly(claim_assembly(_CLAIMED, _KINDS), operands, 1, 2, 5)
-    else:
-        claimed = epoch
-        if program == 0:
-            claimed = tl.atomic_add(counters + _CLAIMED, count, sem="relaxed", scope="gpu")
-            if found > 1:
-                slot = found // 2 - 1
-                theirs = tl.load(counters + _KINDS + 2 * slot)
-                ours = tl.load(counters + _KINDS + 2 * (slot // _MEMBERS * _MEMBERS + me))
-                report_difference(status, rank, address, slot % _MEMBERS, 0, 0, ours, theirs, _KIND)
-        return tl.where(found % 2 == 0, claimed, ~epoch)
+    return _claim(found, counters, epoch, count, me, status, rank)
 
 
 @triton.jit
 def confirm(counters, claimed, epoch, me, status, rank):
     """Report if `claimed`, from `advance`, says that the launch was not alone; at its end, when that is known."""
-    address = counters.to(tl.int64)
-    if is_cuda():
-        operands = address, tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me
-        run_assembly(confirm_assembly(), operands, 1, 2, 4)
-    else:
-        report_overlap((claimed != epoch).to(tl.int32), status, rank, address, me)
+    operands = counters.to(tl.int64), tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me
+    run_assembly(confirm_assembly(), operands, 1, 2, 4)
 
 
 @triton.jit
@@ -158,11 +128,7 @@ def end(counters, epoch):
 
 # -- sizes, which depend on nothing that may differ between members ---------------------------------------------------
 PACKET, LINE = 16, 128  # bytes
-_EPOCHS_NBYTES = 4 * WORDS
 _FILL = {"ll": 0, "ll128": 0, "sentinel": 0xFF}  # every byte of sentinel's EMPTY
-
-DATA_RATIO = {"ll": 2.0, "ll128": 128 / 120, "sentinel": 1.0}
-"""Bytes on the wire for a byte of data, by encoding."""
 
 
 def packets_for(nbytes: int, encoding: str) -> int:
@@ -179,20 +145,12 @@ def power_of_2(number: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A team's mailbox for one encoding, and how a message goes through it.
+    """A team's mailbox for one encoding, and how a message goes through it."""
 
-    Attributes:
-        counters: int32[WORDS], the epochs, and who uses them.
-        offset_bytes: where the first half begins, from the beginning of each member's heap.
-        half_nbytes: size of a half.
-        cap: packets of a piece, for one member and one hop.
-        pieces: number of pieces.
-    """
-
-    counters: torch.Tensor
-    offset_bytes: int
+    counters: torch.Tensor  # int32[WORDS], the epochs, and who uses them
+    offset_bytes: int  # where the first half begins, from the beginning of each member's heap
     half_nbytes: int
-    cap: int
+    cap: int  # packets of a piece, for one member and one hop
     pieces: int
 
 
@@ -202,8 +160,7 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
     Collective: every member comes here with the same arguments.
 
     Args:
-        team: whose.
-        encoding: all operations of one encoding share a mailbox.
+        team, encoding: whose; all operations of one encoding share a mailbox.
         packets: that a member sends to each, in one hop.
         slots: members that send as much, in all hops together.
         block: packets that a program handles at a time; pieces are of whole blocks.
@@ -212,30 +169,25 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
         UnsupportedError: there is no room for a mailbox in which a message can go in pieces.
     """
     least = 2 * slots * block * PACKET
-    whole = 2 * _aligned(slots * packets * PACKET)
+    whole = 2 * -(-slots * packets * PACKET // LINE) * LINE
     region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])
     # Beside it, not within: regions have sizes of powers of two, and so have most messages.
-    epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", _EPOCHS_NBYTES)
-    counters = epochs.tensor[:_EPOCHS_NBYTES].view(torch.int32)
+    epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", 4 * WORDS)
+    counters = epochs.tensor[: 4 * WORDS].view(torch.int32)
     half = region.nbytes // 2 // LINE * LINE
-    most = half // (slots * PACKET)
-    if packets <= most:
-        return Mailbox(counters, region.offset_bytes, half, packets, 1)
-    blocks = most // block
-    if blocks == 0:
-        raise UnsupportedError(
-            f"the mailbox {encoding!r} of ranks {', '.join(map(str, team.members))} has {region.nbytes} bytes, and "
-            f"{least} are needed at least: open the context with a larger heap_size"
-        )
-    pieces = -(-packets // (blocks * block))
-    cap = -(-packets // (pieces * block)) * block
+    most, cap, pieces = half // (slots * PACKET), packets, 1
+    if packets > most:
+        blocks = most // block
+        if blocks == 0:
+            raise UnsupportedError(
+                f"the mailbox {encoding!r} of ranks {', '.join(map(str, team.members))} has {region.nbytes} bytes, and "
+                f"{least} are needed at least: open the context with a larger heap_size"
+            )
+        pieces = -(-packets // (blocks * block))
+        cap = -(-packets // (pieces * block)) * block
     return Mailbox(counters, region.offset_bytes, half, cap, pieces)
 
 
 def looks_of(programs: int, warps: int) -> int:
     """Return how often the threads of a launch look at four counters each until they have seen all; a power of two."""
     return power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4)), MAX_PROGRAMS)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // LINE) * LINE

@@ -1,15 +1,15 @@
-"""`sentinel_split`: all_reduce and reduce_scatter.  Some programs only push, others only reduce.
+"""`sentinel_split`: all_reduce.  Some programs only push, others only reduce.
 
 Chosen for large messages where a table says so, or by name.  Programs come in pairs: the even one pushes parts of the
-input into mailboxes, to one member after the other; the odd one polls, reduces, and frees the places.  In an all_reduce
-the even one then pushes the results into the others' outputs.  A message that is larger than the mailbox goes in
-several launches, as places are surely free again only when a kernel has ended.
+input into mailboxes, to one member after the other; the odd one polls, reduces, and frees the places.  Then the even
+one pushes the results into the others' outputs.  A message that is larger than the mailbox goes in several launches, as
+places are surely free again only when a kernel has ended.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from iris_core.types import DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective, tunings_of
+from iris_triton.collectives.packets.base import PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     MAX_PROGRAMS,
@@ -32,24 +32,18 @@ from iris_triton.collectives.packets.mailbox import (
     mark_of,
 )
 from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
-from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell_all, told
+from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell, told
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
-from iris_triton.collectives.parts.sizes import carrier_of
+from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.flags import await_flag, set_flag
-from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-_RUNTIME = (*RUNTIME, "slots")
 ENC = tl.constexpr("sentinel")
-
-
-@triton.jit
-def _row_of(control, SIZE: tl.constexpr):
-    """The pair's row of the team's control region: pairs are numbered like the programs of other kernels."""
-    return control + (tl.program_id(0) // 2) * row_words(SIZE)
+_NAP_NS = tl.constexpr(100)  # between two looks at packets of all members
+_FIRST_NAP_NS = tl.constexpr(500)  # between two at those of the member that comes last, before looking at all
 
 
 @triton.jit
@@ -61,20 +55,19 @@ def _pick(peers, i, N: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def split(
     out, inp, counters, control, local, bases, peers, me, rank, kind, nbytes, part, first, cap, slots, box, half,
     timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
-    N: tl.constexpr, GATHERS: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
+    N: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
     IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, NAP_NS: tl.constexpr, FIRST_NAP_NS: tl.constexpr,
-    LOOKS: tl.constexpr
+    BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
-    """Reduce the own part of all inputs.
+    """Reduce the own part of all inputs, and store the results into all outputs, which are dense and on the heap.
 
     No program waits before its first push: results go only to members whose data of this call has come.  Where their
-    outputs lie they say when they begin, by the words of the portable algorithms' meetings, and those are awaited
-    before the first result; another meeting ends the call.
+    outputs lie they say when they begin, by the words of the portable algorithms' barriers, and those are awaited
+    before the first result; another barrier ends the call.
 
     A pushing program holds several packets in each thread, so that loads and stores overlap; a reducing one takes one
     packet of a thread at a time, from all members, and hands every chunk of results over by a flag of this rank.
@@ -87,12 +80,9 @@ def split(
         cap: packets of each part in this launch.
         slots: packets between what comes from two members in the mailbox.
         N: number of members, two at least.
-        GATHERS: the results go to all outputs, which are dense and on the heap; else the own part is all of the output.
         BLOCK: packets that a pushing program handles at a time.
         SUB: packets that a reducing program handles at a time; BLOCK is a multiple of it.
         ITER: blocks of a chunk.
-        NAP_NS: between two looks at packets of all members.
-        FIRST_NAP_NS: between two looks at those of the member that comes last, before looking at all; 0 for not at all.
     """
     program = tl.program_id(0)
     pair = program // 2
@@ -109,17 +99,14 @@ def split(
     chunk = step * ITER
     chunks = (cap + chunk - 1) // chunk
     limit = limit_of(total, part, me, EVEN)
-    begin = part * 0
-    if GATHERS:
-        begin = me * part
-    row = _row_of(control, N)
+    begin = me * part
+    row = control + pair * row_words(N)  # pairs are numbered like the programs of other kernels
     if program % 2 == 0:
-        if GATHERS:
-            meeting = last_epoch(row, N)
-            tell_all(row, bases, me, to - own, 0, N)
-            meeting += 1
-            arrive(row, bases, me, meeting, N)
-            claim(row, me, meeting, status, rank, N)
+        turn = last_epoch(row, N)
+        tell(row, bases, me, to - own, 0, N)
+        turn += 1
+        arrive(row, bases, me, turn, N)
+        claim(row, me, turn, status, rank, N)
         for c in range(chunks + 1):
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
@@ -135,39 +122,34 @@ def split(
                         )  # fmt: skip
                         mask = (packet < cap).to(tl.int32)
                         push(packet.to(tl.int64) * 16 + there, encode(words, mark, flags, ENC), mask, flags, ENC)
-            if GATHERS:
-                if c == 1:
-                    await_all(row, meeting, timeout_ns, status, rank, N)
-                if c > 0:
-                    await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
-                    for i in tl.range(0, N - 1, loop_unroll_factor=1):
-                        there = _pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
-                        whole = there % alignment(ENC) == 0
-                        for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
-                            packet = s + tl.arange(0, BLOCK)
-                            offset, flags = spot(first + packet, ENC)
-                            length = tl.where(packet < cap, limit, 0)
-                            words = load_data(
-                                to, begin, offset, length, flags, out_sizes, out_strides, ENC, OUT_WHOLE, ITEM,
-                                OUT_DIMS
-                            )  # fmt: skip
-                            if OUT_WHOLE & whole:  # this rank's output, and that of the other one
-                                store_data(
-                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True,
-                                    ITEM, 0
-                                )  # fmt: skip
-                            else:
-                                store_data(
-                                    there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, False,
-                                    ITEM, 0
-                                )  # fmt: skip
-        if GATHERS:
-            tl.debug_barrier()
-            tl.store(local + pair, 0)
-            meeting += 1
-            arrive(row, bases, me, meeting, N)
-            await_all(row, meeting, timeout_ns, status, rank, N)
-            leave(row, meeting, N)
+            if c == 1:
+                await_all(row, turn, timeout_ns, status, rank, N)
+            if c > 0:
+                await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
+                for i in tl.range(0, N - 1, loop_unroll_factor=1):
+                    there = _pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
+                    whole = there % alignment(ENC) == 0
+                    for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
+                        packet = s + tl.arange(0, BLOCK)
+                        offset, flags = spot(first + packet, ENC)
+                        length = tl.where(packet < cap, limit, 0)
+                        words = load_data(
+                            to, begin, offset, length, flags, out_sizes, out_strides, ENC, OUT_WHOLE, ITEM, OUT_DIMS
+                        )
+                        if OUT_WHOLE & whole:  # this rank's output, and that of the other one
+                            store_data(
+                                there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, True, ITEM, 0
+                            )
+                        else:
+                            store_data(
+                                there, begin, offset, length, flags, out_sizes, out_strides, words, ENC, False, ITEM, 0
+                            )
+        tl.debug_barrier()
+        tl.store(local + pair, 0)
+        turn += 1
+        arrive(row, bases, me, turn, N)
+        await_all(row, turn, timeout_ns, status, rank, N)
+        leave(row, turn, N)
     else:
         for c in range(chunks):
             for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
@@ -179,10 +161,9 @@ def split(
                     words = load_data(
                         origin, me * part, offset, limit, flags, in_sizes, in_strides, ENC, IN_WHOLE, ITEM, IN_DIMS
                     )
-                    if FIRST_NAP_NS > 0:
-                        last = mine + (N - 2) * slot
-                        poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, FIRST_NAP_NS, N - 2, True)
-                    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, NAP_NS, 0, True)
+                    last = mine + (N - 2) * slot
+                    poll(last, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, _FIRST_NAP_NS, N - 2, True)
+                    raw = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N - 1, ENC, _NAP_NS, 0, True)
                     result = reduced(words + raw, N, 4, DT, OP)
                     length = tl.where(packet < cap, limit, 0)
                     store_data(
@@ -190,81 +171,67 @@ def split(
                         OUT_DIMS
                     )  # fmt: skip
                     clear(mine, slot, mask, N - 1)
-            if GATHERS:
-                tl.debug_barrier()
-                set_flag(local + pair, c + 1, "release", "gpu")
+            tl.debug_barrier()
+            set_flag(local + pair, c + 1, "release", "gpu")
     end(counters, epoch + 1)
     confirm(counters, claimed, epoch, me, status, rank)
 
 
 _CPU_BLOCK, _CPU_PAIRS = 256, 3
 _GPU_WARPS, _GPU_PAIRS = 8, 132
-_TRIED = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
 _ITERATIONS = 4  # packets of a thread in a chunk
 _FEW_NBYTES, _MANY_NBYTES = 1 << 20, 4 << 20  # of a part
-_NAP_NS, _FIRST_NAP_NS = 100, 500
-_START_S, _MEETING_S, _WIRE = 4e-6, 2.5e-6, 3.4e11  # of the model
+_START_S, _BARRIER_S, _WIRE = 4e-6, 2.5e-6, 3.4e11  # of the model
 
 
 class Split(PacketCollective):
-    """all_reduce or reduce_scatter by pairs of programs; nearly as fast as the other forms, seldom faster."""
+    """all_reduce by pairs of programs."""
 
-    def __init__(self, op: str, *, emulate: bool = False) -> None:
-        super().__init__(op, "split", "sentinel", emulate=emulate)
-        self.measured_only = True
-        self._gathers = op == "all_reduce"
+    tried = ({"comm_sms": 128}, {"num_warps": 16}, {"comm_sms": 132, "num_warps": 16})
+
+    measured_only = True
+
+    def __init__(self) -> None:
+        super().__init__("all_reduce", "split", "sentinel")
 
     def _problem(self, request: CollectiveRequest) -> str:
         if problem := super()._problem(request):
             return problem
         if request.group_size < 2:
             return "it needs two ranks at least"
-        if self._gathers and not request.direct_out:
+        if not request.direct_out:
             return "it stores results into the outputs of all, and this one is not on the heap, or strided"
         return ""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: packets to all, and results of an all_reduce as they are."""
+        """Estimate seconds: packets to all, and results as they are."""
         part = request.nbytes * (request.group_size - 1) / request.group_size
-        return _START_S + _MEETING_S * self._gathers + part * (1 + self._gathers) / _WIRE
+        return _START_S + _BARRIER_S + 2 * part / _WIRE
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan.  Collective: every member calls it."""
         warps, sub, several, iterations = self._stretch(request)
         mailbox = mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
         pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)
-        local = team.region("split", 4 * MAX_PROGRAMS)
         arguments = self._through(mailbox, request, team)
         arguments |= {
             "control": team.control.tensor.view(torch.int64),
-            "local": local.tensor.view(torch.int32),
+            "local": team.region("split", 4 * MAX_PROGRAMS).tensor.view(torch.int32),
             "bases": team.bases,
             "nbytes": request.nbytes,
             "EVEN": arguments["part"] * team.size == request.nbytes,
             "slots": mailbox.cap,
-            "GATHERS": self._gathers,
-            "BLOCK": sub * several,
             "SUB": sub,
             "ITER": iterations,
-            "NAP_NS": _NAP_NS,
-            "FIRST_NAP_NS": _FIRST_NAP_NS,
             "LOOKS": looks_of(2 * pairs, warps or 1),
         }
-        launch_options = {} if request.target.type is DeviceType.CPU else {"num_warps": warps}
-        kernels = [
-            BoundKernel(split, 2 * pairs, arguments | {"first": i * mailbox.cap}, PER_CALL, team.device, launch_options)
-            for i in range(mailbox.pieces)
-        ]
-        return Plan(tuple(kernels), carrier_of(request.dtype))
+        blocks = Blocks(2 * pairs, sub * several, {} if request.target.type is DeviceType.CPU else {"num_warps": warps})
+        firsts = [i * mailbox.cap for i in range(mailbox.pieces)]
+        return self.bind(split, team, blocks, arguments, carrier_of(request.dtype), firsts=firsts)
 
-    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return configs that are worth measuring for a call that this algorithm serves."""
-
-        def shape_of(each: CollectiveRequest) -> Any:
-            warps, sub, several, iterations = self._stretch(each)
-            return warps, several, iterations, self._pairs(each, self._packets(each), sub * several, MAX_PROGRAMS)
-
-        return tunings_of(request, shape_of, _TRIED)
+    def _launch_of(self, request: CollectiveRequest) -> tuple[int, ...]:
+        warps, sub, several, iterations = self._stretch(request)
+        return warps, several, iterations, self._pairs(request, self._packets(request), sub * several, MAX_PROGRAMS)
 
     def _stretch(self, request: CollectiveRequest) -> tuple[int, int, int, int]:
         """Warps; packets that a program holds one to a thread; how many a pushing thread holds; blocks of a chunk.
@@ -278,11 +245,8 @@ class Split(PacketCollective):
             return warps, 32 * warps if warps else _CPU_BLOCK, 1, _ITERATIONS
         warps = int(config.get("num_warps", _GPU_WARPS))
         nbytes = self._packets(request) * PACKET
-        if self._gathers:
-            several = 1 if _FEW_NBYTES < nbytes <= _MANY_NBYTES else 4
-        else:
-            several = 2
-        return warps, 32 * warps, several, _ITERATIONS // several if self._gathers else 1
+        several = 1 if _FEW_NBYTES < nbytes <= _MANY_NBYTES else 4
+        return warps, 32 * warps, several, _ITERATIONS // several
 
     def _pairs(self, request: CollectiveRequest, packets: int, block: int, most: int) -> int:
         """Pairs of programs."""

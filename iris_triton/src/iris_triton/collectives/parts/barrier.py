@@ -13,21 +13,12 @@ never two.  Of launches that overlap on a device, as those of two graphs may, th
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-import torch
 import triton
 import triton.language as tl
 
 from iris_core.device.context_words import Mismatch, MismatchCode
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
-from iris_triton.launcher import BoundKernel
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 _PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
@@ -49,20 +40,8 @@ def row_of(control, SIZE: tl.constexpr):
 
 @triton.jit
 def count_of(word):
-    """The counter in a word that `take` has returned, or in one that was counted on from there."""
+    """The counter in a word beside which it says how many launches use it."""
     return word & ((1 << _COUNT_BITS) - 1)
-
-
-@triton.jit
-def uses_of(word):
-    """How many launches used the counter when it was taken."""
-    return word >> _COUNT_BITS
-
-
-@triton.jit
-def take(counter):
-    """Take a counter of this rank (int64) into use, until its next value is stored; returns the word for `count_of`."""
-    return tl.atomic_add(counter, 1 << _COUNT_BITS, sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -97,17 +76,12 @@ def at_member(pointer, bases, me, member):
 
 @triton.jit
 def tell(row, bases, me, first, second, SIZE: tl.constexpr):
-    """Tell each member two words (blocks over `members_of`); they are there when the next meeting is over."""
-    lanes = lanes_for(SIZE)
-    tl.store(at_member(row + SIZE + me, bases, me, members_of(SIZE)), first, mask=lanes < SIZE)
-    tl.store(at_member(row + 2 * SIZE + me, bases, me, members_of(SIZE)), second, mask=lanes < SIZE)
-
-
-@triton.jit
-def tell_all(row, bases, me, first, second, SIZE: tl.constexpr):
-    """Tell all members the same two words (scalars)."""
-    nothing = members_of(SIZE).to(tl.int64) * 0
-    tell(row, bases, me, nothing + first, nothing + second, SIZE)
+    """Tell each member two words, scalars or blocks over `members_of`; they are there when the next barrier is over."""
+    lanes, members = lanes_for(SIZE), members_of(SIZE)
+    place = at_member(row + SIZE + me, bases, me, members)
+    nothing = members.to(tl.int64) * 0
+    tl.store(place, nothing + first, mask=lanes < SIZE)
+    tl.store(place + SIZE, nothing + second, mask=lanes < SIZE)
 
 
 @triton.jit
@@ -148,7 +122,7 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 @triton.jit
 def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Tell each member the number of the kind of call, before the first meeting; the first program does, for all."""
+    """Tell each member the number of the kind of call, before the first barrier; the first program does, for all."""
     if tl.program_id(0) == 0:
         lanes = lanes_for(SIZE)
         number = members_of(SIZE).to(tl.int64) * 0 + kind
@@ -157,7 +131,7 @@ def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
 
 @triton.jit
 def enter(control, bases, me, kind, SIZE: tl.constexpr):
-    """Begin a call: returns this program's row, and the epoch of the last meeting; all members are told the kind."""
+    """Begin a call: returns this program's row, and the epoch of the last barrier; all members are told the kind."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
     tell_kind(row, bases, me, kind, SIZE)
@@ -166,7 +140,7 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
 
 @triton.jit
 def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
-    """Report if a member calls another `kind`; after the first meeting of a call, and before the last one."""
+    """Report if a member calls another `kind`; after the first barrier of a call, and before the last one."""
     if tl.program_id(0) == 0:
         theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
         peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
@@ -184,17 +158,25 @@ def report_overlap(uses, status, rank, address, me):
 
 
 @triton.jit
+def take(counter, me, status, rank):
+    """Take a counter of this rank into use until its next value is stored; reports if another launch uses it."""
+    word = tl.atomic_add(counter, 1 << _COUNT_BITS, sem="relaxed", scope="gpu")
+    report_overlap(word >> _COUNT_BITS, status, rank, counter.to(tl.int64), me)
+    return count_of(word)
+
+
+@triton.jit
 def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
-    """Take the row into use at the first meeting of a launch, until `leave`; reports if another launch uses it."""
+    """Take the row into use at the first barrier of a launch, until `leave`; reports if another launch uses it."""
     last = tl.cast(epoch, tl.int64) - 1
     before = tl.atomic_cas(row + 4 * SIZE, last, last + (1 << _COUNT_BITS), sem="relaxed", scope="gpu")
-    later = (uses_of(before) == 1) & (count_of(before) < last)
+    later = (before >> _COUNT_BITS == 1) & (count_of(before) < last)
     report_overlap(tl.where((before == last) | later, 0, 1), status, rank, row.to(tl.int64), me)
 
 
 @triton.jit
 def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
-    """The first half of `meet`."""
+    """The first half of `barrier`."""
     lanes = lanes_for(SIZE)
     wait_stores()
     tl.debug_barrier()
@@ -203,7 +185,7 @@ def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
 
 @triton.jit
 def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """The second half of `meet`."""
+    """The second half of `barrier`."""
     lanes = lanes_for(SIZE)
     await_flags(
         row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
@@ -212,7 +194,7 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 
 @triton.jit
-def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     """Arrive at an epoch, and wait until all members have.
 
     What any thread of the members' programs of this number stored before is visible to all threads afterwards.
@@ -221,7 +203,7 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
         row: see `row_of`.
         bases: int64[SIZE], the members' heaps.
         me: the caller's index among the members.
-        epoch: one more than at the last meeting.
+        epoch: one more than at the last barrier.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`; `rank` is the caller's in the world.
         SIZE: number of members.
     """
@@ -231,10 +213,10 @@ def meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 
 @triton.jit
-def meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Meet a last time; `epoch` is that of the last meeting."""
+def last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """The barrier that ends a call; `epoch` is that of the one before."""
     epoch += 1
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
 
 
@@ -247,26 +229,7 @@ def publish(word, value, scope: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
-def meet_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
-    """A kernel of one program that does nothing but meet, between operations of the stream that are no kernels."""
+def barrier_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
+    """A kernel of one program that is nothing but a barrier, between operations of the stream that are no kernels."""
     row = row_of(control, SIZE)
-    meet_and_leave(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
-
-
-def meeting_arguments(team: Team) -> dict[str, Any]:
-    """Arguments of every kernel that meets."""
-    return {
-        "control": team.control.tensor.view(torch.int64),
-        "bases": team.bases,
-        "me": team.rank,
-        "rank": team.world_rank,
-        "timeout_ns": team.timeout_ns,
-        "status": team.status_ptr,
-        "SIZE": team.size,
-    }
-
-
-def bind_meeting(team: Team) -> BoundKernel:
-    """Return a kernel by which members meet between things on a stream that are no kernels; it takes no tensors."""
-    options = {} if team.device == "cpu" else {"num_warps": 1}
-    return BoundKernel(meet_alone, 1, meeting_arguments(team), (), team.device, options)
+    last_barrier(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)

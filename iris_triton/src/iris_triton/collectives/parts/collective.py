@@ -9,12 +9,14 @@ import torch
 
 from iris_core.dispatch.requests import REDUCING
 from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
-from iris_triton.collectives.parts.barrier import meeting_arguments
+from iris_triton.collectives.parts.barrier import barrier_alone
 from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest, PluginInfo
     from iris_triton.collectives.parts.sizes import Blocks
@@ -34,25 +36,37 @@ OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 _TUNED_NBYTES = 1 << 20
 _TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
-_GPU = 3e-6, 3e11, 1e12  # of the model: seconds per meeting, bytes per second over links and within a device; rough
+_GPU = 3e-6, 3e11, 1e12  # of the model: seconds per barrier, bytes per second over links and within a device; rough
 _CPU = 1e-3, 2e9, 2e9
 
 
 @dataclass(slots=True)
 class Plan:
-    """A prepared call.
+    """A prepared call."""
 
-    Attributes:
-        kernels: each takes the output and the input; launched in this order.
-        carrier: as what they take the elements; None as what they are.
-        memory: what they read beside the team's memory and the tensors.
-        is_ready: all of them need nothing but addresses.
-    """
+    kernels: tuple[BoundKernel, ...]  # each takes the output and the input; launched in this order
+    carrier: Carrier | None = None  # as what they take the elements; None as what they are
+    memory: torch.Tensor | None = None  # what they read beside the team's memory and the tensors
+    is_ready: bool = False  # all of them need nothing but addresses
 
-    kernels: tuple[BoundKernel, ...]
-    carrier: Carrier | None = None
-    memory: torch.Tensor | None = None
-    is_ready: bool = False
+
+def barrier_arguments(team: Team) -> dict[str, Any]:
+    """Arguments of every kernel with barriers."""
+    return {
+        "control": team.control.tensor.view(torch.int64),
+        "bases": team.bases,
+        "me": team.rank,
+        "rank": team.world_rank,
+        "timeout_ns": team.timeout_ns,
+        "status": team.status_ptr,
+        "SIZE": team.size,
+    }
+
+
+def bind_barrier(team: Team) -> BoundKernel:
+    """Return a kernel that is a barrier between things on a stream that are no kernels; it takes no tensors."""
+    options = {} if team.device == "cpu" else {"num_warps": 1}
+    return BoundKernel(barrier_alone, 1, barrier_arguments(team), (), team.device, options)
 
 
 class KernelCollective:
@@ -63,6 +77,8 @@ class KernelCollective:
         name: the algorithm.
         layouts: that it serves.
     """
+
+    info: PluginInfo = TRITON_INFO
 
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
@@ -77,11 +93,6 @@ class KernelCollective:
         self.op = op
         self.name = name
         self.layouts = layouts
-
-    @property
-    def info(self) -> PluginInfo:
-        """The backend's description."""
-        return TRITON_INFO
 
     def supports(self, request: CollectiveRequest) -> Availability:
         """Say whether this algorithm serves a call."""
@@ -106,10 +117,6 @@ class KernelCollective:
         config = options.get("config", {})
         unused = [name for name in config if name not in self.uses]
         return f"it has no use for {', '.join(unused)} of the config" if unused else block_problem(config)
-
-    def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds."""
-        raise NotImplementedError
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return configs that are worth measuring for a call that this algorithm serves, its own choice first.
@@ -144,20 +151,20 @@ class KernelCollective:
     # -- for subclasses -----------------------------------------------------------------------------------------------
     @staticmethod
     def model(
-        request: CollectiveRequest, *, meetings: int, moved: float, copied: float = 0, link_share: float = 1
+        request: CollectiveRequest, *, barriers: int, moved: float, copied: float = 0, link_share: float = 1
     ) -> float:
-        """Seconds for meetings, bytes over the links of one rank, and bytes copied within its memory.
+        """Seconds for barriers, for bytes over a rank's links, and for bytes copied in its memory.
 
         `link_share` is how much faster, on a GPU, an algorithm uses the links than the usual one.
         """
         on_cpu = request.target.type is DeviceType.CPU
-        meeting_s, link, memory = _CPU if on_cpu else _GPU
-        return meetings * meeting_s + moved / (link if on_cpu else link * link_share) + copied / memory
+        barrier_s, link, memory = _CPU if on_cpu else _GPU
+        return barriers * barrier_s + moved / (link if on_cpu else link * link_share) + copied / memory
 
     @staticmethod
     def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
         """Arguments that all kernels take that compare the kinds of calls."""
-        return meeting_arguments(team) | {"kind": request.options.get("kind", 0)}
+        return barrier_arguments(team) | {"kind": request.options.get("kind", 0)}
 
     @staticmethod
     def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
@@ -173,8 +180,12 @@ class KernelCollective:
         arguments: dict[str, Any],
         carrier: Carrier | None,
         memory: torch.Tensor | None = None,
+        firsts: Iterable[int] = (),
     ) -> Plan:
-        """Make a plan of a kernel that takes all arguments but the tensors."""
-        arguments["BLOCK"] = blocks.block
-        bound = BoundKernel(kernel, blocks.programs, arguments, PER_CALL, team.device, blocks.options)
-        return Plan((bound,), carrier, memory)
+        """Make a plan of a kernel that takes all arguments but the tensors; of a launch for each `first`, if any."""
+        each = [arguments | {"BLOCK": blocks.block} | extra for extra in [{"first": n} for n in firsts] or [{}]]
+        return Plan(
+            tuple(BoundKernel(kernel, blocks.programs, one, PER_CALL, team.device, blocks.options) for one in each),
+            carrier,
+            memory,
+        )

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import members_of, told
+from iris_triton.collectives.parts.barrier import members_of, told, told_second
 
 
 @triton.constexpr_function
@@ -77,7 +77,7 @@ def _has_units(at, sizes, strides, DIMS: tl.constexpr, UNIT: tl.constexpr):
 
 @triton.jit
 def _copy_units(
-    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
+    dst, dst_at, src, src_at, sizes, strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
     """As `copy_part`, by 16 bytes: a place is worked out once for UNIT elements, which are copied with one access."""
@@ -89,9 +89,9 @@ def _copy_units(
         to = dst_at + at + lanes
         origin = src_at + at + lanes
         if DST_DIMS > 0:
-            to = strided(to, dst_sizes, dst_strides, DST_DIMS)
-        if SRC_DIMS > 0:
-            origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+            to = strided(to, sizes, strides, DST_DIMS)
+        else:
+            origin = strided(origin, sizes, strides, SRC_DIMS)
         mask = (at + lanes < count)[:, None]
         # // UNIT * UNIT changes nothing, but tells the compiler
         value = tl.load(wide_origin + ((origin // UNIT * UNIT)[:, None] + within), mask=mask)
@@ -100,60 +100,55 @@ def _copy_units(
 
 @triton.jit
 def copy_part(
-    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
+    dst, dst_at, src, src_at, sizes, strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another.
+    """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another; one of them is dense.
 
     Args:
         dst, src: pointers to the tensors.
         dst_at, src_at: linear indices.
-        dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0 dimensions mean that
-            the tensor is dense.
+        sizes, strides: of the one that is not dense; tuples of DST_DIMS or SRC_DIMS numbers, the other is 0.
         count: number of elements (int64); nothing is done if it is negative.
         part, parts: this program, and how many programs share the work (int64).
         BLOCK: elements of a block.
     """
+    tl.static_assert(DST_DIMS == 0 or SRC_DIMS == 0, "one of the tensors is dense")
     UNIT: tl.constexpr = 16 // item_nbytes(dst.dtype)
     in_units = count < 0
     if BLOCK >= UNIT and (DST_DIMS > 0 or SRC_DIMS > 0):
         in_units = (
             ((dst.to(tl.int64) | src.to(tl.int64)) % 16 == 0)
             & (count % UNIT == 0)
-            & _has_units(dst_at, dst_sizes, dst_strides, DST_DIMS, UNIT)
-            & _has_units(src_at, src_sizes, src_strides, SRC_DIMS, UNIT)
+            & _has_units(dst_at, sizes, strides, DST_DIMS, UNIT)
+            & _has_units(src_at, sizes, strides, SRC_DIMS, UNIT)
         )
     if DST_DIMS == 0 and SRC_DIMS == 0:
         copy_dense(dst + dst_at, src + src_at, count, part, parts, BLOCK)
     elif in_units:
         if BLOCK >= UNIT:
-            _copy_units(
-                dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts, DST_DIMS,
-                SRC_DIMS, BLOCK, UNIT
-            )  # fmt: skip
+            _copy_units(dst, dst_at, src, src_at, sizes, strides, count, part, parts, DST_DIMS, SRC_DIMS, BLOCK, UNIT)
     else:
         lanes = tl.arange(0, BLOCK)
         for at in range(part * BLOCK, count, parts * BLOCK):
             to = dst_at + at + lanes
             origin = src_at + at + lanes
             if DST_DIMS > 0:
-                to = strided(to, dst_sizes, dst_strides, DST_DIMS)
-            if SRC_DIMS > 0:
-                origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+                to = strided(to, sizes, strides, DST_DIMS)
+            else:
+                origin = strided(origin, sizes, strides, SRC_DIMS)
             mask = at + lanes < count
             tl.store(dst + to, tl.load(src + origin, mask=mask), mask=mask)
 
 
 @triton.jit
 def copy(
-    dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
+    dst, dst_at, src, src_at, sizes, strides, count,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """`copy_part` with all programs of the launch."""
-    copy_part(
-        dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count,
-        tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64), DST_DIMS, SRC_DIMS, BLOCK
-    )  # fmt: skip
+    part, parts = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    copy_part(dst, dst_at, src, src_at, sizes, strides, count, part, parts, DST_DIMS, SRC_DIMS, BLOCK)
 
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
@@ -193,7 +188,7 @@ def combine(a, b, OP: tl.constexpr):
 def finished(value, OP: tl.constexpr, SIZE: tl.constexpr):
     """The end of a reduction: the average of SIZE elements, rounded to nearest, of integers towards zero."""
     if OP == "avg":
-        divisor = tl.full(value.shape, SIZE, value.dtype)
+        divisor = tl.cast(SIZE, value.dtype)
         if value.dtype.is_fp32():
             return tl.div_rn(value, divisor)
         elif value.dtype.is_floating():
@@ -250,14 +245,25 @@ def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _store_to_all(row, bases, shift, like, index, value, mask, ALIGNED: tl.constexpr, SIZE: tl.constexpr):
+    """Store a block of elements where each member has told with its second word; as `reduced` else."""
+    for i in tl.static_range(SIZE):
+        to = (tl.load(bases + i) + told_second(row, i, SIZE) + shift).to(like.dtype)
+        if ALIGNED:
+            to = tl.multiple_of(to, 16)
+        tl.store(to + index, value, mask=mask)
+
+
+@triton.jit
 def reduce_to(
     out, begin, row, bases, shift, count, sizes, strides,
     DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    tiles=None, me=0, STRIDING: tl.constexpr = False
+    tiles=None, me=0, STRIDING: tl.constexpr = False, PUSH: tl.constexpr = False
 ):  # fmt: skip
     """Reduce `count` elements to the linear index `begin` of the own tensor `out`; see `reduced`.
 
-    With `tiles`, only those that belong to the member `me`; see `_owner`.
+    With `tiles`, only those that belong to the member `me`; see `_owner`.  With PUSH, to all members; see
+    `_store_to_all`.
     """
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     lanes = tl.arange(0, BLOCK)
@@ -265,21 +271,31 @@ def reduce_to(
     at = tl.program_id(0).to(tl.int64) * BLOCK
     if DIMS == 0:
         out += begin
-    if DIMS == 0 and tiles is None:  # noqa: SIM102 - decided at compile time
-        if are_aligned(tl.load(bases + members) + told(row, members, SIZE) + shift | out.to(tl.int64)):
+    if DIMS == 0 and tiles is None:
+        heaps = tl.load(bases + members) + shift
+        targets = out.to(tl.int64)
+        if PUSH:
+            targets = heaps + told_second(row, members, SIZE)
+        if are_aligned(heaps + told(row, members, SIZE) | targets):
             wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
             while at + BLOCK <= count:
                 total = reduced(row, bases, shift, out, at + lanes, None, True, OP, SIZE)
-                tl.store(wide + at + lanes, total)
+                if PUSH:
+                    _store_to_all(row, bases, shift, out, at + lanes, total, None, True, SIZE)
+                else:
+                    tl.store(wide + at + lanes, total)
                 at += step
     while at < count:
         mask = at + lanes < count
         if tiles is not None:
             mask = mask & (_owner(begin + at + lanes, tiles, STRIDING, SIZE) == me)
         total = reduced(row, bases, shift, out, at + lanes, mask, False, OP, SIZE)
-        if DIMS == 0:
-            to = at + lanes
+        if PUSH:
+            _store_to_all(row, bases, shift, out, at + lanes, total, mask, False, SIZE)
         else:
-            to = strided(begin + at + lanes, sizes, strides, DIMS)
-        tl.store(out + to, total, mask=mask)
+            if DIMS == 0:
+                to = at + lanes
+            else:
+                to = strided(begin + at + lanes, sizes, strides, DIMS)
+            tl.store(out + to, total, mask=mask)
         at += step

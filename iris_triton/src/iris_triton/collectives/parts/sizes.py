@@ -16,7 +16,7 @@ from iris_core.types import REDUCIBLE, DeviceType
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.dispatch.team import Region, Team
+    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 VECTOR_NBYTES = 16
@@ -114,13 +114,11 @@ class Blocks:
 
 
 def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
-    """Return how to divide a launch; its config counts.
+    """Return how to divide a launch, as far as its config does not say.
 
     Args:
-        request: the call.
-        team: its control region bounds the number of programs.
-        elements: of a rank altogether; None if that differs between the members.
-        item: bytes of an element.
+        request, team: the call; the team's control region bounds the number of programs.
+        elements, item: of a rank altogether, None if that differs between the members; bytes of an element.
         reduces: whether several elements have to be held for each one.
     """
     config = request.options["config"]
@@ -129,7 +127,7 @@ def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, ite
     if "block_size_m" in config or "block_size_n" in config:
         block = config.get("block_size_m", 32) * config.get("block_size_n", 64)
     elif on_cpu:
-        block = _CPU_BLOCK
+        block = _CPU_BLOCK if elements is None else min(_CPU_BLOCK, max(1024, 1 << (elements - 1).bit_length()))
     else:
         block = (_THREAD_NBYTES_REDUCE if reduces else _THREAD_NBYTES_MOVE) * warps * request.target.warp_size // item
     most = config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS)
@@ -152,27 +150,36 @@ def rounded_up(elements: int, item: int) -> int:
 
 
 def pieces(
-    team: Team, elements: int | None, item: int, number: int, *, halves: int = 2, name: str = "staging"
-) -> tuple[Region, int]:
-    """Return the staging region, and how many elements a piece has.
+    team: Team,
+    elements: int | None,
+    item: int,
+    number: int,
+    *,
+    halves: int = 2,
+    name: str = "staging",
+    needed: bool = True,
+) -> dict[str, Any]:
+    """Return the arguments `stage`, the staging region, and `capacity`, the elements of a piece.
 
     Collective: every member comes here with the same arguments.
 
     Args:
         team: whose region.
-        elements: of the largest piece that is of use; None if that differs between the members.
-        item: bytes of an element.
+        elements, item: of the largest piece that is of use, None if that differs between the members; bytes of one.
         number: pieces that are staged together.
         halves: how often the region holds them, where more than one round is needed.
         name: of the region; each protocol has its own.
+        needed: else nothing is staged, and everything is one piece.
     """
+    if not needed:
+        return {"stage": team.control.tensor, "capacity": 1 << 62}
     unit = max(1, VECTOR_NBYTES // item)
     least = halves * number * unit * item
-    whole = (1 << 62) if elements is None else number * rounded_up(max(elements, 1), item) * item
-    region = team.workspace(name, whole, least)
-    if region.nbytes >= whole and elements is not None:
-        return region, rounded_up(max(elements, 1), item)
-    return region, region.nbytes // (halves * number * item) // unit * unit
+    capacity = rounded_up(max(elements, 1), item) if elements is not None else 1 << 62
+    region = team.workspace(name, number * capacity * item if elements is not None else capacity, least)
+    if elements is None or region.nbytes < number * capacity * item:
+        capacity = region.nbytes // (halves * number * item) // unit * unit
+    return {"stage": region.tensor, "capacity": capacity}
 
 
 def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:

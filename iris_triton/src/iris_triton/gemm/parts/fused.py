@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from iris_core.errors import UnsupportedError
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import meeting_arguments
+from iris_triton.collectives.parts.collective import barrier_arguments
 from iris_triton.gemm.parts.shapes import USED_CONFIG, config_problem, dtype_problem, padded
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
@@ -18,15 +18,9 @@ from iris_triton.launcher import BoundKernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.dispatch.host import Host
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest, PluginInfo
     from iris_triton.gemm.parts.shapes import Tiling
-
-_EFFICIENCY_GPU, _EFFICIENCY_CPU = 0.5, 0.02
-"""Of plain Triton's products in relation to a library's, for the model: careful where nothing was measured."""
-
-_MEASURED_EFFICIENCY = {"sm_90": 0.8}
-"""Large products on H200s, with what they wait for."""
 
 _XCDS = 8
 """Dies of an MI300X and its successors."""
@@ -56,75 +50,62 @@ class Fused:
     Args:
         op: the operation.
         name: the algorithm.
+        barriers: how often all members wait for each other in a call, for the model.
     """
+
+    info: PluginInfo = TRITON_INFO
 
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
 
-    launcher = BoundKernel
+    serves: ClassVar[Mapping[str, Any]] = {}
+    """Options of which it serves one value alone."""
 
-    def __init__(self, op: str, name: str) -> None:
-        self.op = op
-        self.name = name
+    # for the model, where nothing was measured
+    efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.02, "sm_90": 0.8, "": 0.5}
+    """Of the products by device ("": any other), in relation to a library's; empty for a library's own products."""
 
-    @property
-    def info(self) -> PluginInfo:
-        """The backend's description."""
-        return TRITON_INFO
+    exposed = 0.0
+    """The part of the transfers that the product does not hide."""
+
+    copy_s = 0.0
+    """Seconds that each copy to another member takes beside its bytes."""
+
+    def __init__(self, op: str, name: str, *, barriers: int = 2) -> None:
+        self.op, self.name, self.barriers = op, name, barriers
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether this algorithm serves a call."""
-        if request.op != self.op:
-            return Availability.no(f"it does {self.op}, not {request.op!r}")
+        problem = self._problem(request)
+        return Availability(not problem, problem)
+
+    def _problem(self, request: FusedRequest) -> str:
+        """Why it does not serve a call; empty if it does."""
         if request.group_size == 1:
-            return Availability.no("a single rank has no peers to communicate with")
-        problem = dtype_problem(request) or config_problem(request, self.uses)
-        return Availability.no(problem) if problem else Availability.yes()
+            return "a single rank has no peers to communicate with"
+        for name, value in self.serves.items():
+            if request.options[name] != value:
+                return f"it serves {name}={value!r} alone"
+        return dtype_problem(request) or config_problem(request, self.uses)
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: the longer one of product and transfers hides the other."""
-        return self.model(request, meetings=2)
-
-    @staticmethod
-    def efficiency(request: FusedRequest) -> float:
-        """Of the kernels' products on the device."""
-        if request.target.type is DeviceType.CPU:
-            return _EFFICIENCY_CPU
-        return _MEASURED_EFFICIENCY.get(request.target.arch, _EFFICIENCY_GPU)
-
-    def model(
-        self,
-        request: FusedRequest,
-        *,
-        meetings: int,
-        launches: int = 1,
-        moving: float | None = None,
-        seen: float = 0.0,
-        share: float = 1.0,
-    ) -> float:
-        """Return the seconds of a product and of its transfers, of which the longer one hides the other.
-
-        Args:
-            request: the call.
-            meetings, launches: how many.
-            moving: seconds of the transfers, if they are not the operands or results once.
-            seen: the part of that time that nothing hides.
-            share: of the multiprocessors that multiply.
-        """
-        moving = moving_s(request) if moving is None else moving
-        hidden = max(product_s(request, self.efficiency(request) * share), moving)
-        return hidden + moving * seen + fixed_s(request, launches=launches, meetings=meetings)
+        target = request.target
+        efficiency = self.efficiency.get(target.arch or str(target.type), self.efficiency.get(""))
+        product, moving = product_s(request, efficiency), moving_s(request)
+        fixed = fixed_s(request, launches=1, barriers=self.barriers) + self.copy_s * (request.group_size - 1)
+        return max(product, moving) + moving * self.exposed + fixed
 
     def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Return launches that are worth measuring, the own choice first.  The CPU executor's times say nothing."""
-        offered = [] if request.target.type is DeviceType.CPU else self._offered(request)
-        given = request.options["config"]
-        configs = [
-            config
-            for config in offered
-            if self.supports(replace(request, options={**request.options, "config": {**config, **given}}))
-        ]
-        return [{}, *configs]
+        if request.target.type is DeviceType.CPU:
+            return [{}]
+        options = request.options
+
+        def is_possible(config: dict[str, Any]) -> bool:
+            return not self._problem(replace(request, options={**options, "config": config | options["config"]}))
+
+        return [{}, *filter(is_possible, self._offered(request))]
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out.
@@ -144,49 +125,6 @@ class Fused:
         ]
         return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
 
-    def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Make a plan.  Collective: every member calls it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def common(request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
-        """Arguments of all kernels; tiles do not reach over `rows` rows."""
-        tiles_m, tiles_n = tiles.tiles(rows, request.n)
-        return meeting_arguments(host.team) | {
-            "n": request.n,
-            "a_down": request.a_stride[0],
-            "b_down": request.b_stride[0],
-            "b_right": request.b_stride[1],
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
-            "bias_step": bias_step_of(request),
-            "BIAS": request.options["bias"],
-            "B_ALIGNED": request.aligned[1],
-            **tiles.constants,
-        }
-
-    def product(self, request: FusedRequest, host: Host, tiles: Tiling, rows: int) -> dict[str, Any]:
-        """Arguments of the kernels whose A is a matrix of this rank."""
-        return self.common(request, host, tiles, rows) | {
-            "m": request.m,
-            "k": request.k,
-            "a_right": request.a_stride[1],
-            "A_ALIGNED": request.aligned[0],
-        }
-
-    def bind(
-        self,
-        request: FusedRequest,
-        host: Host,
-        kernel: Any,
-        programs: int,
-        arguments: dict[str, Any],
-        options: Mapping[str, Any],
-    ) -> BoundKernel:
-        """Bind a kernel to all but the tensors of a call."""
-        names = per_call(request, arguments, "out", "a", "b")
-        return self.launcher(kernel, programs, arguments, names, host.team.device, options)
-
     def launch(
         self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
@@ -194,33 +132,64 @@ class Fused:
         if plan.staged_a is not None:
             a = plan.staged_a.copy_(a.detach())
         target = out if plan.staged_out is None else plan.staged_out
-        if bias is None:
-            plan.run(None, target, a, b)
-        else:
-            plan.run(None, target, a, b, bias)
+        plan.run(None, target, a, b, *(() if bias is None else (bias,)))
         if plan.staged_out is not None:
             out.detach().copy_(plan.staged_out)
 
 
-def programs_for(request: FusedRequest, host: Host, tiles: int, *, meeting: bool) -> int:
-    """Return the number of programs: never more than can be there at the same time.
+def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tuple[int, ...]) -> dict[str, Any]:
+    """Return the arguments that kernels have in common, by name; tiles do not reach over `rows` rows."""
+    tiles_m, tiles_n = tiles.tiles(rows, request.n)
+    return {
+        "m": request.m,
+        "n": request.n,
+        "k": request.k,
+        "a_down": request.a_stride[0],
+        "a_right": request.a_stride[1],
+        "b_down": request.b_stride[0],
+        "b_right": request.b_stride[1],
+        "out_down": out_stride[0],
+        "out_right": out_stride[1],
+        "tiles_m": tiles_m,
+        "tiles_n": tiles_n,
+        "A_ALIGNED": request.aligned[0],
+        "B_ALIGNED": request.aligned[1],
+        "OUT_ALIGNED": request.aligned[2],
+        **tiles.constants,
+    }
 
-    Args:
-        request: the call.
-        host: its team bounds the number of programs that meet.
-        tiles: tiles of one rank.
-        meeting: whether all of them meet those of the other members.
+
+def bind(
+    request: FusedRequest,
+    host: Host,
+    kernel: Any,
+    programs: int,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    launcher: type[BoundKernel] = BoundKernel,
+) -> BoundKernel:
+    """Bind a kernel to all that it takes, of the arguments or of what every kernel has, but the tensors of a call.
+
+    These are the output, A, B and, if there is one, the bias: those of them that the kernel takes, in this order.
     """
+    along = request.options["bias"]
+    given = {**barrier_arguments(host.team), "bias": None, "bias_step": 0, "BIAS": along, **arguments}
+    if request.bias_stride is not None:
+        given["bias_step"] = request.bias_stride[along == "columns"]
+    tensors = ("out", "a", "b", "bias") if request.bias_stride is not None else ("out", "a", "b")
+    names = [name for name in tensors if name in kernel.arg_names]
+    bound = {name: given[name] for name in kernel.arg_names if name not in names}
+    return launcher(kernel, programs, bound, names, host.team.device, options)
+
+
+def programs_for(request: FusedRequest, host: Host, tiles: int) -> int:
+    """Return how many programs compute one rank's tiles: never more than can be there at the same time."""
     on_cpu = request.target.type is DeviceType.CPU
     most: int = request.options["config"].get("num_sms", 1 if on_cpu else host.processors)
-    if not on_cpu:
-        most = min(most, host.processors)
-    if meeting:
-        most = min(most, host.team.max_programs)
-    return max(1, min(most, tiles))
+    return max(1, min(most, tiles, host.team.max_programs, most if on_cpu else host.processors))
 
 
-def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
+def peer_memory(request: FusedRequest, host: Host, name: str, nbytes: int) -> torch.Tensor:
     """Return memory that peers reach, at the same place on all members.
 
     Raises:
@@ -229,41 +198,29 @@ def peer_memory(host: Host, nbytes: int, what: str) -> torch.Tensor:
     region = host.symmetric(nbytes)
     if region is None:
         raise UnsupportedError(
-            f"{what} needs {nbytes} bytes that peers reach, and there is no room for them: open the context with a "
-            "larger heap_size, or let the library choose the algorithm"
+            f"{request.op} ({name}) needs {nbytes} bytes that peers reach, and there is no room for them: open the "
+            "context with a larger heap_size, or let the library choose the algorithm"
         )
     return region.tensor[:nbytes]
 
 
-def staging_nbytes(shape: tuple[int, int], dtype: str) -> int:
-    """Return the bytes of a matrix with dense rows that begin at multiples of 16 bytes."""
-    item: int = getattr(torch, dtype).itemsize
-    return shape[0] * padded(shape[1], item) * item
+def peer_matrix(
+    request: FusedRequest, host: Host, name: str, shape: tuple[int, int], dtype: str, nbytes: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory that peers reach, and behind its first bytes a matrix, with rows at multiples of 16 bytes."""
+    element: torch.dtype = getattr(torch, dtype)
+    width = padded(shape[1], element.itemsize)
+    memory = peer_memory(request, host, name, nbytes + shape[0] * width * element.itemsize)
+    return memory, memory[nbytes:].view(element).view(shape[0], width)[:, : shape[1]]
 
 
-def staging(memory: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.Tensor:
-    """Return such a matrix in raw memory."""
-    return memory.view(getattr(torch, dtype)).view(shape[0], -1)[:, : shape[1]]
+def staged_memory(request: FusedRequest, host: Host, name: str, nbytes: int) -> tuple[Any, Any, tuple[int, ...]]:
+    """Find memory that peers reach, also for the output where they write to it and do not reach it.
 
-
-def staged_memory(
-    request: FusedRequest, host: Host, name: str, nbytes: int, *, stages: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return `nbytes` bytes that peers reach and, if it `stages`, a matrix like the output after them."""
-    shape, dtype = request.out_shape, request.out_dtype
-    need = nbytes + (staging_nbytes(shape, dtype) if stages else 0)
-    memory = peer_memory(host, need, f"{request.op} ({name})")
-    return memory, staging(memory[nbytes:], shape, dtype) if stages else None
-
-
-def bias_step_of(request: FusedRequest) -> int:
-    """Return the elements from one value of the bias to the next."""
-    return 0 if request.bias_stride is None else request.bias_stride[request.options["bias"] == "columns"]
-
-
-def per_call(request: FusedRequest, arguments: dict[str, Any], *names: str) -> tuple[str, ...]:
-    """Return the names of the arguments that change from call to call; the bias is one of them if there is one."""
-    if request.bias_stride is not None:
-        return (*names, "bias")
-    arguments["bias"] = None
-    return names
+    Returns:
+        (`nbytes` bytes and more, the matrix to write to, its strides); None for what is not needed.
+    """
+    if request.op != "matmul_reduce_scatter" and not request.reach_out:
+        memory, staged = peer_matrix(request, host, name, request.out_shape, request.out_dtype, nbytes)
+        return memory, staged, staged.stride()
+    return peer_memory(request, host, name, nbytes) if nbytes else None, None, request.out_stride

@@ -5,8 +5,8 @@ group's order, in float32, the bias is added, and the sum is rounded once: the r
 Memory bounds it, so the tiles are small, a row or a few of them: hardly a multiprocessor is idle at the end.
 
     "rows"      the own output has the own rows
-    "two_shot"  members tell each other where their outputs are, and meet; all outputs get the own rows, at their place;
-                then members meet: the outputs are complete
+    "two_shot"  members tell each other where their outputs are; behind a barrier all outputs get the own rows, at their
+                place; behind another one the outputs are complete
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -20,22 +20,14 @@ import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import meet_and_leave, meeting_arguments
-from iris_triton.gemm.parts.fused import bias_step_of, per_call, programs_for
-from iris_triton.gemm.parts.tiles import (
-    PER_CALL,
-    announce_and_meet,
-    store_tile,
-    store_to_all,
-    whole_rows,
-    wide,
-    with_bias,
-)
-from iris_triton.launcher import BoundKernel
+from iris_triton.collectives.parts.barrier import last_barrier
+from iris_triton.gemm.parts.fused import bind, programs_for
+from iris_triton.gemm.parts.tiles import PER_CALL, begin_call, store_tile, store_to_all, whole_rows, wide, with_bias
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.host import Host
+    from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
+    from iris_triton.launcher import BoundKernel
 
 RUNTIME = ("me", "rank", "rows", "rows_each", "first", "tiles_n", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
@@ -50,24 +42,18 @@ def sum_slots(
 ):  # fmt: skip
     """Add up the slots.
 
-    Args (beside those of `iris_triton.collectives.pull.pull`):
+    Args (beside those of `iris_triton.gemm.parts.tiles`):
         out: with FORM "two_shot", peers write to it, and its rows are dense and aligned.
-        bias: or None.
         slots: SIZE matrices of rows_each x n dense elements.
         rows: how many of the rows are there; 0 or less for none.
-        n: columns.
         rows_each: rows of a slot.
         first: the own rows' place in `out` and in the bias: 0 with FORM "rows".
-        out_down, out_right, bias_step: strides in elements.
-        tiles_n: tiles beside each other.
         FORM: see above.
-        BIAS: what the bias lies along: "columns", "rows" (those of `out`) or "none".
         SLOTS_WIDE: rows of the slots begin at multiples of 16 bytes.
         OUT_WIDE: the same is true of the output's rows, which are dense.
-        BM, BN: rows and columns of a tile.
     """
     if FORM == "two_shot":
-        row, epoch = announce_and_meet(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
+        row, epoch = begin_call(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     width = n
     if SLOTS_WIDE:
         width = whole_rows(n, slots)
@@ -91,14 +77,14 @@ def sum_slots(
             else:
                 store_tile(target, total, down, column, rows, width, out_down, out_right, BM, BN)
     if FORM == "two_shot":
-        meet_and_leave(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-_WARPS = {DeviceType.CUDA: 8, DeviceType.HIP: 4}
-"""With which each thread has 16 bytes of a slot at a time, of 16-bit elements."""
+_OF_A_THREAD = 8
+"""Elements of a tile on a GPU: 16 bytes of a slot at a time, of 16-bit elements."""
 
 _TILE_GPU, _TILE_CPU = 2048, 16384
-"""Elements of a tile: on a GPU 8 of each thread; on the CPU an operation on a block costs the same for 1 and 1000."""
+"""Elements of a tile; on the CPU an operation on a block costs the same for 1 and 1000."""
 
 _MOST_COLUMNS = 1024
 
@@ -115,22 +101,19 @@ def bind_sum(
         rows_each: rows of a slot.
         out_stride: of what the kernel writes.
     """
-    team = host.team
-    two_shot = request.op == "matmul_all_reduce"
-    on_cpu = request.target.type is DeviceType.CPU
-    total = request.m if two_shot else request.m // team.size
-    first = team.rank * rows_each if two_shot else 0
+    two_shot, on_cpu = request.op == "matmul_all_reduce", request.target.type is DeviceType.CPU
+    first = host.team.rank * rows_each if two_shot else 0
+    total = request.m if two_shot else request.m // host.team.size
     item = getattr(torch, request.out_dtype).itemsize
     columns = min(_MOST_COLUMNS, 1 << (request.n - 1).bit_length())
     down = max(1, (_TILE_CPU if on_cpu else _TILE_GPU) // columns)
     down = min(down, 1 << (rows_each - 1).bit_length())
     tiles_n = -(-request.n // columns)
     tiles = -(-rows_each // down) * tiles_n
+    programs = min(tiles, request.options["config"].get("num_sms", tiles))
     if two_shot or on_cpu:
-        programs = programs_for(request, host, tiles, meeting=two_shot)
-    else:
-        programs = min(tiles, request.options["config"].get("num_sms", tiles))
-    arguments = meeting_arguments(team) | {
+        programs = programs_for(request, host, tiles)
+    arguments = {
         "slots": slots,
         "rows": min(rows_each, total - first),
         "n": request.n,
@@ -138,14 +121,12 @@ def bind_sum(
         "first": first,
         "out_down": out_stride[0],
         "out_right": out_stride[1],
-        "bias_step": bias_step_of(request),
         "tiles_n": tiles_n,
         "FORM": "two_shot" if two_shot else "rows",
-        "BIAS": request.options["bias"],
         "SLOTS_WIDE": request.n * item % ROW_NBYTES == 0,
         "OUT_WIDE": request.aligned[2] and out_stride[1] == 1 and out_stride[0] * item % ROW_NBYTES == 0,
         "BM": down,
         "BN": columns,
     }
-    options = {} if on_cpu else {"num_warps": _WARPS[request.target.type]}
-    return BoundKernel(sum_slots, programs, arguments, per_call(request, arguments, "out"), team.device, options)
+    warps = _TILE_GPU // _OF_A_THREAD // request.target.warp_size
+    return bind(request, host, sum_slots, programs, arguments, {"num_warps": warps})

@@ -1,11 +1,29 @@
-"""Tiles of a product: where they are, computing them, what is done with them.  Plain Triton, for every target."""
+"""Tiles of a product: where they are, computing them, what is done with them.  Plain Triton, for every target.
+
+Arguments that kernels have in common, in both languages:
+
+    out, a, b, bias               the tensors; bias may be None
+    control, bases, SIZE          the team's control region (int64), int64[SIZE], the members' heaps, and their number
+    me, rank                      the caller's index in the team, and in the world
+    m, n, k                       the product that a member computes
+    a_down ... bias_step          strides in elements: to the next row (down), to the next column (right)
+    tiles_m, tiles_n              tiles below each other and beside each other
+    timeout_ns, status            bound of waits, and where they report
+    BIAS                          what the bias lies along: "columns", "rows" or "none"
+    A_ALIGNED and the like        a tensor begins at a multiple of 16 bytes
+    BM, BN, BK, GROUP             a tile, a step of the inner dimension, row tiles that are taken together
+    EVEN_K, PRECISION, STAGES     BK divides the inner dimension; of float32, and of the pipeline, as Triton takes them
+    A_CACHE, B_CACHE              cache modifiers of loads
+    XCDS, CHUNK                   see `own_program`
+"""
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import last_epoch, meet, row_of, tell_all, told, told_second
+from iris_triton.collectives.parts.barrier import barrier, last_epoch, row_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import item_nbytes
+from iris_triton.tiles.views import chiplet_transform_chunked
 
 
 @triton.jit
@@ -29,15 +47,11 @@ def whole_rows(stride, like):
 def own_program(first, XCDS: tl.constexpr, CHUNK: tl.constexpr):
     """Which program's tiles this one takes, among those from number `first` on, counted from 0.
 
-    GPUs made of dies, each with a cache, deal programs out to the dies in turn.  With XCDS dies, CHUNK neighbouring
-    tiles go to programs of the same die; see `iris_triton.tiles.chiplet_transform_chunked`.
+    With XCDS dies, CHUNK neighbouring tiles go to programs of the same die.
     """
     number = tl.program_id(0) - first
     if XCDS > 1:
-        whole = (tl.num_programs(0) - first) // (XCDS * CHUNK) * (XCDS * CHUNK)
-        turn = number // XCDS  # of this die
-        chunk = turn // CHUNK * XCDS + number % XCDS
-        number = tl.where(number < whole, chunk * CHUNK + turn % CHUNK, number)
+        number = chiplet_transform_chunked(number, tl.num_programs(0) - first, XCDS, CHUNK)
     return number
 
 
@@ -57,19 +71,9 @@ def add_product(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """Add a tile of A @ B to `acc`, float32[BM, BN].
+    """Add the tile of A @ B that begins at (row, column) to `acc`, float32[BM, BN].
 
-    Args:
-        acc: what is added to.
-        a, b: pointers to A (rows x inner) and B (inner x columns).
-        row, column: where the tile begins.
-        rows, columns, inner: sizes; what lies beyond them counts as 0.
-        a_down, a_right, b_down, b_right: strides in elements.
-        BM, BN, BK: shape of the tile, and the step of the inner dimension.
-        EVEN_K: BK divides `inner`.
-        PRECISION: of float32, as tl.dot takes it.
-        A_CACHE, B_CACHE: cache modifiers of the loads.
-        STAGES: of the software pipeline.
+    A has rows x inner elements, B inner x columns; what lies beyond them counts as 0.
     """
     i = row + tl.arange(0, BM)
     j = column + tl.arange(0, BN)
@@ -96,16 +100,7 @@ def add_product(
 def with_bias(
     acc, bias, row, column, rows, columns, step, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Add the bias to a tile that begins at (row, column).
-
-    Args:
-        acc: the tile.
-        bias: pointer; None if there is none.
-        row, column, rows, columns: where the tile begins, and where it ends at the latest.
-        step: elements of the bias from column to column, or from row to row.
-        BIAS: "columns" if it lies along them, "rows", or "none".
-        BM, BN: shape of the tile.
-    """
+    """Add the bias, with values `step` elements apart, to a tile that begins at (row, column)."""
     if BIAS == "columns":
         j = column + tl.arange(0, BN)
         acc += tl.load(bias + j.to(tl.int64) * step, mask=j < columns, other=0.0).to(tl.float32)[None, :]
@@ -126,12 +121,6 @@ def store_tile(
     tl.store(matrix + at, values.to(matrix.dtype.element_ty), mask=(i[:, None] < rows) & (j[None, :] < columns))
 
 
-@triton.jit
-def dense_tile(BM: tl.constexpr, BN: tl.constexpr):
-    """Where the elements of a tile lie that is stored whole, row by row."""
-    return tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-
-
 PER_CALL = ("out", "a", "b", "bias")
 """Arguments that may lie anywhere."""
 
@@ -140,18 +129,16 @@ RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
 
 
 @triton.jit
-def announce(row, bases, me, matrix, down, SIZE: tl.constexpr):
-    """Tell the members where a matrix of this rank lies, and how far its rows are apart."""
-    tell_all(row, bases, me, matrix.to(tl.int64) - tl.load(bases + me), down, SIZE)
+def begin_call(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Begin a call with a barrier; returns this program's row, and the epoch of the barrier.
 
-
-@triton.jit
-def announce_and_meet(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Begin a call: as `announce`, and meet; returns this program's row, and the epoch of the meeting."""
+    Members are told where a matrix of this rank lies, if there is one, and how far its rows are apart.
+    """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
-    announce(row, bases, me, matrix, down, SIZE)
-    meet(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    if matrix is not None:
+        tell(row, bases, me, matrix.to(tl.int64) - tl.load(bases + me), down, SIZE)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     return row, epoch
 
 

@@ -21,20 +21,17 @@ from iris_triton import _compat
 from iris_triton.interpreter.entries import find_assembly
 from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.elementwise import ElementwiseOps, as_float
-from iris_triton.interpreter.frontend.libdevice import call_libdevice
-from iris_triton.interpreter.frontend.typefacts import block_type
 from iris_triton.interpreter.frontend.values import (
     Array,
     Handle,
-    bit_view,
+    block_type,
     element_nbytes,
     numpy_dtype,
     signless,
     unsigned,
 )
 from iris_triton.interpreter.hints import refute
-from iris_triton.interpreter.memory import raw_atomics, regions
-from iris_triton.interpreter.scheduler import place_of
+from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current, program_info
 
 if TYPE_CHECKING:
@@ -64,21 +61,18 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
-            raise UnsupportedError(
-                f"the CPU executor does not implement the operation {name.removeprefix('create_')!r}"
-            )
+            raise UnsupportedError(f"the CPU executor does not implement {name.removeprefix('create_')!r}")
         raise AttributeError(name)
 
     def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
         """Return a block type, the same object every time."""
         return block_type(dtype, tuple(shape))
 
-    # -- program ------------------------------------------------------------------------------------------------------
-    def create_get_program_id(self, axis: int) -> Handle:
-        return Handle(np.array([current.program.pid[axis]], np.int32), tl.int32)
+    def create_get_program_id(self, axis: int) -> Any:
+        return self.get_int32(current.program.pid[axis])
 
-    def create_get_num_programs(self, axis: int) -> Handle:
-        return Handle(np.array([current.launch.grid[axis]], np.int32), tl.int32)
+    def create_get_num_programs(self, axis: int) -> Any:
+        return self.get_int32(current.launch.grid[axis])
 
     def create_barrier(self, *ignored: Any) -> None:
         """A program is one thread here."""
@@ -92,17 +86,13 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
             refute("tl.assume was given a condition that does not hold")
 
     def create_print(self, prefix: str, hex: bool, values: list[Handle], is_signed: list[bool]) -> None:
-        text = f"pid {current.program.pid}{prefix}"
+        formatter: Any = {"int": lambda x: f"{int(x):#x}"} if hex else None
         parts = []
         for handle, signed in zip(values, is_signed, strict=True):
-            data = numerics.bf16_to_f32(handle.data) if handle.dtype == tl.bfloat16 else handle.data
-            if handle.dtype.is_int() and not signed:
-                data = unsigned(data)
-            formatter: Any = {"int": lambda x: f"{int(x):#x}"} if hex else None
+            data = as_float(handle) if signed or not handle.dtype.is_int() else unsigned(handle.data)
             parts.append(np.array2string(data.reshape(()) if data.shape == (1,) else data, formatter=formatter))
-        print(text + ", ".join(parts))
+        print(f"pid {current.program.pid}{prefix}{', '.join(parts)}")
 
-    # -- constants; those of numpy's types follow the class -----------------------------------------------------------
     def get_bf16(self, value: float) -> Handle:
         return Handle(numerics.to_bf16(np.array([value], np.float64)), tl.bfloat16)
 
@@ -110,8 +100,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(np.zeros(1, numpy_dtype(dtype)), dtype.scalar)
 
     def get_all_ones_value(self, dtype: Any) -> Handle:
-        kept = numpy_dtype(dtype)
-        return Handle(np.array([True if kept == np.bool_ else -1], kept), dtype.scalar)
+        return Handle(~np.zeros(1, numpy_dtype(dtype)), dtype.scalar)
 
     def get_cache_policy(self, cache_modifier: str, eviction_policy: str) -> str:
         return cache_modifier
@@ -119,65 +108,16 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def get_unit_attr(self) -> None:
         """Attributes are hints."""
 
-    # -- memory -------------------------------------------------------------------------------------------------------
-    def range_of(self, addresses: Array, mask: Array | None, nbytes: int, access: str) -> regions.Region | None:
-        """Find the accessible range that holds every active element; None if they lie in several.
-
-        Raises OutOfBoundsError where an active element lies in none, if checks are on.
-        """
-        launch = current.launch
-        checker = launch.checker
-        if addresses.size == 1:
-            if mask is not None and not mask.reshape(-1)[0]:
-                return None
-            low = high = int(addresses.reshape(-1)[0])
-        else:
-            low, high = int(np.minimum.reduce(addresses, axis=None)), int(np.maximum.reduce(addresses, axis=None))
-        region = checker.find(low, high + nbytes)
-        if region is not None:
-            return region
-        flat = addresses.reshape(-1)
-        lanes = np.arange(flat.size)
-        if mask is not None:
-            lanes = np.flatnonzero(mask)
-            flat = flat[lanes]
-            if not flat.size:
-                return None
-            region = checker.find(int(flat.min()), int(flat.max()) + nbytes)
-        if region is None and launch.refuse and checker.outside(flat, nbytes).any():
-            raise checker.error(launch.kernel, current.program.pid, access, flat, lanes, nbytes)
-        return region
-
-    def _observe(self, addresses: Array, values: Array) -> None:
-        """Tell the scheduler what an atomic or volatile access has seen."""
-        current.program.observe(place_of(addresses), values.tobytes())
-
     def create_load(self, pointers: Handle, *policy: Any, **named: Any) -> Handle:
         return self.create_masked_load(pointers, None, None, *policy, **named)
 
-    def create_masked_load(
-        self, pointers: Handle, mask: Any, other: Handle | None, *policy: Any, **named: Any
-    ) -> Handle:
+    def create_masked_load(self, pointers: Handle, mask: Any, other: Any, *policy: Any, **named: Any) -> Handle:
         *hints, is_volatile = *policy, *named.values()
         element = pointers.get_element_ty()
-        is_poll = bool(is_volatile) or _compat.is_uncached(tuple(hints))
         fill = None if other is None else other.data
-        data = self.load(pointers.data, _array(mask), fill, numpy_dtype(element), is_poll=is_poll)
-        if is_poll:
-            self._observe(pointers.data, data)
+        is_poll = bool(is_volatile) or _compat.is_uncached(tuple(hints))
+        data = accesses.load(pointers.data, _array(mask), fill, numpy_dtype(element), poll=is_poll)
         return Handle(data, element)
-
-    def load(
-        self, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any], *, is_poll: bool = False
-    ) -> Array:
-        """Read the active elements, after checking their addresses.  The caller observes what is a poll."""
-        if mask is not None:
-            mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        region = self.range_of(addresses, mask, dtype.itemsize, "load")
-        data = regions.load(region, addresses, mask, fill, dtype)
-        if not is_poll:
-            current.program.loaded(addresses, data)
-        return data
 
     def create_descriptor_load(self, descriptor: Any, indices: list[Handle], *policy: Any) -> Handle:
         if (descriptor.padding, descriptor.base.get_element_ty()) == (_PAD_NAN, tl.bfloat16):
@@ -188,47 +128,26 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return handle
 
     def create_store(self, pointers: Handle, value: Handle, *policy: Any) -> None:
-        self.store(pointers.data, None, value.data)
+        accesses.store(pointers.data, None, value.data)
 
     def create_masked_store(self, pointers: Handle, value: Handle, mask: Any, *policy: Any, **named: Any) -> None:
-        self.store(pointers.data, _array(mask), value.data)
-
-    def store(self, addresses: Array, mask: Array | None, data: Array) -> None:
-        """Write the active elements, after checking their addresses."""
-        if data.shape != addresses.shape:
-            data = np.broadcast_to(data, addresses.shape)
-        if mask is not None:
-            mask = None if mask.all() else np.broadcast_to(mask, addresses.shape)
-        region = self.range_of(addresses, mask, data.dtype.itemsize, "store")
-        regions.store(region, addresses, mask, data)
-        program = current.program
-        program.scheduler.idle_polls = program.idle_loads = 0  # a program that stores is working, not only waiting
+        accesses.store(pointers.data, _array(mask), value.data)
 
     def create_atomic_cas(self, pointers: Handle, expected: Handle, desired: Handle, sem: Any, scope: Any) -> Handle:
-        self.range_of(pointers.data, None, desired.data.itemsize, "atomic_cas")
-        old = raw_atomics.cas(pointers.data, expected.data, desired.data, sem)
-        self._observe(pointers.data, old)
-        return Handle(old, desired.dtype)
+        return Handle(accesses.cas(pointers.data, expected.data, desired.data, sem), desired.dtype)
 
     def create_atomic_rmw(self, op: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
-        addresses = pointers.data
-        data, active = _spread(value.data, addresses.shape), _spread(mask.data, addresses.shape)
-        self.range_of(addresses, active, data.itemsize, f"atomic_{op.name.lower()}")
-        old = raw_atomics.rmw(op, addresses, data, active, sem, value.dtype)
-        if active.any() if active.size > 1 else active.reshape(-1)[0]:
-            self._observe(addresses, old)
-        return Handle(old, value.dtype)
+        return Handle(accesses.rmw(op, pointers.data, value.data, mask.data, sem, value.dtype), value.dtype)
 
     def create_atomic_load(self, pointers: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
         return self.create_masked_load(pointers, mask, None, is_volatile=True)
 
     def create_atomic_store(self, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> None:
-        self.store(pointers.data, mask.data, value.data)
+        accesses.store(pointers.data, mask.data, value.data)
 
     def create_atomic_poll(self, *operands: Any) -> NoReturn:
         raise UnsupportedError("the CPU executor does not implement atomic_poll: wait in a loop around an atomic load")
 
-    # -- pointers -----------------------------------------------------------------------------------------------------
     def create_addptr(self, pointers: Handle, offset: Handle) -> Handle:
         delta = np.multiply(offset.data, element_nbytes(pointers.get_element_ty()), dtype=np.int64).view(np.uint64)
         return Handle(pointers.data + delta, pointers.dtype)
@@ -240,18 +159,15 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(value.data.view(np.int64), dst_type.scalar)
 
     def create_bitcast(self, value: Handle, dst_type: Any) -> Handle:
-        return Handle(bit_view(value.data, numpy_dtype(dst_type)), dst_type.scalar)
+        return Handle(value.data.view(numpy_dtype(dst_type)), dst_type.scalar)
 
-    # -- shapes -------------------------------------------------------------------------------------------------------
     def create_make_range(self, ret_type: Any, start: int, stop: int) -> Handle:
         return Handle(np.arange(start, stop, dtype=np.int32), tl.int32)
 
     def create_splat(self, ret_type: Any, value: Handle) -> Handle:
         return Handle(np.broadcast_to(value.data.reshape(-1)[:1], tuple(ret_type.shape)), value.dtype)
 
-    def create_unsplat(self, value: Handle) -> Handle:
-        return Handle(value.data.reshape(-1)[:1], value.dtype)
-
+    create_unsplat = _on_array(lambda data: data.reshape(-1)[:1])
     create_broadcast = _on_array(lambda data, shape: np.broadcast_to(data, tuple(shape)))
     create_expand_dims = _on_array(np.expand_dims)
     create_reshape = _on_array(lambda data, shape, allow_reorder: data.reshape(tuple(shape)))
@@ -261,11 +177,10 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(np.concatenate([left.data, right.data]), left.dtype)
 
     def create_join(self, left: Handle, right: Handle) -> Handle:
-        # The semantic layer gives scalars as they are; their join is a block of two.
         return Handle(np.stack([left.data, right.data], axis=-1), left.dtype)
 
-    def create_split(self, value: Handle) -> tuple[Handle, Handle]:
-        return Handle(value.data[..., 0], value.dtype), Handle(value.data[..., 1], value.dtype)
+    def create_split(self, value: Handle) -> tuple[Handle, ...]:
+        return tuple(Handle(value.data[..., n], value.dtype) for n in (0, 1))
 
     def create_gather(self, source: Handle, index: Handle, axis: int) -> Handle:
         size = source.data.shape[axis]
@@ -278,7 +193,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         values = values[(values >= 0) & (values < bins)]  # the GPU drops what is out of range
         return Handle(np.bincount(values.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
 
-    # -- linear algebra -----------------------------------------------------------------------------------------------
     def create_dot(self, a: Handle, b: Handle, accumulator: Handle, *precision: Any) -> Handle:
         out = accumulator.data
         if a.dtype.is_int():  # float64 holds every partial sum of 8-bit products exactly, and has a fast product
@@ -292,36 +206,29 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def create_dot_scaled(self, *operands: Any) -> NoReturn:
         raise UnsupportedError("the CPU executor does not implement tl.dot_scaled: scale the operands and use tl.dot")
 
-    # -- code that is not Triton --------------------------------------------------------------------------------------
     def create_inline_asm(
         self, assembly: str, constraints: str, values: list[Handle], types: list[Any], is_pure: bool, pack: int
     ) -> Any:
         entry = find_assembly(assembly)
         if entry is None:
             raise UnsupportedError(
-                f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted function "
-                "of its own and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry, or "
-                "register the assembly with iris_triton.interpreter.cpu_assembly"
+                f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted "
+                "function of its own, and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry"
             )
-        operands = [numerics.bf16_to_f32(x.data) if x.dtype == tl.bfloat16 else x.data for x in values]
-        returned = entry(program_info(), *operands)
-        results = returned if isinstance(returned, tuple) else (returned,)
-        if len(results) < len(types):
-            raise ValueError(f"the CPU entry for inline assembly returned {len(results)} of {len(types)} results")
-        handles = []
-        for result, type_ in zip(results, types, strict=False):
-            shape = tuple(type_.shape) if type_.is_block() else (1,)
-            data = numerics.to_bf16(np.asarray(result)) if type_.scalar == tl.bfloat16 else np.asarray(result)
-            handles.append(Handle(np.broadcast_to(data.astype(numpy_dtype(type_)), shape), type_.scalar))
+        value, shapes = entry(program_info()), [tuple(type_.shape) if type_.is_block() else (1,) for type_ in types]
+        handles = [
+            Handle(np.full(shape, value, numpy_dtype(type_)), type_.scalar)
+            for type_, shape in zip(types, shapes, strict=True)
+        ]
         return SimpleNamespace(get_result=handles.__getitem__)
 
     def create_extern_elementwise(
         self, library: str, path: str, symbol: str, arguments: list[Any], ret_type: Any, is_pure: bool
     ) -> Handle:
-        data = call_libdevice(symbol, [a.data if hasattr(a, "data") else np.asarray(a) for a in arguments])
+        data = numerics.call_libdevice(symbol, [a.data if hasattr(a, "data") else np.asarray(a) for a in arguments])
         return Handle(data.astype(numpy_dtype(ret_type), copy=False), ret_type.scalar)
 
-    # -- regions: the combine function of a reduction runs on whole arrays instead of being compiled ------------------
+    # The combine function of a reduction runs on whole arrays instead of being compiled.
     def get_insertion_point(self, *ignored: Any) -> None:
         """There is no IR to insert into."""
 
@@ -336,20 +243,12 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     create_scan_ret = create_reduce_ret
 
 
-def _spread(data: Array, shape: tuple[int, ...]) -> Array:
-    """The array in a shape, contiguous."""
-    return np.ascontiguousarray(data if data.shape == shape else np.broadcast_to(data, shape))
-
-
 def _array(mask: Any) -> Array | None:
     """The array of a mask; Triton's descriptors and block pointers give the array itself in some versions."""
     return mask if mask is None or isinstance(mask, np.ndarray) else mask.data
 
 
-for _name, _kept in {
-    **{f"int{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"u{bits // 8}" for bits in (8, 16, 32, 64)},
-    **{f"fp{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
-    "int1": "?",
-}.items():
-    setattr(CpuBuilder, f"get_{_name}", _constant(_name, np.dtype(_kept)))
+for _bits in (8, 16, 32, 64):
+    for _name, _kind in (("int", "i"), ("uint", "u"), *([("fp", "f")] if _bits > 8 else [])):
+        setattr(CpuBuilder, f"get_{_name}{_bits}", _constant(f"{_name}{_bits}", np.dtype(f"{_kind}{_bits // 8}")))
+CpuBuilder.get_int1 = _constant("int1", np.dtype(np.bool_))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import threading
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,7 @@ from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
 from iris_triton.interpreter.frontend.semantic import CpuSemantic
-from iris_triton.interpreter.frontend.typefacts import block_type
-from iris_triton.interpreter.frontend.values import numpy_dtype, signless, unsigned, wrap
+from iris_triton.interpreter.frontend.values import block_type, numpy_dtype, signless, unsigned, wrap
 from iris_triton.interpreter.hints import check_hint
 from iris_triton.interpreter.rewrite import rewrite
 from iris_triton.interpreter.state import program_info
@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _Tensor = tl.tensor
-_MISSING = object()
-
-
-class _Bound(functools.partial[Any]):
-    """What runs a jitted method of the aggregate or tensor that it was taken from."""
+_JITTED = (_compat.JITFunction, _compat.InterpretedFunction)
+_rewriting = threading.RLock()  # Python counts the depth of syntax trees of all threads together: SystemError
 
 
 class Dialect(Operators):
@@ -56,16 +53,19 @@ class Dialect(Operators):
             "slice": lambda *parts: builtins.slice(*(unwrap(part) for part in parts)),
         }
 
-    # -- device functions ---------------------------------------------------------------------------------------------
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""
         prepared = function.__dict__.setdefault(PREPARED, {})
-        known = prepared.get(self)  # device functions of Triton may be called in several languages
-        if known is None or known[0] is not function.src:
+        source, target = prepared.get(self, (None, None))  # device functions of Triton serve several languages
+        if source is not function.src:
             entry = find_entry(function)
-            target = rewrite(function, self.helpers) if entry is None else functools.partial(self._call_entry, entry)
-            known = prepared[self] = function.src, target
-        ready: Callable[..., Any] = known[1]
+            if entry is None or isinstance(entry, _JITTED):
+                with _rewriting:
+                    target = rewrite(entry or function, self.helpers)
+            else:
+                target = functools.partial(self._call_entry, entry)
+            prepared[self] = function.src, target
+        ready: Callable[..., Any] = target
         return ready
 
     def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -76,12 +76,8 @@ class Dialect(Operators):
         """The type of a block that a CPU entry returns."""
         return block_type(scalar, shape)
 
-    # -- launches -----------------------------------------------------------------------------------------------------
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
-        """What a kernel gets for an argument that only this language knows, else NotImplemented.
-
-        `convert` converts the tensors and numbers in it.
-        """
+        """What a kernel gets for an argument that only this language knows, else NotImplemented."""
         if not isinstance(value, _compat.TensorDescriptor):
             return NotImplemented
         return self.semantic.make_tensor_descriptor(
@@ -92,10 +88,6 @@ class Dialect(Operators):
             padding_option=value.padding,
         )
 
-    def constant(self, value: Any) -> Any:
-        """What a kernel gets for a constexpr argument."""
-        return value
-
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
         """Run one program of a launch."""
         body(**arguments)
@@ -104,10 +96,13 @@ class Dialect(Operators):
         """What builtins that take a function call it with; the name is the compiler's."""
         return self.prepare(function)(*args, **kwargs)
 
-    # -- calls --------------------------------------------------------------------------------------------------------
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call anything that a kernel can call."""
         kind = function.__class__
+        if kind is _compat.JITFunction:
+            return self.prepare(function)(*args, **kwargs)
+        if kind is _compat.ConstexprFunction:
+            return False if id(function) in _compat.TARGET_QUESTIONS else function(*args, **kwargs)
         if kind is FunctionType or kind is type:
             handler = self._handlers.get(function)
             if handler is None:
@@ -118,39 +113,27 @@ class Dialect(Operators):
             if _compat.is_builtin(method) or isinstance(owner, tl.core.base_value):
                 return self.call(method, owner, *args, **kwargs)
             return _call_python(function, *args, **kwargs)
-        if kind is _Bound:
+        if kind is functools.partial:  # a jitted method of an aggregate, see `attribute`
             return function(*args, **kwargs)
-        if isinstance(function, _compat.JITFunction):
-            return self.prepare(function)(*args, **kwargs)
-        if isinstance(function, _compat.InterpretedFunction):
+        if isinstance(function, _JITTED):
             return self.prepare(jitted(function))(*args, **kwargs)
         if isinstance(function, tl.constexpr):
             return self.call(function.value, *args, **kwargs)
         if isinstance(function, _compat.SemanticFunction):
             return function(*args, _semantic=self.semantic, _generator=self, **kwargs).value
-        if any(function is question for question in _compat.TARGET_QUESTIONS):
-            return False
-        if isinstance(function, (BuiltinFunctionType, type)):
-            handler = self._handlers.get(function)
-            if handler is None and _compat.is_builtin(function):
-                handler = self._handlers[function] = self._make_handler(function)
-            if handler is not None:
-                return handler(*args, **kwargs)
-        return _call_python(function, *args, **kwargs)
+        handler = self._handlers.get(function) if isinstance(function, (BuiltinFunctionType, type)) else None
+        return _call_python(function, *args, **kwargs) if handler is None else handler(*args, **kwargs)
 
     def _make_handler(self, function: Any) -> Callable[..., Any]:
         needed = _compat.compiler_arguments(function)
         if _compat.is_builtin(function) or "_semantic" in needed:  # some methods of builtin types are not marked
             given = {"_semantic": self.semantic, "_generator": self}
-            return functools.partial(
-                _call_builtin, _compat.builtin_body(function), **{name: given[name] for name in needed}
-            )
-        module = getattr(function, "__module__", "") or ""
-        if module == _compat.PORTABLE_LIBDEVICE:
-            vendor = _compat.vendor_function(function)
-            if vendor is not None:
-                return self._make_handler(vendor)
-        if isinstance(function, FunctionType) and not module.startswith("triton."):
+            named = {name: given[name] for name in needed}
+            return functools.partial(_call_builtin, _compat.builtin_body(function), **named)
+        vendor = _compat.vendor_function(function)
+        if vendor is not None:
+            return self._make_handler(vendor)
+        if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("triton."):
             raise UnsupportedError(
                 f"kernels can only call jitted functions: decorate {function.__qualname__} with @triton.jit, or with "
                 "@triton.constexpr_function if it computes constants"
@@ -164,29 +147,22 @@ class Dialect(Operators):
         handlers[builtins.range] = handlers[core.range] = self._range
         handlers[core.static_range] = _static_range
         handlers[core.static_assert] = _static_assert
-        handlers[core.static_print] = lambda *args, **kwargs: print(*map(unwrap, args), **kwargs)
+        handlers[core.static_print] = functools.partial(_call_python, print)
         handlers[core.map_elementwise] = self._map_elementwise
         handlers[_compat.target_info.current_target] = lambda: None
         for hint in (core.multiple_of, core.max_contiguous, core.max_constancy):
             handlers[hint] = functools.partial(check_hint, hint.__name__)
-        for function, builtin in (
-            (builtins.print, core.device_print),
-            (builtins.min, _compat.python_minimum()),
-            (builtins.max, _compat.python_maximum()),
-        ):
-            handlers[function] = functools.partial(self.call, builtin)
+        for builtin, meaning in _compat.PYTHON_BUILTINS.items():
+            handlers[builtin] = functools.partial(self.call, meaning)
         for kind in (int, float, bool):
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        for builtin in (core.program_id, core.load, core.store):
+        for builtin in (core.program_id, core.cast, core.load, core.store):
             quick = getattr(self, f"quick_{builtin.__name__}")
             handlers[builtin] = functools.partial(_first, quick, self._make_handler(builtin))
-        # The same values every time, and tensors never change: one tensor per range.
-        arange = functools.cache(functools.partial(_compat.builtin_body(core.arange), _semantic=self.semantic))
-        handlers[core.arange] = lambda start, end: arange(unwrap(start), unwrap(end))
+        handlers[tl.tensor.to] = handlers[core.cast]
 
-    # -- builtins -----------------------------------------------------------------------------------------------------
     def _range(self, first: Any, second: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
         """`range` and `tl.range`: the loop variable is a tensor, as in a compiled kernel."""
         start, end = (0, first) if second is None else (first, second)
@@ -194,8 +170,7 @@ class Dialect(Operators):
         for bound in bounds:
             if not bound.dtype.is_int() or bound.type.is_block():
                 raise TypeError(f"the bounds and step of a loop must be integer scalars, got {bound.type}")
-        promote = self.semantic.integer_promote_impl
-        type_ = promote(promote(bounds[0].dtype, bounds[1].dtype), bounds[2].dtype)
+        type_ = functools.reduce(self.semantic.integer_promote_impl, (bound.dtype for bound in bounds))
         kept = numpy_dtype(type_)
         values = [int(_to_numpy(bound)) for bound in bounds]
         if values[2] == 0:
@@ -208,15 +183,14 @@ class Dialect(Operators):
         results = self.semantic.map_elementwise(arguments, self.prepare(function), int(unwrap(pack)))
         return results[0] if len(results) == 1 else results
 
-    def _getattr(self, value: Any, name: Any, default: Any = _MISSING) -> Any:
+    def _getattr(self, value: Any, name: Any, *default: Any) -> Any:
         try:
             return self.attribute(value, unwrap(name))
         except AttributeError:
-            if default is _MISSING:
-                raise
-            return default
+            if default:
+                return default[0]
+            raise
 
-    # -- attributes, assignments --------------------------------------------------------------------------------------
     def attribute(self, value: Any, name: str) -> Any:
         """`value.name`."""
         if isinstance(value, tl.constexpr) and name not in ("value", "type"):
@@ -226,11 +200,8 @@ class Dialect(Operators):
         if name == "T" and isinstance(value, _Tensor):
             return self.semantic.permute(value, (1, 0))
         found = getattr(value, name)
-        if isinstance(value, tl.core.base_value) and isinstance(
-            found, (_compat.JITFunction, _compat.InterpretedFunction)
-        ):
-            return _Bound(self.prepare(jitted(found)), value)
-        return found
+        is_method = isinstance(value, tl.core.base_value) and isinstance(found, _JITTED)
+        return functools.partial(self.prepare(jitted(found)), value) if is_method else found
 
     def assign(self, value: Any) -> Any:
         """What a variable holds after `name = value`: numbers become tensors."""
@@ -241,12 +212,11 @@ class Dialect(Operators):
             value = value.value
             kind = value.__class__
         if kind is int or kind is float or kind is bool:
-            key = (kind, value)
-            tensor = self._constants.get(key)
+            tensor = self._constants.get((kind, value))
             if tensor is None:
                 tensor = self.semantic.to_tensor(value)
                 if len(self._constants) < 1024 and (value or kind is not float):  # 0.0 and -0.0 are equal keys
-                    self._constants[key] = tensor
+                    self._constants[kind, value] = tensor
             return tensor
         if kind is tuple:
             return tuple(self.assign(item) for item in value)
@@ -281,14 +251,12 @@ def _call_python(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     return function(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
 
 
-_CONSTANTS = (int, str, float, bool)
-
-
 def _call_builtin(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a builtin or make an aggregate; constants become constexprs, as the compiler passes them."""
+    constants = (int, str, float, bool)
     return body(
-        *[tl.constexpr(value) if value.__class__ in _CONSTANTS else value for value in args],
-        **{name: tl.constexpr(value) if value.__class__ in _CONSTANTS else value for name, value in kwargs.items()},
+        *[tl.constexpr(value) if value.__class__ in constants else value for value in args],
+        **{name: tl.constexpr(value) if value.__class__ in constants else value for name, value in kwargs.items()},
     )
 
 
@@ -296,29 +264,22 @@ def _constant_of(kind: type, value: Any) -> Any:
     """`int(value)` and the like, of constants; as a condition any object is true, so bool() would take a tensor."""
     value = unwrap(value)
     if isinstance(value, tl.core.base_value):
-        raise TypeError(
-            f"{kind.__name__}() in a kernel converts constants only, not {value.type}: use .to() or tl.cast"
-        )
+        raise TypeError(f"{kind.__name__}() in a kernel converts constants only, not {value.type}: use .to()")
     return kind(value)
 
 
 def _static_range(first: Any, second: Any = None, step: Any = None) -> Any:
     first, second, step = map(unwrap, (first, second, step))
-    for value in (first, second, step):
-        if value is not None and not isinstance(value, int):
-            raise TypeError(f"tl.static_range needs constants, got {value!r} of type {type(value).__name__}")
     start, end = (0, first) if second is None else (first, second)
     return builtins.range(start, end, 1 if step is None else step)
 
 
 def _static_assert(condition: Any, message: Any = "") -> None:
-    condition = unwrap(condition)
+    condition, message = unwrap(condition), unwrap(message)
     if not isinstance(condition, (bool, np.bool_)):
-        raise TypeError(
-            f"tl.static_assert needs a condition that depends on constants only, got {type(condition).__name__}"
-        )
+        raise TypeError(f"tl.static_assert needs a condition that depends on constants, got {type(condition).__name__}")
     if not condition:
-        raise AssertionError(f"static_assert failed: {unwrap(message)}" if unwrap(message) else "static_assert failed")
+        raise AssertionError(f"static_assert failed: {message}" if message else "static_assert failed")
 
 
 # -- values of CPU entries --------------------------------------------------------------------------------------------
@@ -330,11 +291,10 @@ _TRITON = {
 
 
 def _to_numpy(value: Any) -> Any:
-    """Give a CPU entry what it computes with: see `iris_triton.interpreter.entries.cpu_entry`."""
-    if isinstance(value, tl.constexpr):
-        return value.value
+    """What a CPU entry computes with: see `iris_triton.interpreter.entries.cpu_entry`."""
+    value = unwrap(value)
     if isinstance(value, tuple):
-        return tuple(_to_numpy(item) for item in value)
+        return tuple(map(_to_numpy, value))
     if not isinstance(value, tl.tensor):
         return value
     scalar = value.type.scalar
@@ -350,11 +310,9 @@ def _from_numpy(value: Any, block_type: Callable[[Any, tuple[int, ...]], Any]) -
         return value
     if isinstance(value, tuple):
         return tuple(_from_numpy(item, block_type) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = np.int32(value) if -(2**31) <= value < 2**31 else np.int64(value)
-    elif isinstance(value, float):
-        value = np.float32(value)
-    data = np.asarray(value)
+    data = np.asarray(value, np.float32 if isinstance(value, float) else None)
+    if isinstance(value, int) and data.dtype == np.int64 and -(2**31) <= value < 2**31:
+        data = data.astype(np.int32)
     scalar = _TRITON.get(data.dtype)
     if scalar is None:
         raise TypeError(f"a CPU entry returned {type(value).__name__} of {data.dtype}, which is no Triton type")

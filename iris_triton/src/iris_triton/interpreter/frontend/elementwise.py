@@ -11,16 +11,15 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-from iris_triton.interpreter.frontend.libdevice import erf
 from iris_triton.interpreter.frontend.values import Array, Handle, numpy_dtype, signless, unsigned
 
 Operation = Callable[..., Handle]
 
 
 def _on_integers(
-    op: Callable[..., Array], *, read: Callable[[Array], Array] | None = None, dtype: Any = None
+    op: Callable[..., Array], dtype: Any = None, read: Callable[[Array], Array] | None = None
 ) -> Operation:
-    """An operation on integers; `read` says how, `dtype` is the result's if it is not the operands'."""
+    """An operation on integers; `dtype` is the result's if it is not the operands', `read` says how to take them."""
 
     def method(self: Any, *operands: Handle) -> Handle:
         arrays = [handle.data if read is None else read(handle.data) for handle in operands]
@@ -29,7 +28,7 @@ def _on_integers(
     return method
 
 
-def _on_floats(op: Callable[..., Array], *, dtype: Any = None) -> Operation:
+def _on_floats(op: Callable[..., Array], dtype: Any = None) -> Operation:
     """An operation on floating-point numbers; `dtype` is the result's if it is not the operands'."""
 
     def method(self: Any, *operands: Handle) -> Handle:
@@ -44,18 +43,17 @@ def _on_floats(op: Callable[..., Array], *, dtype: Any = None) -> Operation:
     return method
 
 
-def _shift(op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[[Array], Array]) -> Operation:
+def _shift(
+    op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[..., Any] = np.asarray
+) -> Operation:
     """A shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
 
     def method(self: Any, left: Handle, right: Handle) -> Handle:
         data, count = view(left.data), unsigned(right.data)
         width = data.dtype.itemsize * 8
-        safe = np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype)
-        result = op(data, safe)
+        result = op(data, np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype))
         too_far = count >= width
-        if too_far.any():
-            result = np.where(too_far, fill(data), result)
-        return Handle(signless(result), left.dtype)
+        return Handle(signless(np.where(too_far, fill(data), result) if too_far.any() else result), left.dtype)
 
     return method
 
@@ -63,9 +61,9 @@ def _shift(op: Callable[..., Array], fill: Callable[[Array], Array], view: Calla
 class ElementwiseOps:
     """Mixed into the builder in front of Triton's own."""
 
-    create_shl = _shift(np.left_shift, np.zeros_like, lambda data: data)
+    create_shl = _shift(np.left_shift, np.zeros_like)
     create_lshr = _shift(np.right_shift, np.zeros_like, unsigned)
-    create_ashr = _shift(np.right_shift, lambda data: np.where(data < 0, -1, 0).astype(data.dtype), lambda data: data)
+    create_ashr = _shift(np.right_shift, lambda data: np.where(data < 0, -1, 0).astype(data.dtype))
 
     def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
         if z.dtype == tl.bfloat16:
@@ -81,7 +79,6 @@ class ElementwiseOps:
     def create_select(self, condition: Handle, left: Handle, right: Handle) -> Handle:
         return Handle(np.where(condition.data, left.data, right.data), left.dtype)
 
-    # -- conversions --------------------------------------------------------------------------------------------------
     def create_si_to_fp(self, value: Handle, dst_type: Any) -> Handle:
         return _convert_to_float(value.data, dst_type)
 
@@ -92,9 +89,8 @@ class ElementwiseOps:
         return Handle(numerics.float_to_int(as_float(value), numpy_dtype(dst_type)), dst_type.scalar)
 
     def create_fp_to_ui(self, value: Handle, dst_type: Any) -> Handle:
-        kept = numpy_dtype(dst_type)
-        data = numerics.float_to_int(as_float(value), np.dtype(f"u{kept.itemsize}"))
-        return Handle(signless(data), dst_type.scalar)
+        target = np.dtype(f"u{numpy_dtype(dst_type).itemsize}")
+        return Handle(signless(numerics.float_to_int(as_float(value), target)), dst_type.scalar)
 
     def create_fp_ext(self, value: Handle, dst_type: Any) -> Handle:
         return _convert_to_float(as_float(value), dst_type)
@@ -151,7 +147,7 @@ _FLOATS: dict[str, Callable[..., Array]] = {
     **dict.fromkeys(["fdiv", "precise_divf", "approx_divf"], np.divide),
     **{"minimumf": np.minimum, "maximumf": np.maximum, "minnumf": np.fmin, "maxnumf": np.fmax},
     **{name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "sin", "cos", "floor", "ceil")},
-    **{"precise_sqrt": np.sqrt, "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype, copy=False), "erf": erf},
+    **{"precise_sqrt": np.sqrt, "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype, copy=False), "erf": numerics.erf},
 }
 _ORDERS = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
 _OPERATIONS = {

@@ -2,16 +2,26 @@
 
 bfloat16 values are kept as uint16 bit patterns and fp8 values as uint8; arithmetic on them is done in float32 and
 rounded to nearest, ties to even, after every operation, as on a GPU.
+
+Functions of the vendors' math libraries (tl.extra.libdevice) go by the symbols that Triton picks by the argument types.
+`__nv_tanhf` and `__nv_tanh` are one here: numpy keeps the precision of its argument.  What numpy or torch.special has
+under the same name needs no entry.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from iris_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -29,14 +39,12 @@ def f32_to_bf16(values: Array) -> Array:
     bits = values.view(np.uint32)
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> _SIGN16) & np.uint32(1)))
     result = (rounded >> _SIGN16).astype(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():
-        result[nan] = 0x7FC0
+    result[np.isnan(values)] = 0x7FC0
     return result
 
 
 def to_bf16(values: Array) -> Array:
-    """Convert any numbers to bfloat16 bit patterns by way of float32, as GPUs do."""
+    """Convert numbers to bfloat16 bit patterns by way of float32, as GPUs do."""
     return f32_to_bf16(values.astype(np.float32))
 
 
@@ -70,11 +78,7 @@ def umulhi(left: Array, right: Array) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z with one rounding (float16, float32); float64 rounds twice.
-
-    The product of two float32 is exact in float64.  Rounding the float64 sum to odd before the last rounding to
-    float32 makes the two roundings act as one.
-    """
+    """x * y + z with one rounding (float16, float32), as the float64 sum is rounded to odd; float64 rounds twice."""
     if z.dtype == np.float64:
         return x * y + z
     product = np.multiply(x, y, dtype=np.float64)
@@ -113,32 +117,79 @@ def fp8_to_f32(bits: Array, name: str) -> Array:
     return result
 
 
-@functools.cache
-def _fp8_positive(name: str) -> tuple[Array, Array]:
-    """Finite values of the positive half in ascending order, and the midpoints between them."""
-    values = fp8_values(name)[:128].astype(np.float64)
-    values = values[np.isfinite(values)]
-    return values, (values[1:] + values[:-1]) / 2
-
-
 def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
     """Round to fp8 bit patterns (uint8): to nearest, ties to even, or towards zero; too large becomes the largest."""
+    all_values = fp8_values(name)
     wide = values.astype(np.float64)
-    magnitude = np.abs(wide)
-    finite, midpoints = _fp8_positive(name)
+    magnitude, positive = np.abs(wide), all_values[:128].astype(np.float64)
+    finite = positive[np.isfinite(positive)]
     if towards_zero:
         code = np.searchsorted(finite, magnitude, side="right") - 1
     else:
-        low = np.searchsorted(midpoints, magnitude, side="left")  # a tie stays below ...
-        tie = np.append(midpoints, np.inf)[low] == magnitude
-        code = low + (tie & (low % 2 == 1))  # ... unless the value below is odd
+        midpoints = np.append((finite[1:] + finite[:-1]) / 2, np.inf)
+        code = np.searchsorted(midpoints, magnitude, side="left")  # a tie stays below ...
+        code += (midpoints[np.minimum(code, len(finite) - 1)] == magnitude) & (code % 2 == 1)  # ... an odd value
     code = np.minimum(code, len(finite) - 1)
-    negative = np.signbit(wide)
-    if np.isnan(fp8_values(name)[0x80]):  # there is no minus zero
-        negative &= code != 0
-    result = (code | np.where(negative, 0x80, 0)).astype(np.uint8)
-    nan = np.isnan(wide)
-    if nan.any():
-        patterns = np.flatnonzero(np.isnan(fp8_values(name)))
-        result[nan] = patterns[0] if len(patterns) else 0x7F
+    negative = np.signbit(wide) & ((code != 0) | ~np.isnan(all_values[0x80]))  # some have no minus zero
+    nan = next(iter(np.flatnonzero(np.isnan(all_values))), 0x7F)
+    result: Array = np.where(np.isnan(wide), nan, code | np.where(negative, 0x80, 0)).astype(np.uint8)
     return result
+
+
+# -- functions of the vendors' libraries ------------------------------------------------------------------------------
+def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
+    """A function that torch has and numpy has not; halves are computed in float32."""
+
+    def call(*arguments: Array) -> Array:
+        kept = arguments[0].dtype
+        wide = [np.ascontiguousarray(a, np.float32 if kept == np.float16 else None) for a in arguments]
+        result: Array = function(*map(torch.from_numpy, wide)).numpy().astype(kept, copy=False)
+        return result
+
+    return call
+
+
+erf = _torch(torch.erf)
+
+
+_SPECIAL = {
+    **{"cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1", "lgamma": "gammaln", "normcdf": "ndtr", "normcdfinv": "ndtri"},
+    **{name: f"bessel_{name}" for name in ("j0", "j1", "y0", "y1")},
+}
+"""Names in torch.special that differ."""
+
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
+    "llabs": np.abs,
+    "finite": np.isfinite,
+    **dict.fromkeys(["fma", "fma_rn", "fmaf_rn"], fma),
+    **dict.fromkeys(["umulhi", "umul64hi"], umulhi),
+    **{"add_rn": np.add, "sub_rn": np.subtract, "mul_rn": np.multiply, "div_rn": np.divide, "fdivide": np.divide},
+    **{"rcp_rn": np.reciprocal, "sqrt_rn": np.sqrt, "max": np.maximum, "min": np.minimum, "nearbyint": np.rint},
+    "exp10": lambda x: np.power(x.dtype.type(10), x),
+    "pow": np.power,
+    "remainder": lambda x, y: x - y * np.rint(x / y),  # numpy's own has another sign
+    "round": lambda x: np.trunc(x + np.copysign(x.dtype.type(0.5), x)),
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+}
+
+
+def _find(name: str) -> Callable[..., Array] | None:
+    found = _FUNCTIONS.get(name)
+    if found is None and isinstance(getattr(np, name, None), np.ufunc):
+        found = getattr(np, name)
+    special = getattr(torch.special, _SPECIAL.get(name, name), None)
+    return _torch(special) if found is None and special is not None else found
+
+
+def call_libdevice(symbol: str, arguments: list[Array]) -> Array:
+    """Compute a function of a vendor's library ("__nv_tanhf", "__ocml_tanh_f32"), if it is known."""
+    name = re.sub(r"^__(nv|ocml)_(fast_)?|_f(16|32|64)$", "", symbol)
+    others = (name.removesuffix("f"), name.removesuffix("d"), name[1:] if name.endswith("_rn") else "")
+    function = next(filter(None, map(_find, (name, *others))), None)
+    if function is None:
+        raise UnsupportedError(
+            f"the CPU executor has no implementation of the library function {symbol}: put the call into a jitted "
+            "function of its own and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry"
+        )
+    return function(*arguments)

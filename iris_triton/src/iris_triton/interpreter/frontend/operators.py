@@ -6,6 +6,7 @@ computed here at once, which is several times faster; tests hold both ways again
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -15,43 +16,36 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
-from iris_triton.interpreter.frontend.typefacts import (
-    BOOL,
-    FLOAT,
-    HALF,
-    INT,
-    POINTER,
-    UNSIGNED,
-    TypeFacts,
-    facts_of,
-    plain_form,
-)
-from iris_triton.interpreter.frontend.values import Array, wrap
+from iris_triton.interpreter.frontend.values import TypeFacts, facts_of, plain_form, wrap
+from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from iris_triton.interpreter.frontend.values import Array
+
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
 
 _SEQUENCES = (list, tuple, tl.tuple)
-
+_CONSTANTS = frozenset((int, float, bool, str))
 _FLOAT32_MAX = 3.4e38
+_WHOLE = slice(None)
 _INT1 = facts_of(tl.int1)
 
-_NUMBERS = (FLOAT, HALF, INT, UNSIGNED)
-_BITS = (BOOL, INT, UNSIGNED)
-_ORDERED = (FLOAT, HALF, INT)
-_COMPARED = (*_NUMBERS, BOOL)
+_NUMBERS = ("float", "half", "int", "unsigned")
+_BITS = ("bool", "int", "unsigned")
+_ORDERED = ("float", "half", "int")
+_COMPARED = (*_NUMBERS, "bool")
 
-BINARY: dict[str, tuple[str, Callable[..., Array] | None, tuple[int, ...]]] = {
+BINARY: dict[str, tuple[str, Callable[..., Array] | None, tuple[str, ...]]] = {
     "Add": ("add", np.add, _NUMBERS),
     "Sub": ("sub", np.subtract, _NUMBERS),
     "Mult": ("mul", np.multiply, _NUMBERS),
-    "Div": ("truediv", np.divide, (FLOAT,)),
-    "FloorDiv": ("floordiv", numerics.int_div, (INT,)),
-    "Mod": ("mod", np.fmod, (INT,)),
+    "Div": ("truediv", np.divide, ("float",)),
+    "FloorDiv": ("floordiv", numerics.int_div, ("int",)),
+    "Mod": ("mod", np.fmod, ("int",)),
     "Pow": ("pow", None, ()),
     "LShift": ("lshift", None, ()),
     "RShift": ("rshift", None, ()),
@@ -78,14 +72,11 @@ def unwrap(value: Any) -> Any:
 def _number(facts: TypeFacts, value: Any) -> Any:
     """A Python number as the compiler would type it next to this type; None if that is not plain."""
     number = facts.number
-    kind = value.__class__
-    if number is None:
-        return None
-    if kind is int:
-        return number(value) if -(2**31) <= value < 2**31 else None
-    if kind is float and number is np.float32 and -_FLOAT32_MAX < value < _FLOAT32_MAX:
-        return number(value)
-    return None
+    if value.__class__ is int:
+        is_plain = -(2**31) <= value < 2**31
+    else:
+        is_plain = value.__class__ is float and number is np.float32 and -_FLOAT32_MAX < value < _FLOAT32_MAX
+    return number(value) if is_plain and number is not None else None
 
 
 def _pair(left: Any, right: Any) -> tuple[Any, Any, Any, TypeFacts] | None:
@@ -116,19 +107,15 @@ def _offset(pointer: Any, offset: Any) -> Any:
     """pointer + offset, or None if the semantic layer must decide."""
     type_ = pointer.type
     facts = facts_of(type_)
-    if facts.kind != POINTER:
+    if facts.kind != "pointer":
         return None
     addresses = pointer.handle.data
-    if offset.__class__ is int:
-        if not -(2**31) <= offset < 2**31:
-            return None
+    if offset.__class__ is int and -(2**31) <= offset < 2**31:
         return wrap(addresses + np.uint64((offset * facts.step) & 0xFFFFFFFFFFFFFFFF), type_)
     if offset.__class__ is not _Tensor:
         return None
     other = facts_of(offset.type)
-    if other.kind != INT:
-        return None
-    type_ = facts.joint(other)
+    type_ = facts.joint(other) if other.kind == "int" else None
     if type_ is None:
         return None
     delta = np.multiply(offset.handle.data, facts.step, dtype=np.int64).view(np.uint64)
@@ -141,15 +128,8 @@ def _expand(value: Any, index: Any) -> Any:
     form = facts.form
     if index.__class__ is not tuple or form is None or form.layout is not None:
         return None
-    rank = 0
-    for part in index:
-        if part.__class__ is slice:
-            if part.start is not None or part.stop is not None or part.step is not None:
-                return None
-            rank += 1
-        elif part is not None:
-            return None
-    if rank != len(form.shape):
+    axes = [part for part in index if part is not None]
+    if len(axes) != len(form.shape) or any(part.__class__ is not slice or part != _WHOLE for part in axes):
         return None
     data = value.handle.data[index]
     return wrap(data, facts.block(plain_form(data.shape)))
@@ -172,11 +152,15 @@ def truth(value: Any) -> bool:
     return truth(inner) if inner is not None and isinstance(value, tl.core.base_value) else bool(value)
 
 
+def _add(plus: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    result = _offset(left, right) if left.__class__ is _Tensor else None
+    return plus(left, right) if result is None else result
+
+
 def _plain_sum(left: Any, right: Any) -> Any:
     """`+` of what are no tensors; lists and tuples are the same in kernels."""
-    if left.__class__ is not right.__class__ and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
-        return [*left, *right]
-    return left + right
+    mixed = left.__class__ is not right.__class__ and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES)
+    return [*left, *right] if mixed else left + right
 
 
 def _active(mask: Any, pointer: TypeFacts) -> Any:
@@ -185,7 +169,7 @@ def _active(mask: Any, pointer: TypeFacts) -> Any:
         return None
     if mask.__class__ is _Tensor:
         facts = facts_of(mask.type)
-        if facts.kind == BOOL and facts.form is pointer.form:
+        if facts.kind == "bool" and facts.form is pointer.form:
             return mask.handle.data
     return NotImplemented
 
@@ -211,16 +195,7 @@ class Operators:
             "boolop": self._boolop,
             "item": self._item,
         }
-        plus = self.table["Add"]
-
-        def add(left: Any, right: Any) -> Any:
-            if left.__class__ is _Tensor:
-                result = _offset(left, right)
-                if result is not None:
-                    return result
-            return plus(left, right)
-
-        self.table["Add"] = add
+        self.table["Add"] = functools.partial(_add, self.table["Add"])
 
     def general(self, name: str, left: Any, right: Any) -> Any:
         """An operator by way of the semantic layer; `name` as in `__name__`."""
@@ -234,12 +209,14 @@ class Operators:
         return NotImplemented
 
     def _binary(
-        self, name: str, numpy: Callable[..., Array] | None, kinds: tuple[int, ...]
+        self, name: str, numpy: Callable[..., Array] | None, kinds: tuple[str, ...]
     ) -> Callable[[Any, Any], Any]:
         general, compares = self.general, name in _COMPARISONS
         python: Callable[[Any, Any], Any] = _plain_sum if name == "add" else getattr(operator, f"__{name}__")
 
         def op(left: Any, right: Any) -> Any:
+            if left.__class__ in _CONSTANTS and right.__class__ in _CONSTANTS:
+                return python(left, right)
             if numpy is not None:
                 pair = _pair(left, right)
                 if pair is not None and pair[3].kind in kinds:
@@ -281,8 +258,7 @@ class Operators:
     def _item(self, value: Any, index: Any) -> Any:
         """`value[index]`."""
         if isinstance(value, _Tensor):
-            expanded = _expand(value, index)
-            if expanded is not None:
+            if (expanded := _expand(value, index)) is not None:
                 return expanded
             return _compat.builtin_body(_Tensor.__getitem__)(value, index, _semantic=self.semantic)
         return unwrap(value)[tuple(map(unwrap, index)) if isinstance(index, tuple) else unwrap(index)]
@@ -295,42 +271,38 @@ class Operators:
             return NotImplemented
         return wrap(np.array([current.program.pid[axis]], np.int32), tl.int32)
 
+    def quick_cast(self, value: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> Any:
+        """tl.cast of a tensor, without a way to round."""
+        if value.__class__ is not _Tensor or fp_downcast_rounding is not None:
+            return NotImplemented
+        convert = self.semantic.bitcast if unwrap(bitcast) else self.semantic.cast
+        return convert(value, unwrap(dtype))
+
     def quick_load(self, pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Any:
         """tl.load of a block or scalar without cache hints."""
         if hints or pointer.__class__ is not _Tensor:
             return NotImplemented
-        facts = facts_of(pointer.type)
-        if facts.kind != POINTER or facts.element is None:
-            return NotImplemented
-        mask = unwrap(mask)
+        facts, mask, other, fill = facts_of(pointer.type), unwrap(mask), unwrap(other), None
         active = _active(mask, facts)
-        if active is NotImplemented:
+        if facts.element is None or active is NotImplemented:
             return NotImplemented
-        other = unwrap(other)
-        fill = None
         if other is not None:
             if mask is None or other.__class__ not in (int, float) or facts.numpy.kind not in "if":
                 return NotImplemented
-            if facts.numpy.kind == "i" and (other.__class__ is float or not -(2**7) <= other < 2**7):
+            if facts.numpy.kind == "i" and (other.__class__ is float or not -128 <= other < 128):
                 return NotImplemented
             fill = np.array(other, facts.numpy)
-        data = self.semantic.builder.load(pointer.handle.data, active, fill, facts.numpy)
+        data = accesses.load(pointer.handle.data, active, fill, facts.numpy)
         return wrap(data, facts.pointee.like(facts.form))
 
     def quick_store(self, pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
         """tl.store of a value of the pointer's type and shape without cache hints."""
         if hints or pointer.__class__ is not _Tensor or value.__class__ is not _Tensor:
             return NotImplemented
-        facts = facts_of(pointer.type)
-        if not facts.storable:
+        facts, given = facts_of(pointer.type), facts_of(value.type)
+        active = _active(unwrap(mask), facts)
+        if active is NotImplemented or not facts.storable or given.form is not facts.form:
             return NotImplemented
-        given = facts_of(value.type)
         if given.scalar is not facts.element and given.scalar != facts.element:
             return NotImplemented
-        if given.form is not facts.form:
-            return NotImplemented
-        active = _active(unwrap(mask), facts)
-        if active is NotImplemented:
-            return NotImplemented
-        self.semantic.builder.store(pointer.handle.data, active, value.handle.data)
-        return None
+        return accesses.store(pointer.handle.data, active, value.handle.data)

@@ -1,7 +1,5 @@
 """Triton's semantic layer with the parts replaced that only make sense for a compiler: regions and hints.
 
-`ArrayRegions` serves any kernel language on top of that layer; `CpuSemantic` is Triton's own.
-
 A reduction's or scan's combine function is compiled for scalars.  Here it runs on whole arrays: its arguments are
 tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that
 branches on its arguments cannot be run so; it is then run element by element.
@@ -9,6 +7,7 @@ branches on its arguments cannot be run so; it is then run element by element.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +15,16 @@ import numpy as np
 import triton.language as tl
 
 from iris_triton import _compat
-from iris_triton.interpreter.frontend.typefacts import block_type
-from iris_triton.interpreter.frontend.values import Array, Handle, signless, unsigned, wrap, wrap_handle
+from iris_triton.interpreter.frontend.values import (
+    Array,
+    Handle,
+    block_type,
+    facts_of,
+    signless,
+    unsigned,
+    wrap,
+    wrap_handle,
+)
 from iris_triton.interpreter.state import current
 
 
@@ -41,6 +48,16 @@ class _Region:
 
 Combine = Callable[[list[Array], list[Array]], list[Array]]
 
+_CONVERTED = {
+    "bool": ("int", "unsigned", "float", "half"),
+    "int": ("int", "unsigned", "float", "half"),
+    "float": ("float", "half"),
+    "half": ("float",),
+}
+"""Kinds of types (`TypeFacts.kind`) that numpy converts as a GPU does, and to what."""
+
+_ADDRESSES = (("pointer", "int"), ("int", "pointer"), ("pointer", "pointer"))
+
 
 class _TensorMaker(type):
     def __call__(cls, handle: Any, type_: Any) -> Any:
@@ -59,8 +76,19 @@ class ArrayRegions:
 
     tensor = _Tensor
 
-    # What the semantic layer has.
-    broadcast_tensors: Callable[..., Any]
+    broadcast_tensors: Callable[..., Any]  # of the semantic layer
+
+    def cast(self, value: Any, type_: Any, fp_downcast_rounding: Any = None) -> Any:
+        """Convert at once what numpy converts as a GPU does."""
+        source, target = facts_of(value.type), facts_of(type_.scalar)
+        if source.scalar is target.scalar:
+            return value
+        data = value.handle.data
+        if fp_downcast_rounding is None and target.kind in _CONVERTED.get(source.kind, ()):
+            return wrap(data.astype(target.kept), target.like(source.form))
+        if (source.kind, target.kind) in _ADDRESSES and data.dtype.itemsize == target.kept.itemsize:
+            return wrap(data.view(target.kept), target.like(source.form))
+        return super().cast(value, type_, fp_downcast_rounding)  # type: ignore[misc]
 
     def reduced_type(self, type_: Any, axis: int) -> Any:
         """The type of a reduction's result: a block without one dimension, or a scalar."""
@@ -69,29 +97,29 @@ class ArrayRegions:
 
     def reduce_arrays(self, inputs: Any, axis: int, region_builder_fn: Any) -> tuple[Any, ...]:
         """Reduce tensors of one shape along an axis."""
-        known = _known_reduction(_compat.combine_function(region_builder_fn), inputs, axis)
-        if known is None:
+        numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
+        if numpy is not None:
+            parts = [signless(numpy.reduce(parts[0], axis=-1, dtype=parts[0].dtype))]
+        else:
             combine = self._combine(inputs, region_builder_fn)
-            parts = [np.moveaxis(value.handle.data, axis, -1) for value in inputs]
             while (length := parts[0].shape[-1]) > 1:  # pairs of neighbours: keeps the order of the elements
                 left, right = [p[..., 0 : length - 1 : 2] for p in parts], [p[..., 1:length:2] for p in parts]
                 combined = combine(left, right)
                 rest = [[p[..., length - 1 :]] if length % 2 else [] for p in parts]
                 parts = [np.concatenate([c, *r], axis=-1) for c, r in zip(combined, rest, strict=True)]
-            known = [p[..., 0] for p in parts]
+            parts = [p[..., 0] for p in parts]
         types = [self.reduced_type(value.type, axis) for value in inputs]
-        return tuple(_as_tensor(data, type_) for data, type_ in zip(known, types, strict=True))
+        return tuple(_as_tensor(data, type_) for data, type_ in zip(parts, types, strict=True))
 
     def associative_scan(self, inputs: Any, axis: int, region_builder_fn: Any, reverse: bool) -> tuple[Any, ...]:
         shape = tuple(inputs[0].type.shape)
         axis = axis % len(shape)
         reverse = bool(reverse.value if isinstance(reverse, tl.constexpr) else reverse)
-        parts = [np.moveaxis(value.handle.data, axis, -1) for value in inputs]
+        numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
         if reverse:
             parts = [p[..., ::-1] for p in parts]
-        known = _find(_compat.combine_function(region_builder_fn), _SCANS) if _in_numpy(inputs[0].type.scalar) else None
-        if known is not None:
-            parts = [known.accumulate(parts[0], axis=-1, dtype=parts[0].dtype)]
+        if numpy is not None:
+            parts = [signless(numpy.accumulate(parts[0], axis=-1, dtype=parts[0].dtype))]
         else:
             combine, step = self._combine(inputs, region_builder_fn), 1
             while step < parts[0].shape[-1]:
@@ -137,7 +165,7 @@ class ArrayRegions:
     def map_elementwise(self, inputs: Any, function: Callable[..., Any], pack: int) -> tuple[Any, ...]:
         """Call `function` with scalars, `pack` neighbouring elements of every input at a time."""
         inputs = self.broadcast_tensors(*inputs)
-        model = inputs[0].type
+        type_ = inputs[0].type
         flat = [(value.handle.data.reshape(-1), value.type.scalar) for value in inputs]
         rows: list[Any] = []
         for start in range(0, flat[0][0].size, pack):
@@ -145,10 +173,10 @@ class ArrayRegions:
             results = function(*(wrap(data[i : i + 1], scalar) for data, scalar in flat for i in places))
             rows.append(results if isinstance(results, (tuple, tl.tuple)) else (results,))
         made = []
-        for k, first in enumerate(rows[0][::pack]):
-            parts = [each.handle.data for row in rows for each in row[k * pack : (k + 1) * pack]]
-            type_ = model.with_element_ty(first.type) if model.is_block() else first.type
-            made.append(_as_tensor(np.concatenate(parts), type_))
+        for k in range(0, len(rows[0]), pack):
+            data = np.concatenate([each.handle.data for row in rows for each in row[k : k + pack]])
+            scalar = rows[0][k].type
+            made.append(_as_tensor(data, type_.with_element_ty(scalar) if type_.is_block() else scalar))
         return tuple(made)
 
     def multiple_of(self, value: Any, values: Any) -> Any:
@@ -159,6 +187,11 @@ class ArrayRegions:
 
 class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
     """Checks and promotes types as the compiler does; computes through `CpuBuilder`."""
+
+    @functools.cache  # noqa: B019 - there is one, which lives for ever
+    def arange(self, start: Any, end: Any) -> Any:
+        """The same values every time, and tensors never change: one tensor per range."""
+        return super().arange(start, end)
 
     def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
         if axis is None:
@@ -175,52 +208,23 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-def _known(functions: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Combine functions of Triton's own that this version has; in pairs, as hashing a jitted function is expensive."""
-    return [(getattr(tl.standard, name), known) for name, known in functions.items() if hasattr(tl.standard, name)]
-
-
-_BITWISE = _known({"_xor_combine": np.bitwise_xor, "_or_combine": np.bitwise_or})
-_ORDERING = _known({"_elementwise_max": (np.fmax, np.maximum), "_elementwise_min": (np.fmin, np.minimum)})
-_PICKING = _known(
-    {
-        f"_arg{way}_combine_tie_break_{tie}": getattr(np, f"arg{way}")
-        for way in ("max", "min")
-        for tie in ("left", "fast")
-    }
+_NUMPY = (
+    (tl.standard._sum_combine, (np.add, np.add)),
+    (tl.standard._prod_combine, (np.multiply, np.multiply)),
+    (tl.standard._elementwise_max, (np.maximum, np.fmax)),
+    (tl.standard._elementwise_min, (np.minimum, np.fmin)),
 )
-_SCANS = _known({"_sum_combine": np.add, "_prod_combine": np.multiply})
+"""Combine functions of Triton's own, and numpy's for integers and floats; a list, as hashing the former is slow."""
 
 
-def _find(function: Any, known: list[tuple[Any, Any]]) -> Any:
-    for each, numpy in known:
-        if each is function:
-            return numpy
-    return None
-
-
-def _in_numpy(scalar: Any) -> bool:
-    """Whether numpy computes with numbers of a type as they are kept."""
-    if scalar.is_floating():
-        return scalar != tl.bfloat16 and bool(scalar.primitive_bitwidth > 8)
-    return bool(scalar.is_int() and scalar.primitive_bitwidth >= 8)
-
-
-def _known_reduction(function: Any, inputs: Any, axis: int) -> list[Array] | None:
-    """Reduce with numpy where it gives the combine function's result; None where it does not."""
-    data, scalar = inputs[0].handle.data, inputs[0].type.scalar
-    if not _in_numpy(scalar):
-        return None
-    floating = scalar.is_floating()
-    if _find(function, _SCANS) is np.add:
-        return [np.add.reduce(data, axis=axis, dtype=data.dtype)]
-    if bitwise := not floating and _find(function, _BITWISE):
-        return [bitwise.reduce(data, axis=axis)]
-    ordered = unsigned(data) if not floating and scalar.is_int_unsigned() else data
-    if ordering := _find(function, _ORDERING):
-        return [signless(ordering[0 if floating else 1].reduce(ordered, axis=axis))]
-    pick = _find(function, _PICKING)
-    if pick is None or (floating and np.isnan(data).any()):
-        return None
-    where = np.expand_dims(pick(ordered, axis=axis), axis)
-    return [np.take_along_axis(value.handle.data, where, axis).squeeze(axis) for value in inputs]
+def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, list[Array]]:
+    """Return numpy's function that does what the region combines with, or None, and the arrays, with the axis last."""
+    scalar = inputs[0].type.scalar
+    arrays = [np.moveaxis(value.handle.data, axis, -1) for value in inputs]
+    if scalar.primitive_bitwidth < 8 or scalar == tl.bfloat16 or (scalar.is_floating() and arrays[0].itemsize == 1):
+        return None, arrays
+    function = _compat.combine_function(region_builder)
+    found = next((functions[scalar.is_floating()] for each, functions in _NUMPY if each is function), None)
+    if found is not None and scalar.is_int_unsigned():
+        arrays[0] = unsigned(arrays[0])
+    return found, arrays

@@ -1,0 +1,63 @@
+"""Calls of `ctx.ccl` and `ctx.ops` in compiled code: `torch.compile` keeps each as one operator, in one graph.
+
+What is not a tensor is known while the code is traced; it stays here, under a name that the operator has.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from iris_core.errors import ArgumentError, HeapClosedError
+
+is_compiling = torch.compiler.is_compiling
+OWNERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Each `Collectives` and `Operations` by its `name`, which is a constant for the compiler."""
+
+_LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-untyped-call]
+_calls: dict[str, tuple[str, str, bool, tuple[Any, ...]]] = {}
+
+
+def trace(owner: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...]) -> bool:
+    """Put a call into the graph that is being traced: `owner._run(op, out, x, [b, bias,] *arguments)`.
+
+    Return whether it is there.  What writes nothing could be left out of a graph, and what would have to be recorded
+    for gradients is refused where the call is made.
+    """
+    needed = any(each is not None and each.requires_grad for each in (out, x, b, bias))
+    if out is None or (torch.is_grad_enabled() and needed):
+        return False
+    torch.ops.iris.call(out, None if x is out else x, b, bias, _name(owner.name, op, x is out, *arguments))
+    return True
+
+
+def _name(owner: str, op: str, in_place: bool, *arguments: Any) -> str:
+    if any(hasattr(each, "named") and not vars(each) for each in arguments):  # the tracer has not made it yet
+        raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
+    for name, known in _calls.items():
+        if known == (owner, op, in_place, arguments):
+            return name
+    name = f"{op} {len(_calls)}"
+    _calls[name] = owner, op, in_place, arguments
+    return name
+
+
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's decorator imports the compiler
+
+
+def _run(
+    out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None, name: str
+) -> None:
+    known, op, in_place, arguments = _calls[name]
+    owner = OWNERS.get(known)
+    if owner is None:
+        raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
+    first, product = out if in_place else x, () if b is None else (b, bias)
+    owner._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments)
+
+
+_LIBRARY.define("call(Tensor(a!) out, Tensor? x, Tensor? b, Tensor? bias, str call) -> ()")
+_LIBRARY.impl("call", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("iris::call", lambda *_: None, lib=_LIBRARY)

@@ -1,0 +1,247 @@
+"""`torch.ops.iris.*`: collectives and fused products as operators of torch.
+
+`torch.compile` keeps them in one graph (they have fake kernels), and autograd differentiates them: the gradient of each
+is its dual, as if the sum of all ranks' losses were differentiated.  A group is a name, which `name_of` makes.
+
+Example:
+    >>> import torch
+    >>> from iris_core import Iris
+    >>> from iris_core.torch_backend import library
+    >>> ctx = Iris("1MiB", device="cpu")
+    >>> group = library.name_of(ctx)
+    >>> torch.ops.iris.all_reduce(torch.ones(4), "sum", group)
+    tensor([1., 1., 1., 1.])
+    >>> ctx.close()
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.types import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core.api import Iris
+    from iris_core.types import Group
+
+_LIBRARY: Any = torch.library.Library("iris", "DEF")  # type: ignore[no-untyped-call]
+_OPS = torch.ops.iris
+
+
+class _Group(NamedTuple):
+    context: weakref.ref[Iris]
+    members: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def open(self) -> Iris:
+        """Return the context."""
+        ctx = self.context()
+        if ctx is None:
+            raise HeapClosedError("the context of this group is gone")
+        return ctx
+
+
+_groups: dict[str, _Group] = {}
+
+
+def name_of(ctx: Iris, group: Group = None) -> str:
+    """Return the name by which operators know some ranks of a context; the same for the same ranks.
+
+    Args:
+        ctx: an open context.
+        group: a process group of torch.distributed, a DeviceMesh, or a list of ranks of the context; None for all.
+    """
+    members = ctx.ops.members_of(group)
+    name = f"{id(ctx)}:{','.join(map(str, members))}"
+    if name not in _groups:
+        _groups[name] = _Group(weakref.ref(ctx, lambda _: _groups.pop(name, None)), members)
+    return name
+
+
+def _group(name: str) -> _Group:
+    try:
+        return _groups[name]
+    except KeyError:
+        raise ArgumentError(f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts") from None
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
+    return name
+
+
+def _differentiate(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> None:
+    torch.library.register_autograd(f"iris::{name}", backward, setup_context=save, lib=_LIBRARY)
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
+def _shape(op: str, x: torch.Tensor, size: int) -> tuple[int, ...]:
+    """The output's shape."""
+    if op in ("all_reduce", "broadcast", "all_to_all"):
+        return tuple(x.shape)
+    if not x.dim():
+        raise ArgumentError(f"iris::{op}: the input has no first dimension")
+    if op == "all_gather":
+        return (size * x.shape[0], *x.shape[1:])
+    if isinstance(x.shape[0], int) and x.shape[0] % size:
+        raise ArgumentError(f"iris::{op}: {x.shape[0]} rows cannot be divided among {size} ranks")
+    return (x.shape[0] // size, *x.shape[1:])
+
+
+def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """How a collective runs into a new tensor, into one that is there, and what it returns in a trace."""
+
+    def into(x: torch.Tensor, *how: Any, out: torch.Tensor) -> None:
+        found = _group(how[-1])
+        ccl, group = found.open().ccl, found.members
+        x = x.detach().contiguous()
+        if op == "broadcast":
+            if out.data_ptr() != x.data_ptr():
+                out.copy_(x)
+            ccl.broadcast(out, how[0], group)
+        elif op in ("all_reduce", "reduce_scatter"):
+            getattr(ccl, op)(out, x, ReduceOp[how[0].upper()], group)
+        else:
+            getattr(ccl, op)(out, x, group)
+
+    def run(x: torch.Tensor, *how: Any) -> torch.Tensor:
+        out = x.new_empty(_shape(op, x, _group(how[-1]).size))
+        into(x, *how, out=out)
+        return out
+
+    def fake(x: torch.Tensor, *how: Any) -> torch.Tensor:
+        return x.new_empty(_shape(op, x, _group(how[-1]).size))
+
+    return run, into, fake
+
+
+_HOW = {"all_reduce": "str op, ", "reduce_scatter": "str op, ", "broadcast": "SymInt src, "}
+for _op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+    _run, _into, _fake = _collective(_op)
+    _define(f"{_op}(Tensor x, {_HOW.get(_op, '')}str group) -> Tensor", _run, _fake)
+    _define(f"{_op}_out(Tensor x, {_HOW.get(_op, '')}str group, *, Tensor(a!) out) -> ()", _into, lambda *_, out: None)
+for _op in ("all_reduce", "broadcast"):
+    _, _into, _ = _collective(_op)
+    _define(
+        f"{_op}_(Tensor(a!) x, {_HOW[_op]}str group) -> ()",
+        lambda x, *how, into=_into: into(x, *how, out=x.detach()),
+        lambda *_: None,
+    )
+
+
+def _save_how(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.how = inputs[1:]
+
+
+def _of_sums(op: str, dual: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        kind, group = ctx.how
+        if kind not in ("sum", "avg"):
+            raise NotImplementedError(f"iris::{op}: only sums and averages are differentiated, not {kind!r}")
+        return dual(grad.contiguous(), kind, group), None, None
+
+    return backward
+
+
+def _reduce_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
+    return _OPS.all_reduce(grad, kind, group)  # type: ignore[no-any-return]
+
+
+def _gather_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
+    gathered = _OPS.all_gather(grad, group)
+    return gathered / _group(group).size if kind == "avg" else gathered  # type: ignore[no-any-return]
+
+
+def _broadcast_gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    src, group = ctx.how
+    summed = _OPS.all_reduce(grad.contiguous(), "sum", group)
+    is_root = _group(group).open().cur_rank == src
+    return summed if is_root else torch.zeros_like(grad), None, None
+
+
+_differentiate("all_reduce", _save_how, _of_sums("all_reduce", _reduce_gradient))
+_differentiate("reduce_scatter", _save_how, _of_sums("reduce_scatter", _gather_gradient))
+_differentiate(
+    "all_gather", _save_how,
+    lambda ctx, grad: (_OPS.reduce_scatter(grad.contiguous(), "sum", *ctx.how), None),
+)  # fmt: skip
+_differentiate("all_to_all", _save_how, lambda ctx, grad: (_OPS.all_to_all(grad.contiguous(), *ctx.how), None))
+_differentiate("broadcast", _save_how, _broadcast_gradient)
+
+
+# -- fused products ---------------------------------------------------------------------------------------------------
+def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int) -> tuple[int, int]:
+    if a.dim() != 2 or b.dim() != 2:
+        raise ArgumentError(f"iris::{op}: a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    rows = a.shape[0]
+    if op in ("all_gather_matmul", "matmul_all_gather"):
+        rows = rows * size
+    elif op == "matmul_reduce_scatter":
+        if isinstance(rows, int) and rows % size:
+            raise ArgumentError(f"iris::{op}: {rows} rows cannot be divided among {size} ranks")
+        rows = rows // size
+    return rows, b.shape[1]
+
+
+def _product(op: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    more = {"gather_dim": 0} if op in ("all_gather_matmul", "matmul_all_gather") else {}
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+        found = _group(group)
+        out = a.new_empty(_product_shape(op, a, b, found.size))
+        given = [each.detach() for each in (a, b, bias) if each is not None]
+        getattr(found.open().ops, op)(out, *given, group=found.members, **more)
+        return out
+
+    def fake(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+        return a.new_empty(_product_shape(op, a, b, _group(group).size))
+
+    return run, fake
+
+
+def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    a, b, bias, ctx.group = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(a, b)
+
+
+def _product_gradient(op: str) -> Callable[..., Any]:
+    """The gradient of a and b: that of a plain product, behind or before the dual collective."""
+
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        a, b = ctx.saved_tensors
+        group, grad = ctx.group, grad.contiguous()
+        bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        if op == "all_gather_matmul":
+            grad_a = _OPS.matmul_reduce_scatter(grad, b.t(), None, group) if ctx.needs_input_grad[0] else None
+            grad_b = _OPS.all_gather(a, group).t() @ grad if ctx.needs_input_grad[1] else None
+            return grad_a, grad_b, bias, None
+        if op == "matmul_all_reduce":
+            inner = _OPS.all_reduce(grad, "sum", group)
+        elif op == "matmul_all_gather":
+            inner = _OPS.reduce_scatter(grad, "sum", group)
+        else:
+            inner = _OPS.all_gather(grad, group)
+        grad_a = inner @ b.t() if ctx.needs_input_grad[0] else None
+        grad_b = a.t() @ inner if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b, bias, None
+
+    return backward
+
+
+for _op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"):
+    _run, _fake = _product(_op)
+    _define(f"{_op}(Tensor a, Tensor b, Tensor? bias, str group) -> Tensor", _run, _fake)
+    _differentiate(_op, _save_factors, _product_gradient(_op))

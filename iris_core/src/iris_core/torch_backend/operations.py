@@ -1,0 +1,476 @@
+"""The operations of one process group of torch.distributed, over `ctx.ccl`.
+
+One context for each process group and device type is opened by the group's first collective, which all members call.
+Messages between two ranks, tensors of other devices and what `ctx.ccl` does not reduce go to a group inside: NCCL's on
+GPUs, gloo's on CPUs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from iris_core.api import Iris
+from iris_core.dispatch.requests import check_reducible
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork
+from iris_core.types import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import timedelta
+
+    from iris_core.ccl.api import Collectives
+
+_ALIASES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""torch's newer name of a method, and the older one."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pg_options=` of `init_process_group` and `new_group` takes: arguments of the group's `Iris` contexts.
+
+    Args:
+        heap_size, allocator, backend: as of `Iris`.
+        devices: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu".
+    """
+
+    heap_size: int | str | None = None
+    allocator: str = "auto"
+    backend: str = "auto"
+    devices: tuple[str, ...] | None = None
+
+
+class GroupOperations:
+    """torch's methods of a process group, by their names of C++; see the module's first lines.
+
+    A call without `asyncOp` runs on the current stream.  Others run on a stream of the group; on the CPU in its thread.
+
+    Args:
+        store: where the group inside meets.
+        rank, size: this process in the group.
+        timeout: of the group inside; what Iris waits for has IRIS_BARRIER_TIMEOUT and IRIS_DEVICE_TIMEOUT.
+        find: returns the process group, once torch has registered it.
+        options: see `Options`.
+    """
+
+    def __init__(
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        find: Callable[[], dist.ProcessGroup],
+        options: Options | None,
+    ) -> None:
+        self._store, self._rank, self._size, self._timeout, self._find = store, rank, size, timeout, find
+        self._options = options or Options()
+        self._devices = self._options.devices or ("cuda" if torch.cuda.is_available() else "cpu",)
+        self._contexts: dict[str, Iris] = {}
+        # gloo connects all members at once, and only two of them may come to the first message
+        inner = dist.ProcessGroupGloo(c10d.PrefixStore("iris gloo", store), rank, size, timeout)
+        self._inner: dict[str, Any] = {"cpu": inner}
+        self._sides: dict[torch.device, torch.cuda.Stream] = {}
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._last: concurrent.futures.Future[Any] | None = None
+        self._messages: list[dist.Work] | None = None  # those since `start_coalescing`
+
+    # -- who serves ---------------------------------------------------------------------------------------------------
+    def context(self, device: torch.device | str | None = None) -> Iris:
+        """Return the context for tensors of a device.
+
+        Collective, the first time: every member of the group calls it.
+        """
+        device = torch.device(self._devices[0] if device is None else device)
+        if device.type not in self._devices:
+            raise ArgumentError(f"backend iris serves {', '.join(self._devices)} here, not {device.type}")
+        ctx = self._contexts.get(device.type)
+        if ctx is None:
+            if device.type == "cuda" and device.index is None:
+                device = torch.device("cuda", torch.cuda.current_device())
+            given = self._options
+            ctx = self._contexts[device.type] = Iris(
+                given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=self._find()
+            )
+        return ctx
+
+    def inner(self, device_type: str) -> Any:
+        """Return the group inside for tensors of a device type: NCCL's for "cuda", else gloo's."""
+        if device_type == "cuda" and "cuda" not in self._inner:  # connects at its first call, and only whom it needs
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            store = c10d.PrefixStore("iris nccl", self._store)
+            self._inner["cuda"] = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+        return self._inner["cuda" if device_type == "cuda" else "cpu"]
+
+    def _serves(self, tensor: torch.Tensor, op: Any = None) -> bool:
+        """Whether Iris runs a call; the same on all members, which call with the same dtype and reduction."""
+        if tensor.device.type not in self._devices or tensor.layout is not torch.strided:
+            return False
+        return op is None or reduces(op, tensor.dtype)
+
+    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any) -> dist.Work:
+        inner = self.inner(tensor.device.type)
+        method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
+        work: dist.Work = method(*(each for each in arguments if each is not None))
+        return work
+
+    def explain(self) -> str:
+        """Return which contexts and groups inside this process group has opened, and what goes where."""
+        lines = [f"collectives of {', '.join(self._devices)} tensors: Iris"]
+        lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
+        lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
+        return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
+
+    # -- how it runs --------------------------------------------------------------------------------------------------
+    def _launch(
+        self, name: str, opts: Any, device: torch.device, tensors: Iterable[Any], result: list[Any],
+        call: Callable[[Collectives], Any],
+    ) -> dist.Work:  # fmt: skip
+        """Run `call` as the options say; `tensors` are all that it reads and writes."""
+        ctx = self.context(device)
+        run = functools.partial(_without_grad, call, ctx.ccl)
+        is_async = getattr(opts, "asyncOp", True)
+        if device.type == "cuda":
+            if not is_async:
+                run()
+                return DoneWork(result, device)
+            side = self._sides.get(device)
+            if side is None:
+                side = self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                run()
+            for each in tensors:
+                each.record_stream(side)
+            return StreamWork(result, device, side)
+        if not is_async and (self._last is None or self._last.done()):
+            run()
+            return DoneWork(result, device)
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iris group of rank {self._rank}")
+        self._last = self._thread.submit(run)
+        work = ThreadWork(result, device, self._last, name)
+        if not is_async:
+            work.wait()
+        return work
+
+    # -- reductions ---------------------------------------------------------------------------------------------------
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
+        return self._all_reduce("allreduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        return self._all_reduce("allreduce_coalesced", tensors, opts)
+
+    def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
+        tensors = _listed(tensors)
+        op, factor = _reduction(opts)
+        first = tensors[0]
+        if not all(self._serves(each, op) for each in tensors):
+            return self._pass_on(name, first, tensors, opts)
+
+        def call(ccl: Collectives) -> None:
+            for each in tensors:
+                _scale(each, factor)
+                ccl.all_reduce(each, each, op)
+
+        return self._launch("all_reduce", opts, first.device, tensors, tensors, call)
+
+    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:
+        (tensor,) = _listed(tensors)
+        op, factor = _reduction(opts)
+        if not self._serves(tensor, op):
+            return self._pass_on("reduce", tensor, [tensor], opts)
+        root = _option(opts, "rootRank", 0)
+
+        def call(ccl: Collectives) -> None:
+            given = tensor if factor is None else tensor * factor
+            ccl.reduce(tensor if root == self._rank else None, given, root, op)
+
+        return self._launch("reduce", opts, tensor.device, [tensor], [tensor], call)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        (output,) = _listed(outputs)
+        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        op, factor = _reduction(opts)
+        if not self._serves(output, op):
+            return self._pass_on("reduce_scatter", output, [output], [parts], opts)
+
+        def call(ccl: Collectives) -> None:
+            given = parts if factor is None else [each * factor for each in parts]
+            if _are_alike([output, *given]):
+                ccl.reduce_scatter(output, torch.stack(given), op)
+            else:
+                for root, part in enumerate(given):
+                    ccl.reduce(output if root == self._rank else None, part, root, op)
+
+        return self._launch("reduce_scatter", opts, output.device, [output, *parts], [output], call)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        return self._reduce_scatter("reduce_scatter_single", [output], [input], opts, (output, input, opts))
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        name = "reduce_scatter_single_coalesced"
+        return self._reduce_scatter(name, outputs, inputs, opts, (outputs, inputs, opts))
+
+    def _reduce_scatter(self, name: str, outputs: Any, inputs: Any, opts: Any, given: Sequence[Any]) -> dist.Work:
+        op, factor = _reduction(opts)
+        if not all(self._serves(each, op) for each in outputs):
+            return self._pass_on(name, outputs[0], *given)
+
+        def call(ccl: Collectives) -> None:
+            for output, input in zip(outputs, inputs, strict=True):
+                scaled = input if factor is None else input * factor
+                ccl.reduce_scatter(output, _as_parts(scaled, output, self._size), op)
+
+        return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
+
+    # -- what moves only ----------------------------------------------------------------------------------------------
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
+        (tensor,) = _listed(tensors)
+        if not self._serves(tensor):
+            return self._pass_on("broadcast", tensor, [tensor], opts)
+        root = _option(opts, "rootRank", 0)
+        return self._launch(
+            "broadcast", opts, tensor.device, [tensor], [tensor], lambda ccl: ccl.broadcast(tensor, root)
+        )
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        inputs = _listed(inputs)
+        parts = [outputs] if isinstance(outputs[0], torch.Tensor) else outputs
+        return self._all_gather_lists("allgather", parts, inputs, opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self._all_gather_lists("allgather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
+
+    def _all_gather_lists(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
+        flat = list(itertools.chain(*outputs))
+        if not self._serves(inputs[0]):
+            return self._pass_on(name, inputs[0], [list(each) for each in outputs], inputs, opts)
+
+        def call(ccl: Collectives) -> None:
+            for parts, input in zip(outputs, inputs, strict=True):
+                if _are_alike([input, *parts]):
+                    whole = input.new_empty((self._size, *input.shape))
+                    ccl.all_gather(whole, input.contiguous())
+                    _copy(parts, whole)
+                else:
+                    parts[self._rank].copy_(input)
+                    for root, part in enumerate(parts):
+                        ccl.broadcast(part, root)
+
+        return self._launch("all_gather", opts, inputs[0].device, [*flat, *inputs], flat, call)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
+        return self._all_gather("all_gather_single", [output], [input], opts, (output, input, opts))
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self._all_gather("all_gather_single_coalesced", outputs, inputs, opts, (outputs, inputs, opts))
+
+    def _all_gather(self, name: str, outputs: Any, inputs: Any, opts: Any, given: Sequence[Any]) -> dist.Work:
+        if not self._serves(inputs[0]):
+            return self._pass_on(name, inputs[0], *given)
+
+        def call(ccl: Collectives) -> None:
+            for output, input in zip(outputs, inputs, strict=True):
+                ccl.all_gather(_as_parts(output, input, self._size), input)
+
+        return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        (input,) = _listed(inputs)
+        if not self._serves(input):
+            return self._pass_on("gather", input, outputs, [input], opts)
+        root = _option(opts, "rootRank", 0)
+        is_root = root == self._rank
+        if is_root and (len(outputs) != 1 or len(outputs[0]) != self._size):
+            raise ArgumentError(f"gather: the root passes one list of {self._size} tensors")
+        parts = outputs[0] if is_root else []
+
+        def call(ccl: Collectives) -> None:
+            whole = input.new_empty((self._size, *input.shape)) if is_root else None
+            ccl.gather(whole, input.contiguous(), root)
+            if whole is not None:
+                _copy(parts, whole)
+
+        return self._launch("gather", opts, input.device, [*parts, input], list(parts), call)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        (output,) = _listed(outputs)
+        if not self._serves(output):
+            return self._pass_on("scatter", output, [output], inputs, opts)
+        root = _option(opts, "rootRank", 0)
+        is_root = root == self._rank
+        if is_root and (len(inputs) != 1 or len(inputs[0]) != self._size):
+            raise ArgumentError(f"scatter: the root passes one list of {self._size} tensors")
+        parts = inputs[0] if is_root else []
+
+        def call(ccl: Collectives) -> None:
+            ccl.scatter(output, torch.stack(list(parts)) if is_root else None, root)
+
+        return self._launch("scatter", opts, output.device, [*parts, output], [output], call)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: Any = None, input_splits: Any = None,
+        opts: Any = None,
+    ) -> dist.Work:  # fmt: skip
+        splits = list(output_splits or ()), list(input_splits or ())
+        if not self._serves(input):
+            return self._pass_on("all_to_all_single", input, output, input, *splits, opts)
+
+        def call(ccl: Collectives) -> None:
+            ccl.all_to_all(output, input.contiguous(), output_split_sizes=splits[0], input_split_sizes=splits[1])
+
+        return self._launch("all_to_all", opts, input.device, [output, input], [output], call)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        outputs, inputs = list(outputs), list(inputs)
+        first = inputs[0]
+        if not self._serves(first):
+            return self._pass_on("alltoall", first, outputs, inputs, opts)
+
+        def call(ccl: Collectives) -> None:
+            # parts may be uneven on some rank, which the others do not know: all of them pass sizes
+            given, taken = [each.numel() for each in inputs], [each.numel() for each in outputs]
+            received = first.new_empty(sum(taken))
+            sent = torch.cat([each.reshape(-1) for each in inputs])
+            ccl.all_to_all(received, sent, output_split_sizes=taken, input_split_sizes=given)
+            _copy(outputs, [part.view(each.shape) for part, each in zip(received.split(taken), outputs, strict=True)])
+
+        return self._launch("all_to_all", opts, first.device, [*outputs, *inputs], outputs, call)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Wait for the other members, and for what this rank's device does."""
+        device = torch.device(self._devices[0])
+        ctx = self.context(device)
+        if device.type == "cuda":
+            ctx.barrier()
+            return DoneWork([], device)
+        return self._launch("barrier", opts, device, [], [], lambda _: ctx.barrier())
+
+    # -- two ranks ----------------------------------------------------------------------------------------------------
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:
+        return self._message("send", tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> dist.Work:
+        return self._message("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        return self._message("recv_anysource", tensors, tag)
+
+    def _message(self, name: str, tensors: Any, *arguments: Any) -> dist.Work:
+        tensors = _listed(tensors)
+        work = self._pass_on(name, tensors[0], tensors, *arguments)
+        if self._messages is not None:
+            self._messages.append(work)
+        return work
+
+    def start_coalescing(self) -> None:
+        """Collect the messages that follow; NCCL's group inside puts them into one launch."""
+        self._messages = []
+        if "cuda" in self._devices:
+            self.inner("cuda")._group_start()
+
+    def end_coalescing(self) -> dist.Work:
+        """End what `start_coalescing` began, and return the work of all these messages."""
+        if "cuda" in self._devices:
+            self.inner("cuda")._group_end()
+        messages, self._messages = self._messages or [], None
+        return SeveralWorks(messages)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """Close the contexts, which waits for the other members, and the groups inside; errors are logged."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        for ctx in self._contexts.values():
+            ctx._close(synchronize=True, failing=True)
+        for inner in self._inner.values():
+            inner.shutdown()
+        self._contexts.clear()
+        self._inner.clear()
+
+    def abort(self) -> None:
+        """Give back what the group has opened, and wait for nobody."""
+        for ctx in self._contexts.values():
+            ctx._close(synchronize=False, failing=True)
+        for inner in self._inner.values():
+            inner.abort()
+        self._contexts.clear()
+        self._inner.clear()
+
+
+METHODS = tuple(name for name, each in vars(GroupOperations).items() if callable(each) and not name.startswith("_"))
+"""What torch calls, by its newer names; `OLDER` has the older ones."""
+OLDER = {older: newer for newer, older in _ALIASES.items()}
+
+
+def reduces(op: ReduceOp, dtype: torch.dtype) -> bool:
+    """Return whether Iris reduces elements of a type as torch.distributed does: bool, for one, it adds otherwise."""
+    try:
+        check_reducible("", op, dtype)
+    except (ArgumentError, UnsupportedError):
+        return False
+    return dtype is not torch.bool
+
+
+def _without_grad(call: Callable[[Collectives], Any], ccl: Collectives) -> None:
+    with torch.no_grad():
+        call(ccl)
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _option(opts: Any, name: str, default: Any) -> Any:
+    """An option; torch passes a number itself where it is the only one."""
+    return opts if isinstance(opts, int) else getattr(opts, name, default)
+
+
+def _reduction(opts: Any) -> tuple[ReduceOp, Any]:
+    """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
+    said: Any = getattr(opts, "reduceOp", opts)
+    if said is None:
+        return ReduceOp.SUM, None
+    if not isinstance(said, c10d.ReduceOp):
+        return ReduceOp[said.name], None
+    state: Any = said.__getstate__()
+    kind, factor = state
+    if kind == c10d.ReduceOp.PREMUL_SUM:
+        return ReduceOp.SUM, factor
+    return ReduceOp[kind.name], None
+
+
+def _scale(tensor: torch.Tensor, factor: Any) -> None:
+    if factor is not None:
+        tensor.mul_(factor)
+
+
+def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    return len({each.shape for each in tensors}) == 1
+
+
+def _as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
+    """View a tensor of all members' elements as (size, ...) of a part; torch looks at the number of elements only."""
+    if whole.numel() != size * part.numel():
+        raise ArgumentError(f"a tensor of {whole.numel()} elements is not {size} times one of {part.numel()}")
+    return whole if whole.shape[1:] == part.shape[1:] and part.dim() else whole.view(size, *part.shape)
+
+
+def _copy(parts: Iterable[torch.Tensor], whole: Iterable[torch.Tensor]) -> None:
+    for part, found in zip(parts, whole, strict=True):
+        part.copy_(found)

@@ -1,0 +1,127 @@
+"""What the operations of the backend return: `torch.distributed.Work` over a thread's result or a CUDA event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+
+class DoneWork(dist.Work):
+    """An operation that is finished, or that the current stream has in its order."""
+
+    def __init__(self, result: list[Any], device: torch.device) -> None:
+        super().__init__()
+        self._result: list[Any] | None = result
+        self._device = device
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream, or on the CPU the caller, wait for the operation."""
+        self._result = None  # the tensors need not live for it any longer
+        return True
+
+    def synchronize(self) -> None:
+        """Same as `wait()`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Same as `wait()`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation is finished; it does not wait."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it is finished without an error."""
+        return self.is_completed()
+
+    def result(self) -> list[Any]:
+        """Return the output tensors."""
+        return self._result or []
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the output tensors; waiting for it makes the current stream wait."""
+        devices: list[Any] | None = [self._device] if self._device.type == "cuda" else None
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
+        self._fulfil(future)
+        return future
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        future.set_result(self.result())
+
+
+class StreamWork(DoneWork):
+    """An operation on a stream of its own; waiting orders the current stream behind it."""
+
+    def __init__(self, result: list[Any], device: torch.device, side: torch.cuda.Stream) -> None:
+        super().__init__(result, device)
+        self._side, self._event = side, side.record_event()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return bool(self._event.query())
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        with torch.cuda.stream(self._side):  # whose event the future takes
+            super()._fulfil(future)
+
+
+class ThreadWork(DoneWork):
+    """An operation that a thread of the group runs."""
+
+    def __init__(
+        self, result: list[Any], device: torch.device, running: concurrent.futures.Future[Any], name: str
+    ) -> None:
+        super().__init__(result, device)
+        self._running, self._name = running, name
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            self._running.result(None if not timeout else timeout.total_seconds())  # torch says "none" as 0
+        except TimeoutError as e:
+            raise RuntimeError(f"{self._name}: not finished within {timeout}") from e
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return self._running.done()
+
+    def is_success(self) -> bool:
+        return self._running.done() and self._running.exception() is None
+
+    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
+        result = self.result()
+
+        def pass_on(running: concurrent.futures.Future[Any]) -> None:
+            error = running.exception()
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._running.add_done_callback(pass_on)
+
+
+class SeveralWorks(DoneWork):
+    """Works that were begun together."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__([], torch.device("cpu"))
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for each in self._works:
+            each.wait()
+        return super().wait()
+
+    def is_completed(self) -> bool:
+        return all(each.is_completed() for each in self._works)

@@ -1,0 +1,106 @@
+"""Kernels of the portable collectives that must compile for every GPU target, and what must be in their assembly."""
+
+import torch
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton.collectives.parts.barrier import barrier_alone
+from iris_triton.collectives.pull import pull
+from iris_triton.collectives.pull_reduce import pull_reduce
+from iris_triton.collectives.push import push
+from iris_triton.collectives.send_recv import move
+from iris_triton.collectives.two_shot import two_shot
+
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+_I64, _U8 = torch.int64, torch.uint8
+_SIZE = 4
+_ADDRESS = 1 << 40
+_ONE, _MATRIX = (1,), (33, 70)
+_RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
+_ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
+_WIDE_STORE = {
+    _CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32",
+    _HIP: r"(global|flat|buffer)_store_dwordx4",
+}
+_WIDE = {
+    _CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32",
+    _HIP: r"(global|flat|buffer)_load_dwordx4",
+}
+
+
+def compile_cases():
+    """Return the kernels in representative forms."""
+    dense = {"SIZE": _SIZE, "IN_DIMS": 0, "OUT_DIMS": 0}
+    plain = (_ONE, _ONE, _ONE, _ONE)
+    strided = (_MATRIX, (140, 2), _MATRIX, (1, 33))
+    parts = (1, 1, 100, 100, 100, 100, -1)
+    moved = (_I64, _U8, None, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
+    split = (_I64, _U8, _I64, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
+    reduced = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
+    mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 2, 1024, 0, _ADDRESS)
+    pushed = (_I64, _U8, _I64, 1, 1, 1, 4000, 1 << 62, 0, _ADDRESS)
+    shared = (_I64, _U8, _I64, 1, 1, 1, 4000, 500, 500, 0, _ADDRESS)
+    matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
+    bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
+    return [
+        _case("pull-direct", pull, (bf16, bf16, *moved, *plain), dense, SOURCE="direct", SHARED=True, BLOCK=4096),
+        _case("pull-bytes", pull, (i8, i8, *moved, *plain), dense, SOURCE="staged", SHARED=True, BLOCK=8192),
+        _case(
+            "pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
+            SOURCE="staged", SHARED=False, BLOCK=2048,
+        ),
+        _case("pull-nothing", pull, (f32, f32, *moved, *plain), dense, SOURCE="none", SHARED=True, BLOCK=2048),
+        _case(
+            "reduce-direct", pull_reduce, (bf16, bf16, *reduced, *plain, None), dense,
+            OP="sum", STAGED=False, SHARED=True, STRIDING=False, BLOCK=4096,
+        ),
+        _case(
+            "reduce-staged", pull_reduce, (f32, f32, *reduced, *plain, None), dense,
+            OP="avg", STAGED=True, SHARED=False, STRIDING=False, BLOCK=2048,
+        ),
+        _case(
+            "reduce-tiles", pull_reduce, (f32, f32, *reduced, *plain, (70, 32, 64, 2, 2, 4)), dense, wide=False,
+            OP="max", STAGED=False, SHARED=True, STRIDING=True, BLOCK=2048,
+        ),
+        _case(
+            "two-shot-direct", two_shot, (bf16, bf16, *shared, *plain), dense,
+            OP="sum", DIRECT=True, IN_STAGED=False, BLOCK=4096,
+        ),
+        _case(
+            "two-shot-staged", two_shot, (f32, f32, *shared, *plain), dense,
+            OP="avg", DIRECT=False, IN_STAGED=True, BLOCK=2048,
+        ),
+        _case(
+            "push-members", push, (bf16, bf16, *pushed, *plain), dense, more=(_WIDE_STORE,),
+            DIRECT=True, SHARDED=False, FORM="members", BLOCK=4096,
+        ),
+        _case(
+            "push-tiles", push, (i8, i8, *pushed, *plain), dense, more=(_WIDE_STORE,),
+            DIRECT=True, SHARDED=False, FORM="tiles", BLOCK=8192,
+        ),
+        _case(
+            "push-divided", push, (f32, f32, *pushed, *plain), dense, more=(_WIDE_STORE,),
+            DIRECT=True, SHARDED=True, FORM="divided", BLOCK=2048,
+        ),
+        _case(
+            "push-staged", push, (bf16, bf16, *pushed, *strided), matrices, wide=False,
+            DIRECT=False, SHARDED=True, FORM="tiles", BLOCK=4096,
+        ),
+        _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
+        _case(
+            "receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,
+            SENDS=False, PARTS=16, DIMS=2, BLOCK=4096,
+        ),
+    ]  # fmt: skip
+
+
+def _case(name, kernel, args, common, *, wide=True, more=(), **constants):
+    patterns = [_RELEASE, _ACQUIRE, *([_WIDE] if wide else []), *more]
+    return CompileCase(
+        name=f"collective-{name}",
+        kernel=kernel,
+        args=args,
+        kwargs={**common, **constants},
+        options={"num_warps": 8},
+        expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+    )

@@ -1,0 +1,87 @@
+"""Kernels of the fused operations that must compile for every GPU target, and what must be in their assembly."""
+
+import torch
+
+from iris_core.types import CompileCase, DeviceType
+from iris_triton.gemm.copy_engine_product import await_word
+from iris_triton.gemm.fetch_product import fetch_product
+from iris_triton.gemm.matmul_reduce import matmul_reduce
+from iris_triton.gemm.parts.sum_slots import sum_slots
+from iris_triton.gemm.push_product import push_product
+
+_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
+_I64 = torch.int64
+_ADDRESS = 1 << 40
+_END = (0, _ADDRESS)  # timeout, status
+_PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
+_COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
+_STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
+_RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
+_ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
+
+
+def compile_cases():
+    """Return the kernels in representative forms."""
+    bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+    wide = {"A_ALIGNED": True, "B_ALIGNED": True}
+    both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
+    reduced = wide | {"OUT_ALIGNED": True}
+    plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
+    turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
+    odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
+    shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
+    rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
+    small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
+    return [
+        _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_END),
+              reduced, FORM="rows", BIAS="rows"),
+        _case("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_END),
+              reduced, FORM="two_shot", BIAS="columns"),
+        _case("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_END),
+              dict.fromkeys(reduced, False), wide=False, FORM="tiles", BIAS="none", **small),
+        _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_END),
+              wide, DIM=0, BIAS="none"),
+        _case("fetch", fetch_product,
+              (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_END),
+              both, DIM=0, BIAS="none", FETCHERS=16),
+        _sum("rows", (bf16, bf16, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 0, 8184, 1, 1, 8, *_END),
+             FORM="rows", BIAS="columns"),
+        _sum("two-shot", (bf16, None, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 1024, 8184, 1, 0, 8, *_END),
+             FORM="two_shot", BIAS="none"),
+        CompileCase(
+            name="operation-await-word", kernel=await_word, args=(torch.int32, 1, 1, *_END), kwargs={},
+            options={"num_warps": 1},
+            expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_load_dword .* sc1",)},
+        ),
+    ]  # fmt: skip
+
+
+def _sum(name, args, **constants):
+    wide = {
+        _CUDA: (r"ld\.global(\.\w+)*\.v4\.b32", _STORES[_CUDA]),
+        _HIP: (r"(global|flat|buffer)_load_dwordx4", _STORES[_HIP]),
+    }
+    return CompileCase(
+        name=f"operation-sum-{name}",
+        kernel=sum_slots,
+        args=args,
+        kwargs={"SIZE": 4, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024, **constants},
+        options={"num_warps": 4},
+        expect=wide,
+    )
+
+
+def _case(name, kernel, args, common, *, wide=True, **constants):
+    tiles = {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
+    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1}
+    patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
+    if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
+        patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
+    return CompileCase(
+        name=f"operation-{name}",
+        kernel=kernel,
+        args=args,
+        kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
+        options={"num_warps": 4},
+        expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+    )

@@ -1,0 +1,80 @@
+"""Rank jobs of test_communicator."""
+
+import torch
+import torch.distributed as dist
+
+from iris_core.errors import ArgumentError
+from iris_core.torch_backend.communicator import Communicator
+
+
+class EngineBase:
+    """What an engine's own base class does with the arguments, and a method that is not ours."""
+
+    def __init__(self, cpu_group, device=None, device_group=None, unique_name="", global_ranks=None):
+        self.name_of_engine, self.global_ranks = unique_name, global_ranks
+
+    def dispatch(self):
+        return "the engine's"
+
+
+class EngineCommunicator(Communicator, EngineBase):
+    """As docs/pytorch.md combines them."""
+
+
+def every_method(ranks, max_nbytes):
+    """Return what is unlike gloo's result, on some ranks; integers, which are exact."""
+    group = dist.new_group(ranks)
+    me = dist.get_rank()
+    if me not in ranks:
+        return []
+    size, rank = len(ranks), ranks.index(me)
+    comm = EngineCommunicator(
+        group, torch.device("cpu"), group, "tp:0", heap_size="16MiB", max_nbytes=max_nbytes, global_ranks=[7]
+    )
+    inputs = [torch.arange(24 * size, dtype=torch.int32).view(2, 4, 3 * size) * (r + 1) for r in range(size)]
+    mine, total, found = inputs[rank], sum(inputs), {}
+    before = mine.clone()
+    found["all_reduce"] = comm.all_reduce(mine), total
+    found["strided"] = comm.all_reduce(mine.mT), total.mT
+    found["bool"] = comm.all_reduce(torch.tensor([rank == 0, False])), torch.tensor([True, False])
+    for dim in (0, 1, -1):
+        found[f"all_gather {dim}"] = comm.all_gather(mine, dim), torch.cat(inputs, dim)
+    found["reduce_scatter"] = comm.reduce_scatter(mine), total.chunk(size, -1)[rank]
+    sizes = [3 * r for r in range(size)]
+    rows = [torch.full((each, 2), float(r)) for r, each in enumerate(sizes)]
+    found["all_gatherv"] = comm.all_gatherv(rows[rank], sizes=sizes), torch.cat(rows)
+    found["all_gatherv of a list"] = comm.all_gatherv([rows[rank]], sizes=sizes)[0], torch.cat(rows)
+    whole = torch.ones(2, sum(sizes)) * (rank + 1)
+    summed = torch.ones(2, sizes[rank]) * (size * (size + 1) // 2)
+    found["reduce_scatterv"] = comm.reduce_scatterv(whole, -1, sizes), summed
+    found["broadcast"] = comm.broadcast(mine.clone(), 1), inputs[1]
+    gathered = comm.gather(mine, 1, 0)
+    found["gather"] = (gathered, torch.cat(inputs)) if rank == 1 else (torch.zeros(0), torch.zeros(0))
+    on_heap = comm.empty(4, dtype=torch.float16).fill_(rank)
+    with comm.capture():
+        found["on the heap"] = comm.custom_all_reduce(on_heap), torch.full((4,), float(sum(range(size)))).half()
+    if rank == 0:
+        comm.send(mine)
+    if rank == 1:
+        found["recv"] = comm.recv(mine.shape, mine.dtype), inputs[0]
+    wrong = [what for what, (a, b) in found.items() if a.dtype != b.dtype or not torch.equal(a, b)]
+    facts = {
+        "input": torch.equal(mine, before),
+        "gather elsewhere": rank == 1 or gathered is None,
+        "names": (comm.name_of_engine, comm.global_ranks, comm.dispatch()) == ("tp:0", [7], "the engine's"),
+        "use": comm.should_use(mine) == comm.should_custom_ar(mine) == (max_nbytes is None),
+        "use of bool": not comm.should_use(torch.tensor([True])),
+    }
+    for what, call in {
+        "sizes": lambda: comm.all_gatherv(rows[rank], sizes=[1, *sizes]),
+        "dim": lambda: comm.all_gatherv(rows[rank], 1, sizes),
+        "parts": lambda: comm.reduce_scatter(mine[:, :, 1:]),
+        "name": lambda: Communicator(group, global_ranks=[7]),
+    }.items():
+        try:
+            call()
+            wrong.append(what)
+        except (ArgumentError, TypeError):
+            pass
+    comm.destroy()
+    return wrong + [what for what, is_right in facts.items() if not is_right]

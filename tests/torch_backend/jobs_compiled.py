@@ -1,0 +1,59 @@
+"""Rank jobs of test_compiled."""
+
+import torch
+
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.types import ReduceOp
+
+
+def in_one_graph():
+    """Calls of contexts in a compiled function, and the same eagerly: integers, which are exact."""
+    found, config = [], Config(algorithm="two_shot")
+    # one context behind the other: code that was compiled for the first may not call it for the second
+    for group in (None, [2, 0, 1]):
+        with Iris("8MiB", device="cpu") as ctx:
+            size, rank = ctx.num_ranks, ctx.cur_rank
+
+            def step(y, x, w, ctx=ctx, size=size, group=group):
+                z = 2 * x
+                ctx.ccl.all_reduce(y, z, group=group)
+                ctx.ccl.all_reduce(z, z, ReduceOp.MAX, config=config)
+                gathered = y.new_empty(size * 4)
+                ctx.ccl.all_gather(gathered, y + x, group)
+                ctx.ccl.broadcast(gathered, 1, group)
+                product, rows = w.new_empty(6, 3), w.new_empty(2, 3)
+                ctx.ops.matmul_all_reduce(product, w, w[:3], w[0], group=group)
+                ctx.ops.matmul_reduce_scatter(rows, w, w[:3])
+                return gathered + z.sum(), product + 1, rows
+
+            x, w = ctx.arange(4) * (rank + 1), ctx.arange(18.0).view(6, 3) + rank
+            wanted = step(ctx.zeros(4, dtype=torch.int64), x, w)
+            compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+            for _ in range(2):
+                y = ctx.zeros(4, dtype=torch.int64)
+                found.append([torch.equal(a, b) for a, b in zip(compiled(y, x, w), wanted, strict=True)])
+                found.append([bool(y.any())])
+    return found
+
+
+def refusals():
+    """What compiled functions say that call where torch would have to record, or with a config of their own."""
+    with Iris("1MiB", device="cpu") as ctx:
+        x, y = torch.ones(4, requires_grad=True), torch.zeros(4)
+
+        def recorded(x):
+            ctx.ccl.all_reduce(y, 2 * x)
+            return y.sum()
+
+        def configured(x):
+            ctx.ccl.all_reduce(y, 2 * x.detach(), config=Config(algorithm="two_shot"))
+            return y.sum()
+
+        said = []
+        for step in (recorded, configured):
+            try:
+                torch.compile(step, backend="aot_eager")(x)
+            except Exception as e:  # noqa: BLE001 - the compiler's own, around ours
+                said.append(f"{type(e).__name__}: {e}")
+        return said

@@ -1,0 +1,334 @@
+"""Jobs of the tests of the backend "iris": each rank compares what torch.distributed gives with gloo, bit for bit."""
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import iris_core.torch_backend as torch_backend
+from iris_core.torch_backend import library
+
+SHAPES = [(), (0,), (5,), (3, 4)]
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def start(store):
+    """Initialise torch.distributed on backend "iris" in a rank of `iris_core.run`; return (rank, world size)."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=datetime.timedelta(minutes=2)
+    )
+    return rank, size
+
+
+def whole(shape, dtype, seed):
+    """Whole numbers whose sums and products over 4 ranks every dtype holds."""
+    return torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def collectives(ranks):
+    """By name: what is called with (group, arguments), tensors of a shape and dtype for it, and whether it reduces."""
+    me, size, root = ranks.index(dist.get_rank()), len(ranks), ranks[-1]
+    is_root = dist.get_rank() == root
+
+    def mine(shape, dtype, more=0):
+        return whole(shape, dtype, 10 * me + more)
+
+    def listed(shape, dtype, seed=None):
+        seeds = range(size) if seed is None else [None] * size
+        return [torch.zeros(shape, dtype=dtype) if i is None else mine(shape, dtype, i) for i in seeds]
+
+    def zeros(shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def rows(shape):
+        return (size * shape[0], *shape[1:]) if shape else (size,)
+
+    def reduced(x, **how):
+        if (work := dist.reduce(x, root, **how)) is not None:
+            work.wait()
+        if not is_root:
+            x.zero_()  # what is left there is nobody's promise
+
+    return {
+        "all_reduce": (lambda x, **how: dist.all_reduce(x, **how), lambda *k: [mine(*k)], True),
+        "reduce": (reduced, lambda *k: [mine(*k)], True),
+        "broadcast": (lambda x, **how: dist.broadcast(x, root, **how), lambda *k: [mine(*k)], False),
+        "all_gather": (dist.all_gather, lambda *k: [listed(*k, seed=0), mine(*k)], False),
+        "all_gather_into_tensor": (
+            dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False,
+        ),
+        "gather": (
+            lambda o, x, **how: dist.gather(x, o if is_root else None, root, **how),
+            lambda *k: [listed(*k, seed=0), mine(*k)], False,
+        ),
+        "scatter": (
+            lambda o, x, **how: dist.scatter(o, x if is_root else None, root, **how),
+            lambda *k: [zeros(*k), listed(*k)], False,
+        ),
+        "reduce_scatter": (dist.reduce_scatter, lambda *k: [zeros(*k), listed(*k)], True),
+        "reduce_scatter_tensor": (
+            dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True,
+        ),
+        "all_to_all": (dist.all_to_all, lambda *k: [listed(*k, seed=0), listed(*k)], False),
+        "all_to_all_single": (
+            dist.all_to_all_single, lambda s, d: [zeros(rows(s), d), mine(rows(s), d)], False,
+        ),
+    }  # fmt: skip
+
+
+def flat(tensors):
+    return [each for some in tensors for each in (some if isinstance(some, list) else [some])]
+
+
+def equal_to_gloo(store, groups):
+    """Compare every collective, called both ways, in the groups that have this rank.
+
+    In the first group with every dtype, shape and reduction, the others being as usual.
+    """
+    rank, _ = start(store)
+    wrong = []
+    for number, ranks in enumerate(groups):
+        ours, gloos = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+        if rank not in ranks:
+            continue
+        for name, (call, make, reduces) in collectives(ranks).items():
+            usual = torch.float32, SHAPES[-1], "SUM"  # gloo's sum of bool is any
+            cases = [usual]
+            if number == 0:
+                cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
+                cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
+            for dtype, shape, op in cases:
+                if not shape and name.endswith(("_tensor", "_single")):
+                    continue  # gloo refuses scalars there
+                results = []
+                for group, is_async in ((ours, False), (ours, True), (gloos, False)):
+                    tensors = make(shape, dtype)
+                    how = {"op": getattr(dist.ReduceOp, op)} if reduces else {}
+                    work = call(*tensors, group=group, async_op=is_async, **how)
+                    if is_async and work is not None:
+                        work.wait()
+                    results.append(flat(tensors))
+                for found in results[:2]:
+                    if not all(map(torch.equal, found, results[2])):
+                        wrong.append((ranks, name, dtype, shape, op))
+    dist.destroy_process_group()
+    return wrong
+
+
+def uneven(store):
+    """Parts of different sizes, empty ones too, in lists and rows; compared with gloo."""
+    rank, size = start(store)
+    gloo = dist.new_group(backend="gloo")
+    found = []
+    for group in (None, gloo):
+        parts = [torch.zeros(each, 2) for each in range(size)]
+        dist.all_gather(parts, torch.full((rank, 2), rank + 1.0), group=group) if group is None else [
+            dist.broadcast(part.fill_(each + 1.0) if each == rank else part, each, group=group)
+            for each, part in enumerate(parts)
+        ]
+        given, taken = [(rank + each) % 3 for each in range(size)], [(rank + each) % 3 for each in range(size)]
+        sent = torch.arange(2.0 * sum(given)).view(-1, 2) + 100 * rank
+        received = torch.zeros(sum(taken), 2)
+        dist.all_to_all_single(received, sent, taken, given, group=group)
+        lists = [torch.zeros(each) for each in taken]
+        dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in given], group=group) if group is None else [
+            each.fill_(peer) for peer, each in enumerate(lists)
+        ]
+        found.append([*parts, received, *lists])
+    dist.destroy_process_group()
+    return all(map(torch.equal, *found))
+
+
+def messages(store):
+    """Messages between two ranks, before any collective, from any rank, and many at a time; objects."""
+    rank, size = start(store)
+    if rank == 0:
+        dist.send(torch.full((3,), 7.0), 1)
+    elif rank == 1:
+        assert dist.recv(box := torch.empty(3)) == 0
+        assert box.tolist() == [7.0] * 3
+    box = torch.empty(2)
+    operations = [
+        dist.P2POp(dist.irecv, box, (rank - 1) % size),
+        dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % size),
+    ]
+    for each in dist.batch_isend_irecv(operations):
+        each.wait()
+    assert box.tolist() == [(rank - 1) % size] * 2
+    again = torch.empty(2)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as several:
+        dist.irecv(again, (rank - 1) % size)
+        dist.isend(torch.full((2,), rank + 5.0), (rank + 1) % size)
+    several.wait()
+    assert again.tolist() == [(rank - 1) % size + 5] * 2
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    said = [objects]
+    dist.broadcast_object_list(said, 1)
+    dist.barrier()
+    text = torch_backend.explain()
+    dist.destroy_process_group()
+    return said[0], text
+
+
+def coalesced(store):
+    """Several collectives at a time, with a factor, and their futures."""
+    rank, size = start(store)
+    tensors = [torch.full((each + 1,), rank + 1.0) for each in range(3)]
+    with dist._coalescing_manager():
+        for each in tensors:
+            dist.all_reduce(each)
+    total = size * (size + 1) / 2
+    assert all(each.eq(total).all() for each in tensors)
+    halved = torch.full((4,), rank + 1.0)
+    dist.all_reduce(halved, torch.distributed._make_nccl_premul_sum(0.5))
+    assert halved.tolist() == [total / 2] * 4
+    x = torch.ones(4)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    assert future.wait()[0].tolist() == [size] * 4
+    averaged = torch.full((2,), rank + 1.0)
+    dist.all_reduce(averaged, dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return averaged.tolist()
+
+
+class Block(nn.Module):
+    """A pre-norm block of a transformer, whose products tensor parallelism can divide."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (each(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def model(width, layers, heads):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+
+
+def losses(net, steps, batches, parameters=None):
+    """Losses of some steps of SGD on a task that all runs share."""
+    optimizer = torch.optim.SGD(net.parameters() if parameters is None else parameters, lr=0.05)
+    found = []
+    for step in range(steps):
+        x, y = batches(step)
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    return found
+
+
+def batch(step, width):
+    drawn = torch.Generator().manual_seed(step)
+    return torch.randn(4, 16, width, generator=drawn), torch.randn(4, 16, width, generator=drawn)
+
+
+def train(store, how, width=64, layers=2, steps=5):
+    """Losses of a small transformer, trained by one process alone, and by all in one way; the same on all ranks."""
+    rank, size = start(store)
+    heads = 4
+    alone = losses(model(width, layers, heads), steps, lambda step: batch(step, width))
+    net = model(width, layers, heads)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("all",))
+    is_divided = how in ("ddp", "fsdp2")
+
+    def batches(step):
+        x, y = batch(step, width)
+        return (x.chunk(size)[rank], y.chunk(size)[rank]) if is_divided else (x, y)
+
+    if how == "ddp":
+        net = nn.parallel.DistributedDataParallel(net)
+    elif how == "fsdp2":
+        for block in net:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    else:
+        plan = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()) | dict.fromkeys(
+            ("out", "down"), RowwiseParallel()
+        )
+        for block in net:
+            parallelize_module(block, mesh, plan)
+            block.heads //= size
+        if how == "compiled":
+            net = torch.compile(net, fullgraph=True, backend="aot_eager")
+    found = torch.stack(losses(net, steps, batches))
+    if is_divided:
+        dist.all_reduce(found, dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return torch.stack(alone).tolist(), found.tolist()
+
+
+def tensors_of_a_mesh(store):
+    """A product of distributed tensors, and a functional collective in a compiled region; both whole again."""
+    _, size = start(store)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("all",))
+    a = torch.arange(4.0 * size).reshape(2 * size, 2)
+    b = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])
+    product = (distribute_tensor(a, mesh, [Shard(0)]) @ b).full_tensor()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x):
+        return functional.all_reduce(2 * x, "sum", group=dist.group.WORLD) + 1
+
+    answer = compiled(torch.ones(3))
+    dist.destroy_process_group()
+    return torch.equal(product, a @ torch.ones(2, 2)), answer.tolist()
+
+
+def gradients(store):
+    """Gradients of `torch.ops.iris.*` beside finite differences of the sum of all ranks' losses, by name."""
+    rank, size = start(store)
+    group = library.name_of(torch_backend.context_of())
+    ops = torch.ops.iris
+    torch.manual_seed(1)
+    b = torch.randn(4, 2 * size, dtype=torch.float64)
+    cases = {
+        "all_reduce": lambda x: ops.all_reduce(x, "sum", group),
+        "average": lambda x: ops.all_reduce(x, "avg", group),
+        "all_gather": lambda x: ops.all_gather(x, group),
+        "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
+        "all_to_all": lambda x: ops.all_to_all(x, group),
+        "broadcast": lambda x: ops.broadcast(x, 1, group),
+        "all_gather_matmul": lambda x: ops.all_gather_matmul(x.float(), b.float(), None, group),
+        "matmul_reduce_scatter": lambda x: ops.matmul_reduce_scatter(x.float(), b.float(), None, group),
+        "matmul_all_reduce": lambda x: ops.matmul_all_reduce(x.float(), b.float(), None, group),
+        "matmul_all_gather": lambda x: ops.matmul_all_gather(x.float(), b.float(), None, group),
+    }
+    wrong = {}
+    for name, case in cases.items():
+        shape = (2 * size, 4)
+        x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+        y = case(x)
+        weights = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(10 + rank))
+        (y * weights).sum().backward()
+        direction = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(20 + rank))
+        step = 1e-3 if y.dtype == torch.float32 else 1e-6
+        ends = [(case(x.detach() + sign * step * direction) * weights).double().sum() for sign in (1, -1)]
+        sums = torch.stack([(ends[0] - ends[1]) / (2 * step), (x.grad * direction).sum()]).double()
+        dist.all_reduce(sums)
+        if not torch.allclose(sums[0], sums[1], rtol=1e-2 if y.dtype == torch.float32 else 1e-6):
+            wrong[name] = sums.tolist()
+        compiled = torch.compile(case, fullgraph=True, backend="aot_eager")
+        if not torch.equal(compiled(x.detach()), case(x.detach())):
+            wrong[name] = "compiled"
+    dist.destroy_process_group()
+    return wrong

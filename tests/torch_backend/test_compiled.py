@@ -1,0 +1,13 @@
+"""`ctx.ccl` and `ctx.ops` inside of `torch.compile`."""
+
+import jobs_compiled as jobs
+
+
+def test_calls_are_in_one_graph(pool):
+    assert pool.run(jobs.in_one_graph, 3) == [[[True] * 3, [True]] * 4] * 3
+
+
+def test_what_cannot_be_compiled_is_refused(pool):
+    for recorded, configured in pool.run(jobs.refusals, 2):
+        assert recorded.startswith("ArgumentError: all_reduce: writes into its output")
+        assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured

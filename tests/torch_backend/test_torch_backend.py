@@ -1,0 +1,60 @@
+"""Backend "iris" of torch.distributed, and `torch.ops.iris`, on CPU ranks: as gloo, and as one process alone."""
+
+import jobs_torch_backend as jobs
+import pytest
+
+from iris_core.testing import RankPool
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
+    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
+        yield pool
+
+
+@pytest.fixture
+def on_ranks(ranks, tmp_path):
+    """Runs a job, with a store, on some ranks."""
+    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
+
+
+def test_every_collective_is_as_gloos(on_ranks):
+    assert on_ranks(jobs.equal_to_gloo, 3, [[0, 1, 2], [2, 0]]) == [[], [], []]
+
+
+def test_parts_of_different_sizes(on_ranks):
+    assert on_ranks(jobs.uneven, 3) == [True] * 3
+
+
+def test_messages_and_objects(on_ranks):
+    for said, text in on_ranks(jobs.messages, 3):
+        assert said == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert "gloo" in text
+
+
+def test_several_at_a_time(on_ranks):
+    assert on_ranks(jobs.coalesced, 2) == [[1.5, 1.5]] * 2
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2", "tensor parallel", "compiled"])
+def test_training_is_as_alone(on_ranks, how):
+    for alone, found in on_ranks(jobs.train, 2, how):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
+def test_tensors_of_a_mesh(on_ranks):
+    assert on_ranks(jobs.tensors_of_a_mesh, 2) == [(True, [5.0] * 3)] * 2
+
+
+def test_gradients_are_those_of_the_sum_of_all_losses(on_ranks):
+    assert on_ranks(jobs.gradients, 2) == [{}, {}]
+
+
+def test_other_options_are_refused():
+    import torch.distributed as dist
+
+    from iris_core.torch_backend.adapters import create
+
+    with pytest.raises(TypeError, match="Options"):
+        create(None, dist.ProcessGroupGloo.create_default_device)
