@@ -111,7 +111,7 @@ def opened(stack: Stack, late_s: float = _SLOW_S) -> Iterator[Rank]:
     from iris_core import Iris
 
     with mock.patch.dict(os.environ, IRIS_DEVICE_TIMEOUT=str(stack.timeout_s)):
-        ctx = Iris("4MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
+        ctx = Iris("16MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
     with ctx:
         yield (rank := Rank(ctx, stack, late_s))
         if rank.looks:
