@@ -64,8 +64,7 @@ def _collectives():
         _case("push-landing", push, (i8, i8, *moved), DIRECT=False, BLOCK=16384),
         _case("push-columns", push, (bf16, bf16, *moved), (columns, rows, columns, rows), DIRECT=True, BLOCK=8192),
         _case(
-            "push-strided", push, (f32, f32, *moved), ((33, 70), (140, 2), (33, 70), (1, 33)), wide=False,
-            DIRECT=False, INDEX=gl.int64, BLOCK=4096,
+            "push-strided", push, (f32, f32, *moved), ((33, 70), (140, 2), (33, 70), (1, 33)), DIRECT=False, BLOCK=4096,
         ),
         _case("two-shot-direct", two_shot, (bf16, bf16, *two), OP="sum", IN_DIRECT=True, OUT_DIRECT=True, BLOCK=4096),
         _case("two-shot-landing", two_shot, (f32, f32, *two), OP="avg", IN_DIRECT=False, OUT_DIRECT=False, BLOCK=2048),
@@ -73,10 +72,10 @@ def _collectives():
     ]  # fmt: skip
 
 
-def _case(name, kernel, args, layouts=(_ONE, _ONE, _ONE, _ONE), *, wide=True, **constants):
+def _case(name, kernel, args, layouts=(_ONE, _ONE, _ONE, _ONE), **constants):
     dims = len(layouts[0]) if len(layouts[0]) > 1 else 0
-    common = {"SIZE": _SIZE, "IN_DIMS": dims, "IN_WIDE": wide, "OUT_DIMS": dims, "OUT_WIDE": wide, "INDEX": gl.int32}
-    patterns = [_RELEASE, _ACQUIRE, *([_WIDE_LOAD, _WIDE_STORE] if wide else [])]
+    common = {"SIZE": _SIZE, "IN_DIMS": dims, "OUT_DIMS": dims}
+    patterns = [_RELEASE, _ACQUIRE, *([] if dims else [_WIDE_LOAD, _WIDE_STORE])]
     return CompileCase(
         name=f"collective-gluon-{name}",
         kernel=kernel,

@@ -20,10 +20,8 @@ from triton.runtime import _allocation
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives
-from iris_gluon.collectives.base import is_wide
 from iris_gluon.gemm.launch import WithScratch
 from iris_gluon.info import GLUON_INFO
-from iris_triton.collectives.parts.sizes import columns_first, layout_of
 from iris_triton.launcher import BoundKernel
 
 
@@ -219,23 +217,6 @@ def test_warps_of_the_device(algorithm):
     assert answer(amd, waves_per_eu=2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "stride", "item", "wide"),
-    [
-        ((3, 5), (5, 1), 2, True),  # dense
-        ((3, 8), (16, 1), 2, True),
-        ((3, 8), (16, 2), 2, False),  # gaps between elements
-        ((3, 4), (16, 1), 2, False),  # half a vector in a row
-        ((3, 8), (12, 1), 2, False),  # rows that begin within vectors
-        ((3, 4), (4, 1), 4, True),
-        ((2, 3, 2), (8, 2, 1), 8, True),
-        ((2, 3, 2), (7, 2, 1), 8, False),
-    ],
-)
-def test_which_tensors_are_rows_of_vectors(shape, stride, item, wide):
-    assert is_wide(layout_of(shape, stride), item) is wide
-
-
 def test_launches_have_scratch_of_their_own(monkeypatch):
     """A kernel's launches get the same memory each time, and others what they had before."""
     empty = torch.empty
@@ -255,8 +236,3 @@ def test_launches_have_scratch_of_their_own(monkeypatch):
         assert _allocation._allocator.get() is before
     assert [each.numel() for each in asked] == [256, 256, 512]
     assert asked[0] is asked[1]
-
-
-def test_columns_are_rows_of_vectors():
-    assert is_wide(layout_of(*columns_first((5, 32), (32, 1), 4)), 2)
-    assert not is_wide(layout_of(*columns_first((5, 16), (16, 1), 4)), 2)

@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, tell, told, told_second
-from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import item_nbytes
-from iris_triton.collectives.parts.sizes import item_of, layouts_of, pieces, rounded_up
+from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -31,7 +31,7 @@ def two_shot(
     out, inp, control, stage, bases, me, rank, count, shard, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: gl.constexpr, OP: gl.constexpr, IN_DIRECT: gl.constexpr, OUT_DIRECT: gl.constexpr, IN_DIMS: gl.constexpr,
-    IN_WIDE: gl.constexpr, OUT_DIMS: gl.constexpr, OUT_WIDE: gl.constexpr, INDEX: gl.constexpr, BLOCK: gl.constexpr
+    OUT_DIMS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
     """Reduce the own shard of all inputs, and store the result into all outputs.
 
@@ -75,7 +75,7 @@ def two_shot(
                 there = gl.load(bases + member) + told(row, member, SIZE) + me * capacity * ITEM
                 copy(
                     there.to(inp.dtype), done * 0, in_sizes, in_strides, inp, at, in_sizes, in_strides, piece, part,
-                    parts, 0, True, IN_DIMS, IN_WIDE, INDEX, BLOCK
+                    parts, 0, IN_DIMS, BLOCK
                 )  # fmt: skip
             epoch += 1
             barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
@@ -106,7 +106,7 @@ def two_shot(
                 here = stage.to(gl.int64) + half + (RESULTS + member) * capacity * ITEM
                 copy(
                     out, at, out_sizes, out_strides, here.to(out.dtype), done * 0, out_sizes, out_strides, piece, part,
-                    parts, OUT_DIMS, OUT_WIDE, 0, True, INDEX, BLOCK
+                    parts, OUT_DIMS, 0, BLOCK
                 )  # fmt: skip
         done += capacity
         if IN_DIRECT:
@@ -133,7 +133,7 @@ class TwoShot(GluonCollective):
         direct_in, direct_out = request.direct_in, request.direct_out
         number, halves = team.size * ((not direct_in) + (not direct_out)), 2 if direct_in else 1
         blocks = self._blocks(request, team, shard, item, reduces=True)
-        arguments = self._arguments(team, *layouts_of(request), item)
+        arguments = barrier_arguments(team) | layout_arguments(*layouts_of(request))
         arguments |= pieces(team, shard, item, number, halves=halves, name=LANDING, needed=number > 0)
         arguments |= {"OP": op, "count": count, "shard": shard, "IN_DIRECT": direct_in, "OUT_DIRECT": direct_out}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
-
-from triton.experimental.gluon import language as gl
+from typing import TYPE_CHECKING
 
 from iris_core.types import DeviceType
 from iris_gluon.info import GLUON_INFO
-from iris_triton.collectives.parts.collective import KernelCollective, barrier_arguments
-from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, Layout, blocks_for, layout_arguments
+from iris_triton.collectives.parts.collective import KernelCollective
+from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_for
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -18,23 +15,6 @@ if TYPE_CHECKING:
 
 LANDING = "gluon landing"
 """Name of the region for what peers cannot address; before others store into it there is a barrier, so all share it."""
-
-_SMALL = 1 << 30
-"""Tensors that reach less far are indexed by 32 bits, blocks behind their ends included."""
-
-
-def is_wide(layout: Layout, item: int) -> bool:
-    """Whether a tensor is made of rows of whole 16-byte vectors, if it begins at one; `item`: bytes of an element."""
-    if layout.num_dims == 0:
-        return True
-    whole = (layout.sizes[-1], *layout.strides[:-1])
-    return layout.strides[-1] == 1 and all(n * item % VECTOR_NBYTES == 0 for n in whole)
-
-
-def _reach(layout: Layout) -> int:
-    """Upper bound of the distances between elements, and of their number."""
-    steps = zip(layout.sizes, layout.strides, strict=True)
-    return sum(size * max(stride, 1) for size, stride in steps) + math.prod(layout.sizes)
 
 
 class GluonCollective(KernelCollective):
@@ -65,13 +45,3 @@ class GluonCollective(KernelCollective):
         if waves:
             options["waves_per_eu"] = waves
         return Blocks(blocks.programs, max(blocks.block, VECTOR_NBYTES // item), options)
-
-    @staticmethod
-    def _arguments(team: Team, inner: Layout, outer: Layout, item: int) -> dict[str, Any]:
-        """Arguments of all kernels."""
-        return barrier_arguments(team) | {
-            **layout_arguments(inner, outer),
-            "IN_WIDE": is_wide(inner, item),
-            "OUT_WIDE": is_wide(outer, item),
-            "INDEX": gl.int32 if max(_reach(inner), _reach(outer)) < _SMALL else gl.int64,
-        }

@@ -1,4 +1,4 @@
-"""Copying and reducing elements in Gluon: 16 bytes a thread and access where addresses, sizes and strides allow it.
+"""Copying and reducing elements in Gluon: 16 bytes a thread and access where tensors are dense and addresses allow it.
 
 A block of BLOCK elements is BLOCK // VEC *vectors* of VEC elements, 16 bytes each, in a layout in which a thread holds
 whole vectors and neighbours hold neighbouring ones, for warps of 32 and of 64 lanes.  Where accesses cannot be that
@@ -39,34 +39,6 @@ def _vector_lanes(VECTORS: gl.constexpr, VEC: gl.constexpr):
 
 
 @gluon.jit
-def _vector_place(vector, sizes, strides, DIMS: gl.constexpr, VEC: gl.constexpr, INDEX: gl.constexpr):
-    """Where vectors begin (elements), given their numbers in the order of the elements (block).
-
-    Sizes of the last dimension and strides of the others are whole vectors, which the host has checked.
-    """
-    if DIMS == 0:
-        place = vector
-    else:
-        vector = vector.to(INDEX)
-        width = sizes[DIMS - 1] // VEC
-        place = vector % width
-        vector = vector // width
-        for d in gl.static_range(1, DIMS):
-            place += vector % sizes[DIMS - 1 - d] * (strides[DIMS - 1 - d] // VEC)
-            vector = vector // sizes[DIMS - 1 - d]
-    return place * VEC  # last, so that the compiler sees of what it is a multiple
-
-
-@gluon.jit
-def _element_place(index, sizes, strides, DIMS: gl.constexpr, INDEX: gl.constexpr):
-    """Where elements lie, given their linear indices (block)."""
-    if DIMS == 0:
-        return index
-    else:
-        return strided(index.to(INDEX), sizes, strides, DIMS)
-
-
-@gluon.jit
 def _as_vector_pointer(pointer):
     """The pointer, promised to be a multiple of 16 bytes.
 
@@ -85,8 +57,7 @@ def _narrow_start(vectors, part, parts, VEC: gl.constexpr, BLOCK: gl.constexpr):
 @gluon.jit
 def copy(
     dst, dst_at, dst_sizes, dst_strides, src, src_at, src_sizes, src_strides, count, part, parts,
-    DST_DIMS: gl.constexpr, DST_WIDE: gl.constexpr, SRC_DIMS: gl.constexpr, SRC_WIDE: gl.constexpr,
-    INDEX: gl.constexpr, BLOCK: gl.constexpr
+    DST_DIMS: gl.constexpr, SRC_DIMS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
     """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another.
 
@@ -95,43 +66,36 @@ def copy(
         dst_at, src_at: linear indices (int64).
         dst_sizes, dst_strides, src_sizes, src_strides: tuples of DST_DIMS and SRC_DIMS numbers; 0: the tensor is dense.
         count, part, parts: see `iris_triton.collectives.parts.elements.copy_part`.
-        DST_WIDE, SRC_WIDE: whether sizes and strides are whole vectors.
-        INDEX: integer type that holds every index into tensors that are not dense.
         BLOCK: elements of a block; a power of two, and a vector or more.
     """
     VEC: gl.constexpr = _per_vector(dst.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
     count = gl.maximum(count, 0)
-    vectors = count // VEC
-    if DST_DIMS == 0:
+    vectors = count * 0
+    if DST_DIMS == 0 and SRC_DIMS == 0:
         dst += dst_at
-        dst_at = dst_at * 0
-    if SRC_DIMS == 0:
         src += src_at
-        src_at = src_at * 0
-    if DST_WIDE and SRC_WIDE:
-        odd = ((dst.to(gl.int64) | src.to(gl.int64)) % 16) | (dst_at % VEC) | (src_at % VEC)
-        if odd != 0:
-            vectors = vectors * 0
+        if (dst.to(gl.int64) | src.to(gl.int64)) % 16 == 0:
+            vectors = count // VEC
         lanes, within = _vector_lanes(VECTORS, VEC)
         wide_dst, wide_src = _as_vector_pointer(dst), _as_vector_pointer(src)
         for at in range(part * VECTORS, vectors, parts * VECTORS):
             vector = at + lanes
             mask = (vector < vectors)[:, None]
-            to = _vector_place(dst_at // VEC + vector, dst_sizes, dst_strides, DST_DIMS, VEC, INDEX)
-            origin = _vector_place(src_at // VEC + vector, src_sizes, src_strides, SRC_DIMS, VEC, INDEX)
-            value = gl.load(wide_src + (origin[:, None] + within[None, :]), mask=mask)
-            gl.store(wide_dst + (to[:, None] + within[None, :]), value, mask=mask)
-    else:
-        vectors = vectors * 0
+            place = (vector * VEC)[:, None] + within[None, :]
+            gl.store(wide_dst + place, gl.load(wide_src + place, mask=mask), mask=mask)
+        dst_at, src_at = dst_at * 0, src_at * 0
     NARROW: gl.constexpr = _narrow_block(BLOCK)
     each = gl.arange(0, NARROW, layout=default_layout([NARROW]))
     for block in range(_narrow_start(vectors, part, parts, VEC, BLOCK), count, parts * BLOCK):
         for at in range(block, gl.minimum(block + BLOCK, count), NARROW):
             index = at + each
             mask = (index >= vectors * VEC) & (index < count)
-            to = _element_place(dst_at + index, dst_sizes, dst_strides, DST_DIMS, INDEX)
-            origin = _element_place(src_at + index, src_sizes, src_strides, SRC_DIMS, INDEX)
+            to, origin = dst_at + index, src_at + index
+            if DST_DIMS > 0:
+                to = strided(to, dst_sizes, dst_strides, DST_DIMS)
+            if SRC_DIMS > 0:
+                origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
             gl.store(dst + to, gl.load(src + origin, mask=mask), mask=mask)
 
 

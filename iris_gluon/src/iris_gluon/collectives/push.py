@@ -27,9 +27,9 @@ from iris_triton.collectives.parts.barrier import (
     told,
     told_second,
 )
-from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.sizes import carrier_of, pieces
+from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, pieces
 from iris_triton.collectives.pull import begins, moved_layouts, received_nbytes, splits_table
 
 if TYPE_CHECKING:
@@ -59,16 +59,13 @@ def _my_part(count, me, member, SIZE: gl.constexpr, BLOCK: gl.constexpr):
 def push(
     out, inp, control, stage, table, bases, me, rank, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
-    SIZE: gl.constexpr, DIRECT: gl.constexpr, IN_DIMS: gl.constexpr, IN_WIDE: gl.constexpr, OUT_DIMS: gl.constexpr,
-    OUT_WIDE: gl.constexpr, INDEX: gl.constexpr, BLOCK: gl.constexpr
+    SIZE: gl.constexpr, DIRECT: gl.constexpr, IN_DIMS: gl.constexpr, OUT_DIMS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
     """Store what the table says into the members' memory.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         stage: the team's landing region; half of it holds a piece from each member.
         DIRECT: whether peers can address the output; if it is not dense, all members' outputs have the same strides.
-        IN_WIDE, OUT_WIDE: whether sizes and strides are whole vectors.
-        INDEX: integer type that holds every index into tensors that are not dense.
     """
     inp = as_words(inp)
     out = as_words(out)
@@ -119,8 +116,7 @@ def push(
                     piece = piece * 0
             copy(
                 there.to(out.dtype), to, out_sizes, out_strides, inp, begin, in_sizes, in_strides, piece,
-                part, programs, PEER_DIMS, OUT_WIDE or PEER_DIMS == 0, IN_DIMS,
-                IN_WIDE, INDEX, BLOCK
+                part, programs, PEER_DIMS, IN_DIMS, BLOCK
             )  # fmt: skip
         epoch += 1
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
@@ -134,7 +130,7 @@ def push(
                 here = (stage.to(gl.int64) + half + member * capacity * ITEM).to(out.dtype)
                 copy(
                     out, begin + done, out_sizes, out_strides, here, begin * 0, out_sizes, out_strides, piece,
-                    part, programs, OUT_DIMS, OUT_WIDE, 0, True, INDEX, BLOCK
+                    part, programs, OUT_DIMS, 0, BLOCK
                 )  # fmt: skip
         turn += 1
     leave(row, epoch, SIZE)
@@ -160,7 +156,7 @@ class Push(GluonCollective):
         lands = request.options["uneven"] or not request.direct_out  # of uneven calls, all members' if one's does
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = torch.tensor(table, dtype=torch.int64, device=team.device)
-        arguments = self._arguments(team, *moved_layouts(request, carrier), item)
+        arguments = barrier_arguments(team) | layout_arguments(*moved_layouts(request, carrier))
         if lands:
             arguments |= pieces(team, part, item, team.size, name=LANDING)
         else:
