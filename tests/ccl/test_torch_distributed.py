@@ -11,6 +11,11 @@ two_ranks = pytest.mark.parametrize("num_ranks", [2])
 members = pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu(shared=False))])  # as NCCL refuses
+def device(request):
+    return request.param
+
+
 @three_ranks
 @members
 def test_collectives_are_right(pool, num_ranks, device, members):

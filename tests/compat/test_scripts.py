@@ -67,7 +67,7 @@ def test_peers_memory(pool, num_ranks, device, allocator):
     pool.run(run_script, num_ranks, "ported_rma", "peers_memory", device, allocator)
 
 
-@pytest.mark.multigpu
+@pytest.mark.multigpu(shared=False)  # which torch's own memory refuses
 @pytest.mark.parametrize("num_ranks", [2])
 def test_torchs_symmetric_memory(pool, num_ranks):
     pool.run(load_from_torchs_symmetric_memory, num_ranks)
