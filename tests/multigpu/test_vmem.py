@@ -62,7 +62,7 @@ def test_signals(pool, num_ranks):
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-@pytest.mark.multigpu
+@pytest.mark.multigpu(shared=False)  # a rank would see what the others take
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_a_heap_of_a_tebibyte_takes_nothing(pool, num_ranks):
     for problems, taken, reserved, committed in pool.run(opening, num_ranks):
@@ -72,7 +72,7 @@ def test_a_heap_of_a_tebibyte_takes_nothing(pool, num_ranks):
         assert committed == 64 * MIB, "the granule with Iris' system area"
 
 
-@pytest.mark.multigpu
+@pytest.mark.multigpu(shared=False)  # a rank would see what the others take
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_memory_comes_with_use_and_goes_when_free(pool, num_ranks):
     nbytes = 2 << 30
