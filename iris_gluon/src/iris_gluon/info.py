@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from iris_core.types import Capability, DeviceType, PluginInfo, PluginKind
+from dataclasses import replace
 
-GLUON_INFO = PluginInfo(
-    name="gluon",
-    kind=PluginKind.BACKEND,
-    summary="Gluon kernels, on GPUs and (through the CPU executor) on CPUs",
-    devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
-    requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
-)
+from iris_triton.info import TRITON_INFO
+
+_SUMMARY = "Gluon kernels, on GPUs and (through the CPU executor) on CPUs"
+GLUON_INFO = replace(TRITON_INFO, name="gluon", summary=_SUMMARY, priority=0)

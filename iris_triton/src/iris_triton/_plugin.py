@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from iris_core.diagnosis import Finding, Verdict
@@ -82,20 +83,29 @@ def compiler_problem(target: DeviceTarget) -> str:
     )
 
 
-class TritonPlugin:
-    """Provides the "triton" backend."""
+class BackendPlugin:
+    """Provides a backend; `backend` and `settings` name its classes, as `pkgutil.resolve_name` takes them."""
+
+    def __init__(self, info: PluginInfo, backend: str, settings: str) -> None:
+        self._info, self._backend, self._settings = info, backend, settings
 
     @hookimpl
     def iris_plugin_info(self) -> PluginInfo:
-        """Describe the backend."""
-        return TRITON_INFO
+        return self._info
 
     @hookimpl
     def iris_plugin_settings(self) -> type[PluginSettings]:
-        """Return `TritonSettings`."""
-        from iris_triton.settings import TritonSettings
+        found: type[PluginSettings] = resolve_name(self._settings)
+        return found
 
-        return TritonSettings
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> TritonBackend:
+        found: TritonBackend = resolve_name(self._backend)(request)
+        return found
+
+
+class TritonPlugin(BackendPlugin):
+    """Provides the "triton" backend."""
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
@@ -116,13 +126,6 @@ class TritonPlugin:
         return Availability.no(problem) if problem else Availability.yes()
 
     @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> TritonBackend:
-        """Create one rank's backend."""
-        from iris_triton.backend import TritonBackend
-
-        return TritonBackend(request)
-
-    @hookimpl
     def iris_plugin_diagnose(self) -> list[Finding]:
         """Say for `iris doctor` whether the installed Triton can be imported and was tested with Iris."""
         if installed_triton() is None:
@@ -138,4 +141,4 @@ class TritonPlugin:
         return [Finding("triton", verdict, text, {"version": version})]
 
 
-plugin = TritonPlugin()
+plugin = TritonPlugin(TRITON_INFO, "iris_triton.backend:TritonBackend", "iris_triton.settings:TritonSettings")
