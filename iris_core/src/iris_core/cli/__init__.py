@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import IrisError
 from iris_core.logs import logger
+from iris_core.types import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,8 @@ COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench")
 def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Make the parser with these subcommands; the reference is made from it, too."""
     parser = argparse.ArgumentParser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    version = f"iris-core {VERSION}"
+    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in commands:
         _module(name).add_parser(subparsers)
@@ -50,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(chosen or COMMANDS)
     try:
         args = parser.parse_args(arguments)
-        if args.version:
-            print(_version())
-            return 0
         if args.command is None:
             parser.print_help(sys.stderr)
             return 2
@@ -71,9 +70,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return 130
-
-
-def _version() -> str:
-    from iris_core import __version__
-
-    return f"iris-core {__version__}"
