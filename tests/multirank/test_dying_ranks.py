@@ -1,5 +1,6 @@
 """Ranks that die while others open a world or use it, launchers that die, and processes that are forked off."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -51,7 +52,7 @@ class Processes:
         return process
 
     def start_ranks(self, folder, num_ranks, job, *args):
-        with Folder(folder) as opened:
+        with contextlib.closing(Folder(folder)) as opened:
             for rank in range(num_ranks):
                 process = self.start(jobs.rank_main, folder, rank, num_ranks, job, *args)
                 opened.announce(rank, process.pid)

@@ -122,16 +122,11 @@ class RankProcesses:
         self._worlds = self._size = 0  # worlds so far, and the size of the one that the processes are in now
 
     def run(self, fn: Callable[..., R], num_ranks: int, *args: Any, timeout_s: float | None = None) -> list[R]:
-        """Call `fn(*args)` on `num_ranks` ranks.
+        """Call `fn(*args)` on `num_ranks` ranks, and return their results, as the function `run` does.
 
         Args:
-            fn: function that can be pickled by name.
-            num_ranks: number of ranks.
-            *args: arguments, the same on every rank.
+            fn, num_ranks, *args: as of that function.
             timeout_s: bound of this job; that of all jobs by default.
-
-        Returns:
-            One result per rank.
 
         Raises:
             RankError: a rank raised.  Processes that do not come back, and those that computed on a GPU, which an error
@@ -150,7 +145,7 @@ class RankProcesses:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         processes = [self._processes[rank] for rank in range(num_ranks)]
         try:
-            with Folder(folder) as opened:
+            with contextlib.closing(Folder(folder)) as opened:
                 for rank, each in enumerate(processes):
                     opened.announce(rank, each.process.pid or 0)  # if it dies before it does so, the others know it
                     each.send((folder, rank, num_ranks, bytes(ForkingPickler.dumps((fn, args)))))

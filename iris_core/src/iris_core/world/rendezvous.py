@@ -123,12 +123,6 @@ class Folder:
             os.close(self.fd)
             self.fd = -1
 
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def private_folder() -> str:
     """Make or find the folder of this user for all that ranks leave for each other."""
@@ -138,8 +132,8 @@ def private_folder() -> str:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            with Folder(path):
-                return path
+            Folder(path).close()
+            return path
         except (IrisError, OSError) as e:
             if isinstance(e, IrisError):
                 logger.warning("%s", e)
@@ -153,7 +147,7 @@ def named_folder(*parts: str) -> str:
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, IrisError, ValueError):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
-                with Folder(entry.path) as old:
+                with contextlib.closing(Folder(entry.path)) as old:
                     said = [old.read(name) for name in os.listdir(old.fd) if name.startswith("pid.")]
                 if not any(each is not None and _started_at(each["pid"]) == each["started"] for each in said):
                     shutil.rmtree(entry.path)
