@@ -40,12 +40,6 @@ class IrisProcessGroup(dist.ProcessGroup):
         )
         self._store: c10d.Store = about.store
 
-    def getBackendName(self) -> str:
-        return NAME
-
-    def name(self) -> str:
-        return NAME
-
     def get_group_store(self) -> c10d.Store:
         return self._store
 
@@ -91,19 +85,12 @@ class IrisBackend(c10d.Backend):
             options,
         )
 
-    def getBackendName(self) -> str:
-        return NAME
 
-    def name(self) -> str:
-        return NAME
-
-
-for _name in METHODS:
-    for _each in (IrisProcessGroup, IrisBackend):
-        setattr(_each, _name, _method(_name))
-for _older, _newer in OLDER.items():
-    for _each in (IrisProcessGroup, IrisBackend):
-        setattr(_each, _older, _method(_newer))
+for _class in (IrisProcessGroup, IrisBackend):
+    for _name, _newer in {**dict(zip(METHODS, METHODS, strict=True)), **OLDER}.items():
+        setattr(_class, _name, _method(_newer))
+    for _name in ("getBackendName", "name"):
+        setattr(_class, _name, lambda self: NAME)
 
 
 def create(about: Any, options: Options | None = None) -> Any:

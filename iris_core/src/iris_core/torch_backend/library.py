@@ -155,10 +155,6 @@ def _of_sums(op: str, dual: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return backward
 
 
-def _reduce_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
-    return _OPS.all_reduce(grad, kind, group)  # type: ignore[no-any-return]
-
-
 def _gather_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
     gathered = _OPS.all_gather(grad, group)
     return gathered / _group(group).size if kind == "avg" else gathered  # type: ignore[no-any-return]
@@ -171,7 +167,7 @@ def _broadcast_gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return summed if is_root else torch.zeros_like(grad), None, None
 
 
-_differentiate("all_reduce", _save_how, _of_sums("all_reduce", _reduce_gradient))
+_differentiate("all_reduce", _save_how, _of_sums("all_reduce", _OPS.all_reduce))
 _differentiate("reduce_scatter", _save_how, _of_sums("reduce_scatter", _gather_gradient))
 _differentiate(
     "all_gather", _save_how,

@@ -8,7 +8,6 @@ GPUs, gloo's on CPUs.
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -142,8 +141,12 @@ class GroupOperations:
     ) -> dist.Work:  # fmt: skip
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
         ctx = self.context(device)
-        run = functools.partial(_without_grad, call, ctx.ccl)
         is_async = getattr(opts, "asyncOp", True)
+
+        def run() -> None:
+            with torch.no_grad():
+                call(ctx.ccl)
+
         if device.type == "cuda":
             if not is_async:
                 run()
@@ -184,7 +187,8 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for each in tensors:
-                _scale(each, factor)
+                if factor is not None:
+                    each.mul_(factor)
                 ccl.all_reduce(each, each, op)
 
         return self._launch("all_reduce", opts, first.device, tensors, tensors, call)
@@ -396,19 +400,17 @@ class GroupOperations:
         """Close the contexts, which waits for the other members, and the groups inside; errors are logged."""
         if self._thread is not None:
             self._thread.shutdown()
-        for ctx in self._contexts.values():
-            ctx._close(synchronize=True, failing=True)
-        for inner in self._inner.values():
-            inner.shutdown()
-        self._contexts.clear()
-        self._inner.clear()
+        self._end("shutdown")
 
     def abort(self) -> None:
         """Give back what the group has opened, and wait for nobody."""
+        self._end("abort")
+
+    def _end(self, how: str) -> None:
         for ctx in self._contexts.values():
-            ctx._close(synchronize=False, failing=True)
+            ctx._close(synchronize=how == "shutdown", failing=True)
         for inner in self._inner.values():
-            inner.abort()
+            getattr(inner, how)()
         self._contexts.clear()
         self._inner.clear()
 
@@ -425,11 +427,6 @@ def reduces(op: ReduceOp, dtype: torch.dtype) -> bool:
     except (ArgumentError, UnsupportedError):
         return False
     return dtype is not torch.bool
-
-
-def _without_grad(call: Callable[[Collectives], Any], ccl: Collectives) -> None:
-    with torch.no_grad():
-        call(ccl)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
@@ -453,11 +450,6 @@ def _reduction(opts: Any) -> tuple[ReduceOp, Any]:
     if kind == c10d.ReduceOp.PREMUL_SUM:
         return ReduceOp.SUM, factor
     return ReduceOp[kind.name], None
-
-
-def _scale(tensor: torch.Tensor, factor: Any) -> None:
-    if factor is not None:
-        tensor.mul_(factor)
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
