@@ -94,11 +94,8 @@ class BoundKernel:
             return
         order = [parameter.name for parameter in self._kernel.params]
         everything = {**self._arguments, **named}
-        self._values = [_plain(everything[name]) for name in order]
+        # addresses: the launcher asks the driver about each object that is not a number
+        plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in everything.items()}
+        self._values = [plain[name] for name in order]
         self._places = tuple(order.index(name) for name in self._names)
         self._run = _compat.launcher_of(compiled, self._grid)
-
-
-def _plain(value: Any) -> Any:
-    """The address of a tensor: the launcher asks the driver about each object that is not a number."""
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value

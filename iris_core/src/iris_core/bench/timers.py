@@ -93,7 +93,9 @@ class Provider:
         from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
 
         if self.on_gpu:
-            sleep()
+            import torch
+
+            torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
         seconds = {"cpu": seconds_by_clock, "reported": _as_reported}.get(self.timer, seconds_by_events)
         return seconds(self.call, self.units) / self.calls_per_unit
 
@@ -194,13 +196,6 @@ def synchronize() -> None:
     import torch
 
     torch.cuda.synchronize()
-
-
-def sleep() -> None:
-    """Let this rank's GPU pause, so that the host launches what follows meanwhile."""
-    import torch
-
-    torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def _as_reported(step: _Call, units: int) -> float:

@@ -143,12 +143,6 @@ class GluonBuilder(HopperOps, CpuBuilder):
         layout = result_layout(operation, value.layout, tuple(value.data.shape), *map(int, arguments))
         return LaidOut(result.data, result.dtype, layout)
 
-    def create_cat(self, left: Handle, right: Handle, type_: Any = None) -> Handle:
-        return super().create_cat(left, right)
-
-    def create_histogram(self, data: Handle, bins: int, mask: Handle | None, layout: None = None) -> Handle:
-        return super().create_histogram(data, bins, mask)
-
 
 def _no_attribute(*arguments: Any, **named: Any) -> None:
     """Layouts have no form in IR here."""

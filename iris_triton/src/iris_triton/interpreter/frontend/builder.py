@@ -173,7 +173,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     create_reshape = _on_array(lambda data, shape, allow_reorder: data.reshape(tuple(shape)))
     create_trans = _on_array(lambda data, order: np.transpose(data, tuple(order)))
 
-    def create_cat(self, left: Handle, right: Handle) -> Handle:
+    def create_cat(self, left: Handle, right: Handle, *type_: Any) -> Handle:
         return Handle(np.concatenate([left.data, right.data]), left.dtype)
 
     def create_join(self, left: Handle, right: Handle) -> Handle:
@@ -188,7 +188,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
             raise IndexError(f"tl.gather with an index outside [0, {size})")
         return Handle(np.take_along_axis(source.data, index.data.astype(np.int64), axis), source.dtype)
 
-    def create_histogram(self, data: Handle, bins: int, mask: Handle | None) -> Handle:
+    def create_histogram(self, data: Handle, bins: int, mask: Handle | None, *layout: Any) -> Handle:
         values = data.data if mask is None else data.data[mask.data]
         values = values[(values >= 0) & (values < bins)]  # the GPU drops what is out of range
         return Handle(np.bincount(values.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
