@@ -31,18 +31,15 @@ class AllocatorPlugin:
 
     @hookimpl
     def iris_plugin_info(self) -> PluginInfo:
-        """Describe the allocator."""
         return self._info
 
     @hookimpl
     def iris_plugin_settings(self) -> type[PluginSettings]:
-        """Return the class of its settings."""
         found: type[PluginSettings] = resolve_name(self._settings)
         return found
 
     @hookimpl
     def iris_plugin_create(self, request: CreateRequest) -> Allocator:
-        """Create one rank's allocator."""
         found: Allocator = resolve_name(self._allocator)(request)
         return found
 

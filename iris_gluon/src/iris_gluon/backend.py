@@ -28,7 +28,6 @@ class GluonBackend(TritonBackend):
 
     @property
     def info(self) -> PluginInfo:
-        """The plugin's description."""
         return GLUON_INFO
 
     def attach(self, memory: MemoryMap) -> None:
@@ -57,7 +56,6 @@ class GluonBackend(TritonBackend):
         return {**functions, "DeviceContext": IrisDeviceCtx, "IrisDeviceCtx": IrisDeviceCtx}
 
     def compile_cases(self) -> Sequence[CompileCase]:
-        """Kernels that must compile for every GPU target, without a GPU."""
         from iris_triton.testing.cases import compile_cases
         from iris_triton.testing.languages import in_gluon
 

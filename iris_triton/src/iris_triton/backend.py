@@ -35,7 +35,6 @@ class TritonBackend:
 
     @property
     def info(self) -> PluginInfo:
-        """The plugin's description."""
         return TRITON_INFO
 
     def make_context(self, spec: ContextSpec) -> torch.Tensor:
@@ -88,13 +87,11 @@ class TritonBackend:
 
     @property
     def ticks_per_second(self) -> float:
-        """Ticks of `read_realtime` in a second."""
         from iris_triton.clocks import ticks_per_second
 
         return ticks_per_second(self._target.type)
 
     def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
-        """Tell kernels where events go; see `iris_core.protocols.SupportsTracing`."""
         import torch
 
         if self._on_cpu:
@@ -108,13 +105,11 @@ class TritonBackend:
         context[-TRACE_WORDS:].copy_(trace)
 
     def compare_clocks(self, context: Context) -> ClockOffset:
-        """Compare this rank's clock with rank 0's.  Collective."""
         from iris_triton.clocks import compare
 
         return compare(context)
 
     def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
-        """Launch a barrier between the devices of a group; see `iris_core.protocols.SupportsDeviceBarrier`."""
         bound = self._barriers.get((slot.size, sem))
         if bound is None:
             from iris_triton import device_barrier
@@ -123,25 +118,21 @@ class TritonBackend:
         bound(stream, slot.words, slot.targets)
 
     def collectives(self) -> Sequence[Collective]:
-        """The algorithms for `ctx.ccl`."""
         from iris_triton.collectives import collectives
 
         return collectives(packets=not self._on_cpu)
 
     def tables(self) -> Sequence[Path]:
-        """Where measured tables of collectives lie."""
         from iris_triton.collectives import TABLES
 
         return [TABLES]
 
     def operations(self) -> Sequence[FusedOperation]:
-        """The algorithms for `ctx.ops`."""
         from iris_triton.gemm import operations
 
         return operations()
 
     def operation_tables(self) -> Sequence[Path]:
-        """Where measured tables of fused operations lie."""
         from iris_triton.gemm import TABLES
 
         return [TABLES]
@@ -155,25 +146,21 @@ class TritonBackend:
         return {**functions, "DeviceContext": DeviceContext}
 
     def compile_cases(self) -> Sequence[CompileCase]:
-        """Kernels that must compile for every GPU target, without a GPU."""
         from iris_triton.testing.cases import compile_cases
 
         return compile_cases(self.device_api())
 
     def compile_only(self, case: CompileCase, target: str) -> str:
-        """Compile a case without a GPU and return its assembly; see `iris_core.protocols.SupportsCompileOnly`."""
         from iris_triton.testing.compile_only import assembly, compile_for
 
         return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
 
     def demos(self) -> Sequence[Demo]:
-        """The programs of `iris demo`."""
         from iris_triton.demos import demos
 
         return demos()
 
     def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
-        """Test remote access between all ranks; see `iris_core.protocols.SupportsSelfTest`."""
         from iris_triton.testing.selftest import self_test
 
         return self_test(context, begin)

@@ -40,7 +40,6 @@ class Local:
         self.op = op
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether the rank is alone."""
         if request.group_size > 1:
             return Availability.no(f"it serves a rank alone, and the group has {request.group_size}")
         if request.options.get("config"):
@@ -48,7 +47,6 @@ class Local:
         return Availability.yes()
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds."""
         return _LAUNCH_S + request.nbytes / _BYTES_PER_S
 
     def prepare(self, request: CollectiveRequest, context: Any) -> None:

@@ -65,7 +65,6 @@ class Unfused:
         return Availability.yes()
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: one after the other."""
         return product_s(request) + moving_s(request) + fixed_s(request, launches=2, barriers=2)
 
     # -- preparing ----------------------------------------------------------------------------------------------------
@@ -129,7 +128,6 @@ class Unfused:
 
     # -- launching ----------------------------------------------------------------------------------------------------
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Multiply and communicate, in the operation's order."""
         with torch.no_grad():
             if plan.gathered is not None:
                 matrix, parts = plan.gathered

@@ -85,11 +85,9 @@ class TorchCollective:
 
     @property
     def info(self) -> PluginInfo:
-        """The description."""
         return everywhere(self.name, f"torch.distributed with {self.name}")
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether torch.distributed does this collective with such tensors."""
         problem = _group_problem(request, self.name) or self._problem(request)
         return Availability(not problem, problem)
 
@@ -110,11 +108,9 @@ class TorchCollective:
         return ""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds."""
         return _CALL_S[self.name] + request.nbytes * (request.group_size - 1) / _BYTES_PER_S[self.name]
 
     def host_seconds(self, request: CollectiveRequest) -> float:
-        """Estimate what a call costs the CPU."""
         return _CALL_S["nccl"]
 
     def prepare(self, request: CollectiveRequest, context: Any) -> tuple[Any, Any, int]:
@@ -124,7 +120,6 @@ class TorchCollective:
         return _group_of(request.members, self.name), reduction, root
 
     def launch(self, plan: tuple[Any, Any, int], out: Any, inp: Any, stream: Any = None) -> None:
-        """Call torch.distributed on the current stream."""
         group, reduction, root = plan
         with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             if self.op == "broadcast":

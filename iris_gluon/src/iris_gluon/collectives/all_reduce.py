@@ -126,7 +126,6 @@ class TwoShot(GluonCollective):
         return self.model(request, barriers=2 + (not request.direct_in), moved=moved, copied=request.nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel."""
         op, carrier = self.reduction(request)
         count, item = math.prod(request.shape), item_of(request)
         shard = rounded_up(-(-count // team.size), item)

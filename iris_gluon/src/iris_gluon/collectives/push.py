@@ -149,7 +149,6 @@ class Push(GluonCollective):
         return self.model(request, barriers=2, moved=received_nbytes(request), copied=out_nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Make the table, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         table, part = _table(request, carrier.parts)

@@ -121,7 +121,6 @@ class HopperGather(Hopper):
         return 0.0 if request.target.type is DeviceType.CPU else 3e-5 + 1.5e-5 * request.group_size
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for A of all and for the words, bind the kernel."""
         on_cpu = request.target.type is DeviceType.CPU
         most = request.options["config"].get("num_sms", 2 if on_cpu else host.processors)
         most = most if on_cpu else max(1, min(most, host.processors - 1))

@@ -70,7 +70,6 @@ class HopperPush(Hopper):
     rows_owned = False
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory where the output cannot be reached, bind the kernel."""
         gemm, programs = self._launch(request, host)
         memory, staged, (out_down, _) = staged_memory(request, host, self.name, 0)
         how = {"out_down": out_down, "DIM": request.options["gather_dim"]}

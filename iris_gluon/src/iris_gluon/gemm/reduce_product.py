@@ -90,7 +90,6 @@ class HopperReduce(Hopper):
         return [other, order, {**other, **order}, *more[:2]]
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for the slots, bind the kernels."""
         gemm, programs = self._launch(request, host)
         dtype: torch.dtype = getattr(torch, request.dtype)
         rows_each = request.m // host.team.size

@@ -204,7 +204,6 @@ class Pull(KernelCollective):
         return request.direct_in and request.options["layout"] == "torch"
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Say which elements go where, and bind the kernel."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         table, chunk, parts = None, None, (0, 0, 0, 0, -1)

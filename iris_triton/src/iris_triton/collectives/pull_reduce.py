@@ -92,7 +92,6 @@ class PullReduce(KernelCollective):
         return request.direct_in and not (self.op == "all_reduce" and request.options["in_place"])
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel."""
         op, carrier = self.reduction(request)
         options, item = request.options, item_of(request)
         scatters = self.op == "reduce_scatter" and options["layout"] == "torch"

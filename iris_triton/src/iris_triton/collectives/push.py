@@ -229,7 +229,6 @@ class Push(KernelCollective):
         return offered
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel.  Collective: every member calls it."""
         carrier, options = carrier_of(request.dtype), request.options
         item, sharded = carrier.dtype.itemsize, self.op == "all_to_all"
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)

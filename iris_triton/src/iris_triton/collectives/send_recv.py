@@ -175,7 +175,6 @@ class Mail(KernelCollective):
         return Plan((BoundKernel(move, grid, arguments, ("tensor",), team.device, blocks.options),), carrier)
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
-        """Launch a plan on a stream."""
         tensor = inp if out is None else out
         (kernel,) = plan.kernels
         assert tensor is not None

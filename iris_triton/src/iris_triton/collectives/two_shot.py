@@ -106,7 +106,6 @@ class TwoShot(KernelCollective):
         return self.model(request, barriers=2 + staged, moved=moved, copied=request.nbytes * staged)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel."""
         op, carrier = self.reduction(request)
         item, count = item_of(request), math.prod(request.shape)
         shard = rounded_up(-(-count // team.size), item)

@@ -158,7 +158,6 @@ class Fetch(Fused):
         return [{"num_fetch_sms": 8}, {"num_fetch_sms": 32}, square, {**square, "num_fetch_sms": 32}]
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory for the copies, and where A cannot be reached, make the flags, bind the kernel."""
         size, dim = host.team.size, request.options["gather_dim"]
         dtype = getattr(torch, request.dtype)
         rows, inner = shape = (request.m // size, request.k) if dim == 0 else (request.m, request.k // size)

@@ -129,7 +129,6 @@ class Reduce(Fused):
     exposed = 1 / 4  # of the sums
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Divide the product into tiles, find memory for the slots, bind the kernel."""
         size, dtype = host.team.size, getattr(torch, request.out_dtype)
         form = self.name
         if self.op == "matmul_reduce_scatter":

@@ -68,7 +68,6 @@ class Push(Fused):
     """`push` of matmul_all_gather."""
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        """Find memory where the output cannot be reached, bind the kernel."""
         tiles = tiling(request, request.m, request.k)
         memory, staged, stride = staged_memory(request, host, self.name, 0)
         arguments = arguments_of(request, tiles, request.m, stride) | {"DIM": request.options["gather_dim"]}

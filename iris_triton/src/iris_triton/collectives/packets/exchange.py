@@ -318,7 +318,6 @@ class Exchange(PacketCollective):
         return shape.programs, shape.block
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Make a plan.  Collective: every member calls it."""
         packets = self._packets(request)
         shape = shape_for(request, packets, self._encoding, self._form)
         mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)

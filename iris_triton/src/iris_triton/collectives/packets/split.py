@@ -209,7 +209,6 @@ class Split(PacketCollective):
         return _START_S + _BARRIER_S + 2 * part / _WIRE
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Make a plan.  Collective: every member calls it."""
         warps, sub, several, iterations = self._stretch(request)
         mailbox = mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
         pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)

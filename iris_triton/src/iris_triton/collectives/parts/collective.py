@@ -95,7 +95,6 @@ class KernelCollective:
         self.layouts = layouts
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
         problem = self._problem(request)
         return Availability.no(problem) if problem else Availability.yes()
 
@@ -128,7 +127,6 @@ class KernelCollective:
         return [{}, *(config for config in _TRIED if all(name in self.uses for name in config))]
 
     def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
-        """Make a plan.  Collective: every member calls it."""
         return self.plan(request, context.ccl.team(request.members))
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
@@ -136,7 +134,6 @@ class KernelCollective:
         raise NotImplementedError
 
     def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
-        """Launch a plan on a stream."""
         target = inp if out is None else out
         source = out if inp is None else inp
         assert target is not None

@@ -75,7 +75,6 @@ class Fused:
         self.op, self.name, self.barriers = op, name, barriers
 
     def supports(self, request: FusedRequest) -> Availability:
-        """Say whether this algorithm serves a call."""
         problem = self._problem(request)
         return Availability(not problem, problem)
 
@@ -128,7 +127,6 @@ class Fused:
     def launch(
         self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """Launch a plan on the current stream."""
         if plan.staged_a is not None:
             a = plan.staged_a.copy_(a.detach())
         target = out if plan.staged_out is None else plan.staged_out
