@@ -133,7 +133,7 @@ def test_jacobi(pool):
 )
 def test_calls_in_a_row(pool, tmp_path, name, num_ranks):
     """From three ranks on, one can be a launch ahead of a second one while a third one still waits for the second."""
-    calls, share = (16, 0.1) if "decode" in name else (20, 0.05)
+    calls, share = (10, 0.15) if "decode" in name else (10, 0.1)
     args = str(EXAMPLES / name), calls, "cpu", False, share, str(tmp_path / "delays")
     assert all(pool.run(jobs_models.in_a_row, num_ranks, *args))
 
