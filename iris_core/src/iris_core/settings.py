@@ -69,10 +69,6 @@ class PluginSettings(SettingsBase):
     """
 
 
-def _cache_dir() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "iris")
-
-
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a size is a number of bytes or text such as '64MiB'")
@@ -110,7 +106,9 @@ class IrisSettings(SettingsBase):
     """Whether the first call of a kind measures algorithms where no table has a measured point near to it: "first"
     measures the few that may be the fastest, "exhaustive" all with all their launches, also near measured points, "off"
     none; unset: first on GPUs, off on CPUs."""
-    cache_dir: str = Field(default_factory=_cache_dir)
+    cache_dir: str = Field(
+        default_factory=lambda: os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "iris")
+    )
     """Folder for what Iris measures on this machine: tables of collectives; default: iris in the user's cache."""
     allocator: Annotated[str, Field(min_length=1)] = "auto"
     """Allocator by name, `name@distribution`, or "auto"."""
@@ -181,12 +179,7 @@ def load_settings(**given: Any) -> IrisSettings:
 def load_plugin_settings(
     name: str, cls: type[PluginSettings], options: Mapping[str, Any] | None = None
 ) -> PluginSettings:
-    """Read one plugin's settings from IRIS_<NAME>__<FIELD> and the caller's options.
-
-    Args:
-        name: the plugin's name.
-        cls: its settings class.
-        options: the caller's values, which beat the environment.
+    """Read one plugin's settings of class `cls` from the caller's options, then from IRIS_<NAME>__<FIELD>.
 
     Raises:
         SettingsError: a value is wrong or a name unknown; says which, where it came from, and close matches.
@@ -206,15 +199,10 @@ def load_plugin_settings(
 
 
 def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
-    """Warn about every variable that begins with IRIS_ and that nobody reads, naming the nearest one that exists.
+    """Warn about every variable that begins with IRIS_ and that nobody reads; return the messages.
 
+    They name the nearest variable that exists.  What begins with IRIS_<NAME>__ belongs to the plugin of that name.
     pydantic-settings itself ignores unknown variables silently.
-
-    Args:
-        plugin_names: names of all installed plugins; what begins with IRIS_<NAME>__ is theirs.
-
-    Returns:
-        The messages.
     """
     prefixes = [plugin_prefix(name) for name in plugin_names]
     known = [PREFIX + field.upper() for field in IrisSettings.model_fields]

@@ -39,10 +39,7 @@ def _module(command: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: the arguments; default is those of the process.
+    """Run the command line, by default with the arguments of the process.
 
     Returns:
         The exit status: 0 if all is well, 1 if something is broken or failed, 2 for wrong usage.

@@ -162,11 +162,10 @@ class Config(LaunchConfig):
 
 @dataclass(frozen=True)
 class FusedConfig(LaunchConfig):
-    """How an operation of `ctx.ops` is to run.  Everything that is not given (None) is the algorithm's choice.
+    """How an operation of `ctx.ops` is to run; what is given, and what is not, means the same as in `Config`.
 
-    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
-    refused when it was named.  The fields are those of the reference system, and others.  Its defaults (tiles of
-    256 x 64, steps of 64) have a meaning here only where they define the result, with layout "tiles".
+    The fields are those of the reference system, and others.  Its defaults (tiles of 256 x 64, steps of 64) have a
+    meaning here only where they define the result, with layout "tiles".
 
     Attributes:
         block_size_m, block_size_n, block_size_k: rows and columns of a tile of the product, and the step of the inner

@@ -299,15 +299,7 @@ class SymmetricHeap:
         self._state.order.add(self._state.blocks.find(tensor, "record_stream"), stream)
 
     def scope(self) -> Scope:
-        """Return a context manager that frees what is allocated inside.
-
-        Symmetric: every rank enters and leaves it at the same place.
-
-        Example:
-            with heap.scope() as scope:
-                work = heap.allocate(1 << 20, torch.float32)   # freed at the end
-                result = scope.keep(heap.allocate(16, torch.float32))
-        """
+        """Return a context manager that frees what is allocated inside; see `iris_core.Iris.scope`.  Symmetric."""
         self._check_open()
         state = self._state
         return Scope(state.blocks, lambda record: None if state.closed else symmetry.retire(state, record))

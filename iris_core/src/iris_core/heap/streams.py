@@ -215,9 +215,8 @@ class StreamOrder:
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
-        self.fences: list[
-            tuple[int, int, Uses]
-        ] = []  # free ranges [start, end) that are still used: disjoint, ascending
+        # free ranges [start, end) that are still used: disjoint, ascending
+        self.fences: list[tuple[int, int, Uses]] = []
         self._limit = _FIRST_PRUNING
 
     def check_not_capturing(self, what: str) -> None:

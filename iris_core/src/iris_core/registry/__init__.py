@@ -135,12 +135,9 @@ class Registry:
                 self._settle()
 
     def register(self, kind: PluginKind, plugin: Any, name: str | None = None) -> PluginRecord:
-        """Add a plugin object without an entry point, for tests and notebooks.
+        """Add an object whose methods are marked with `hookimpl`, without an entry point, for tests and notebooks.
 
-        Args:
-            kind: what it provides.
-            plugin: object whose methods are marked with `hookimpl`.
-            name: its name; default is what the plugin says of itself.
+        Its name is by default what the plugin says of itself.
 
         Raises:
             PluginLoadError: the object is not a valid plugin of this kind.
@@ -255,7 +252,6 @@ class Registry:
         """Return the class of a plugin's settings; PluginLoadError if it raised or returned something else."""
         from iris_core.settings import PluginSettings  # pydantic is heavy, and listing plugins does not need it
 
-        self.load(record)
         cls = self._call(record, "iris_plugin_settings")
         if isinstance(cls, type) and issubclass(cls, PluginSettings):
             return cls
@@ -263,7 +259,6 @@ class Registry:
 
     def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
         """Ask a plugin whether it can be used on a device; raises like `settings_class`."""
-        self.load(record)
         answer = self._call(record, "iris_plugin_probe", target=target)
         if isinstance(answer, Availability):
             return answer
@@ -276,7 +271,6 @@ class Registry:
             IrisError: whatever the plugin raises of Iris's own errors.
             PluginError: it raised another error, which is chained, or returned something else; or as `load`.
         """
-        self.load(record)
         created = self._call(record, "iris_plugin_create", request=request)
         if lacking := missing_members(record.kind, created):
             problem = f"iris_plugin_create returned {reprlib.repr(created)}, which has no {', '.join(lacking)}"
@@ -305,7 +299,8 @@ class Registry:
         return tuple(findings)
 
     def _call(self, record: PluginRecord, hook: str, **arguments: Any) -> Any:
-        """Call a provider hook; what a plugin raises becomes one of our errors, with the cause chained."""
+        """Load a plugin and call a hook; what the hook raises becomes one of our errors, with the cause chained."""
+        self.load(record)
         try:
             results = record.call(hook, **arguments)
         except FAILURES as error:

@@ -65,9 +65,6 @@ def run(
         torch_distributed: initialise torch.distributed in the ranks before `fn` is called, for programs that use it
             beside Iris: gloo, and NCCL where there are GPUs.  These listen on TCP, without asking who connects.
 
-    Returns:
-        One result per rank.
-
     A function of a notebook's cell or of `python -c` is one that new processes cannot import: its ranks are forked off.
 
     Raises:
@@ -268,7 +265,7 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
         try:
             if folder != joined:
                 _leave_torch()
-                stacks = open(_stack_file(folder, rank), "w")  # noqa: SIM115 - as long as this world lasts
+                stacks = open(f"{folder}/stack-{rank}", "w")  # noqa: SIM115 - as long as this world lasts
                 faulthandler.register(_STACK_SIGNAL, stacks)
                 join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
                 joined = folder
@@ -340,20 +337,16 @@ def _collect(processes: Sequence[RankProcess], job: str, timeout_s: float, grace
     if waiting:
         late = sorted(waiting.values())
         text = f"job {job}: {name_ranks(late)} of {len(processes)} still ran after {timeout_s:g} s"
-        stacks = (f"rank {rank}:\n{_stack(processes[rank], _stack_file(folder, rank))}" for rank in late)
+        stacks = (f"rank {rank}:\n{_stack(processes[rank], folder, rank)}" for rank in late)
         raise CollectiveTimeoutError("\n".join([text, *stacks]), missing_ranks=late)
     return [results[rank] for rank in range(len(processes))]
 
 
-def _stack_file(folder: str, rank: int) -> str:
-    return os.path.join(folder, f"stack-{rank}")
-
-
-def _stack(process: RankProcess, path: str) -> str:
+def _stack(process: RankProcess, folder: str, rank: int) -> str:
     """Let a rank write the stacks of its threads, and return them: it is going to be killed."""
     with contextlib.suppress(OSError):
         os.kill(process.process.pid or 0, _STACK_SIGNAL)
         time.sleep(_STACK_S)
-        with open(path) as file:
+        with open(f"{folder}/stack-{rank}") as file:
             return file.read()
     return "no stack: it has not joined its world"

@@ -78,13 +78,7 @@ class Case:
         return ((size if self.op in _ONE_OUTPUT_CHUNK_EACH else 1) * self.shape[0], *self.shape[1:])
 
     def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
-        """Describe the call as the core does.
-
-        Args:
-            rank: in the group.
-            members: ranks of the world, in the group's order.
-            target: device of the rank.
-        """
+        """Describe the call of a rank of the group as the core does; `members` are ranks of the world, in its order."""
         size, step = len(members), 2 if self.place == "strided" else 1
         options: dict[str, Any] = {"layout": "torch", "in_place": self.in_place, "uneven": False, "config": {}}
         shape = inp = self.input_shape(size)

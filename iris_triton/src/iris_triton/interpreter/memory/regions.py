@@ -46,12 +46,7 @@ def register_memory(memory: MemoryMap) -> int:
 
 
 def allow_region(address: int, nbytes: int, label: str = "") -> int:
-    """Make memory accessible that kernels reach through addresses stored in other memory.
-
-    Args:
-        address: first byte.
-        nbytes: size in bytes.
-        label: name for messages.
+    """Make memory accessible that kernels reach through addresses stored in other memory; `label` is for messages.
 
     Returns:
         A token for `unregister_memory`.  The caller unregisters the region before it frees the memory.
