@@ -9,13 +9,13 @@ from table_files import HEAD
 
 from iris_core import Iris
 from iris_core.dispatch.choice import Chooser, Tables, place_of
-from iris_core.dispatch.products import FusedCall, float32_products, torch_allows_tf32
+from iris_core.dispatch.products import OPS, FusedCall, float32_products, torch_allows_tf32
 from iris_core.dispatch.requests import Here
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.dispatch.team import Host, rounded
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
-from iris_core.providers.baseline import product_algorithms
+from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import product_s
 from iris_core.tuning.matmuls import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
@@ -183,7 +183,7 @@ def test_what_won_on_8_hoppers_is_chosen_there(weight):
 
 
 def test_models_leave_short_products_to_the_library():
-    by_name = {(each.op, each.name): each for each in (*product_algorithms(), *operations())}
+    by_name = {(each.op, each.name): each for each in (*map(Unfused, OPS), *operations())}
     for op, dim, fused in (("all_gather_matmul", 0, "fetch"), ("matmul_reduce_scatter", None, "push")):
         for m, want in ((256, "unfused"), (512, "unfused"), (8192, fused)):
             request = layer_request(op, dim, m, 11008, 4096, 8)

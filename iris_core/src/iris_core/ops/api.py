@@ -100,8 +100,6 @@ class FusedWorkspace:
 
 
 def _preamble_of(operation: Callable[..., Any]) -> Callable[..., FusedWorkspace]:
-    """Return the method that prepares calls of an operation."""
-
     def preamble(
         self: Operations,
         output: torch.Tensor,
@@ -276,32 +274,10 @@ class Operations:
     matmul_all_gather_preamble = _preamble_of(matmul_all_gather)
     matmul_reduce_scatter_preamble = _preamble_of(matmul_reduce_scatter)
 
-    def explain(
-        self,
-        op: str,
-        /,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        **options: Any,
-    ) -> Explanation:
-        """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
+    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+        """Return which algorithm serves a call of "matmul_all_reduce" and so on, and why; see `Collectives.explain`.
 
         Local: nothing is communicated or launched.
-
-        Args:
-            op: the operation, "matmul_all_reduce" and so on.
-            output, A, B, bias: as the operation takes them.
-            **options: likewise.
-
-        Example:
-            >>> import torch
-            >>> from iris_core import Iris
-            >>> with Iris("1MiB", device="cpu") as ctx:
-            ...     x = torch.ones(2, 2)
-            ...     print(ctx.ops.explain("matmul_all_reduce", torch.empty(2, 2), x, x).algorithm)
-            unfused
         """
         if op not in OPS:
             raise ArgumentError(f"explain: {op!r} is no operation; there are {', '.join(OPS)}")
@@ -309,7 +285,7 @@ class Operations:
         asked._run = lambda op, out, a, b, bias, group, async_op, config, workspace, *how: self._binder.explain(
             FusedCall(op, out, a, b, bias, group, config, *how)
         )
-        found: Explanation = getattr(Operations, op)(asked, output, A, B, bias, **options)
+        found: Explanation = getattr(Operations, op)(asked, *tensors, **options)
         return found
 
     def members_of(self, group: Group = None) -> tuple[int, ...]:

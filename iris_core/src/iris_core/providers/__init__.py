@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.requests import OPS, POINT_TO_POINT
 from iris_core.errors import FAILURES, PluginError
 from iris_core.providers import torch_distributed
-from iris_core.providers.baseline import product_algorithms
+from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import everywhere
 from iris_core.registry import default_registry
 from iris_core.types import Availability, DeviceType, PluginKind, PluginState
@@ -92,7 +93,7 @@ class Providers:
         own: list[Any]
         torchs: list[Any]
         if is_fused:
-            own, torchs = product_algorithms(), torch_distributed.products(self._torch)
+            own, torchs = [Unfused(op) for op in PRODUCTS], torch_distributed.products(self._torch)
         else:
             own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
             torchs = [torch_distributed.TorchCollective(op, self._torch) for op in torch_distributed.COLLECTIVES]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch import products
 from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
 from iris_core.dispatch.products import FP8, PLAIN, float32_products
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
@@ -143,11 +142,6 @@ class Unfused:
             plan.collective.launch(out if plan.product is None else parts, product)
             if plan.adds_bias and bias is not None:
                 out.add_(bias)
-
-
-def product_algorithms() -> list[Any]:
-    """Return the algorithms of `ctx.ops` that every device has."""
-    return [Unfused(op) for op in products.OPS]
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
