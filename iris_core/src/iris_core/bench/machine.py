@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -24,10 +23,9 @@ def describe() -> dict[str, Any]:
     """Describe this machine; call it before measuring, for the load is part of it."""
     import torch
 
-    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(DISTRIBUTIONS)}
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    from iris_core.dispatch.tables import versions as versions_of
+
+    versions = {"python": platform.python_version(), **dict.fromkeys(DISTRIBUTIONS), **versions_of(DISTRIBUTIONS)}
     gpus = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
     version = r"(\d+\.\d+(?:\.\d+)?)"
     switches = {name: value for name, value in os.environ.items() if _SWITCH.fullmatch(f"{name}={value}")}

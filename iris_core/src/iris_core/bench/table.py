@@ -36,7 +36,6 @@ def show(report: Report) -> None:
 
 
 def _row(r: Result) -> dict[str, str]:
-    """The cells of a result by heading."""
     row = {"ranks": str(r.num_ranks or "")} | {key: str(value) for key, value in r.params.items()}
     row |= {"provider": r.provider, "timer": r.timer}
     row |= {heading: _text(getattr(r, field)) for heading, field in _NUMBERS.items()}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Version of the files' format."""
 
+DISTRIBUTIONS = ("torch", "triton", "iris-core", "iris-allocators", "iris-triton", "iris-gluon")
+
 ANY_DTYPE = "*"
 TF32 = "tf32"
 """What tables call float32 where TF32 is allowed."""
@@ -182,10 +184,10 @@ def write_table(
     part.replace(path)  # a process that reads meanwhile sees the old one or the new one
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what measurements depend on, by name; without what is not installed."""
+def versions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:
+    """Return the versions of distributions by name, by default of what measurements depend on; without absent ones."""
     found = {}
-    for name in ("torch", "triton", "iris-core", "iris-allocators", "iris-triton", "iris-gluon"):
+    for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
