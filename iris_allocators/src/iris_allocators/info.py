@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from iris_core.types import Capability, DeviceType, PluginInfo, PluginKind
 
+_REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
+_GPUS = frozenset({DeviceType.CUDA, DeviceType.HIP})
+
 HOST_INFO = PluginInfo(
     name="host",
     kind=PluginKind.ALLOCATOR,
     summary="shared memory of the host (memfd), for ranks that compute on the CPU",
     devices=frozenset({DeviceType.CPU}),
-    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS, Capability.DECOMMIT}),
+    provides=_REMOTE | {Capability.DECOMMIT},
 )
 
 TORCH_INFO = PluginInfo(
     name="torch",
     kind=PluginKind.ALLOCATOR,
     summary="one block of torch's caching allocator, mapped into peers by IPC handles",
-    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
-    provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
+    devices=_GPUS,
+    provides=_REMOTE,
     priority=10,
 )
 
@@ -25,15 +28,7 @@ VMEM_INFO = PluginInfo(
     name="vmem",
     kind=PluginKind.ALLOCATOR,
     summary="virtual memory that is backed as it is used, grows, shrinks and shares memory with existing tensors",
-    devices=frozenset({DeviceType.CUDA, DeviceType.HIP}),
-    provides=frozenset(
-        {
-            Capability.REMOTE_LOAD_STORE,
-            Capability.REMOTE_ATOMICS,
-            Capability.GROWTH,
-            Capability.DECOMMIT,
-            Capability.IMPORT_TENSOR,
-        }
-    ),
+    devices=_GPUS,
+    provides=_REMOTE | {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR},
     priority=5,
 )

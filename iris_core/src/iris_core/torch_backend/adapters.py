@@ -26,6 +26,10 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
+def _operations(about: Any, find: Callable[[], Any], options: Options | None) -> GroupOperations:
+    return GroupOperations(about.store, about.group_rank, about.group_size, about.timeout, find, options)
+
+
 class IrisProcessGroup(dist.ProcessGroup):
     """A process group of the backend "iris": torch 2.11 to 2.13 take it in the place of a mixed group.
 
@@ -35,9 +39,7 @@ class IrisProcessGroup(dist.ProcessGroup):
     def __init__(self, about: Any, options: Options | None) -> None:
         super().__init__(about.group_rank, about.group_size)  # type: ignore[call-arg]
         self._name, self._description = about.group_id, ""
-        self.operations = GroupOperations(
-            about.store, about.group_rank, about.group_size, about.timeout, lambda: self, options
-        )
+        self.operations = _operations(about, lambda: self, options)
         self._store: c10d.Store = about.store
 
     def get_group_store(self) -> c10d.Store:
@@ -76,14 +78,7 @@ class IrisBackend(c10d.Backend):
     def __init__(self, about: Any, options: Options | None) -> None:
         super().__init__(about.group_rank, about.group_size)
         name = about.group_id
-        self.operations = GroupOperations(
-            about.store,
-            about.group_rank,
-            about.group_size,
-            about.timeout,
-            lambda: c10d._resolve_process_group(name),
-            options,
-        )
+        self.operations = _operations(about, lambda: c10d._resolve_process_group(name), options)
 
 
 for _class in (IrisProcessGroup, IrisBackend):

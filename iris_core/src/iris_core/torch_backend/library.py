@@ -88,7 +88,6 @@ def _differentiate(name: str, save: Callable[..., None], backward: Callable[...,
 
 # -- collectives ------------------------------------------------------------------------------------------------------
 def _shape(op: str, x: torch.Tensor, size: int) -> tuple[int, ...]:
-    """The output's shape."""
     if op in ("all_reduce", "broadcast", "all_to_all"):
         return tuple(x.shape)
     if not x.dim():
