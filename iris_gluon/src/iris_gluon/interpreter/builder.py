@@ -57,7 +57,8 @@ class GluonBuilder(HopperOps, CpuBuilder):
         if name == "options":
             return self._options()
         if name.startswith("get_") and name.endswith("_layout"):
-            return functools.partial(shared_layout, name) if "shared" in name else _no_attribute
+            # others have no form in IR here
+            return functools.partial(shared_layout, name) if "shared" in name else lambda *_, **named: None
         for part, reason in _REFUSED.items():
             if name.startswith("create_") and part in name:
                 raise UnsupportedError(
@@ -97,12 +98,9 @@ class GluonBuilder(HopperOps, CpuBuilder):
         return self.create_atomic_rmw(op, addresses, value, active, sem, scope)
 
     def create_warp_pipeline_border(self, *arguments: Any) -> None:
-        """A hint to the scheduler of AMD's compiler."""
+        """Hints to the scheduler of AMD's compiler, and to caches, have no effect."""
 
-    create_amd_sched_barrier = create_warp_pipeline_border
-
-    def get_nvidia_cache_policy(self, *policy: Any) -> None:
-        """Hints have no effect."""
+    create_amd_sched_barrier = get_nvidia_cache_policy = create_warp_pipeline_border
 
     def get_bool_attr(self, value: bool) -> bool:
         return value
@@ -142,7 +140,3 @@ class GluonBuilder(HopperOps, CpuBuilder):
             return result
         layout = result_layout(operation, value.layout, tuple(value.data.shape), *map(int, arguments))
         return LaidOut(result.data, result.dtype, layout)
-
-
-def _no_attribute(*arguments: Any, **named: Any) -> None:
-    """Layouts have no form in IR here."""

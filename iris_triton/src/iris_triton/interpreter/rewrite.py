@@ -24,7 +24,6 @@ _PREFIX = "_iris_"
 
 
 def _at(place: ast.AST, node: _Node) -> _Node:
-    """Give a new node the place of another one."""
     return ast.copy_location(node, place)
 
 

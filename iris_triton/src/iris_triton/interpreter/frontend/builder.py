@@ -75,7 +75,9 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return self.get_int32(current.launch.grid[axis])
 
     def create_barrier(self, *ignored: Any) -> None:
-        """A program is one thread here."""
+        """Nothing: a program is one thread here, attributes are hints, and there is no IR to insert into."""
+
+    get_unit_attr = get_insertion_point = restore_insertion_point = create_barrier
 
     def create_assert(self, condition: Handle, message: str) -> None:
         if not condition.data.all():
@@ -104,9 +106,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
 
     def get_cache_policy(self, cache_modifier: str, eviction_policy: str) -> str:
         return cache_modifier
-
-    def get_unit_attr(self) -> None:
-        """Attributes are hints."""
 
     def create_load(self, pointers: Handle, *policy: Any, **named: Any) -> Handle:
         return self.create_masked_load(pointers, None, None, *policy, **named)
@@ -229,11 +228,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(data.astype(numpy_dtype(ret_type), copy=False), ret_type.scalar)
 
     # The combine function of a reduction runs on whole arrays instead of being compiled.
-    def get_insertion_point(self, *ignored: Any) -> None:
-        """There is no IR to insert into."""
-
-    restore_insertion_point = get_insertion_point
-
     def create_block_with_parent(self, region: Any, types: Any) -> Any:
         return region
 

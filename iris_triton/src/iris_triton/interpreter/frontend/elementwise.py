@@ -76,26 +76,12 @@ class ElementwiseOps:
         lower, upper = (np.minimum, np.maximum) if keeps_nan else (np.fmin, np.fmax)
         return _on_floats(lambda x, low, high: lower(upper(x, low), high))(self, value, low, high)
 
-    def create_select(self, condition: Handle, left: Handle, right: Handle) -> Handle:
-        return Handle(np.where(condition.data, left.data, right.data), left.dtype)
-
-    def create_si_to_fp(self, value: Handle, dst_type: Any) -> Handle:
-        return _convert_to_float(value.data, dst_type)
-
-    def create_ui_to_fp(self, value: Handle, dst_type: Any) -> Handle:
-        return _convert_to_float(unsigned(value.data), dst_type)
-
     def create_fp_to_si(self, value: Handle, dst_type: Any) -> Handle:
         return Handle(numerics.float_to_int(as_float(value), numpy_dtype(dst_type)), dst_type.scalar)
 
     def create_fp_to_ui(self, value: Handle, dst_type: Any) -> Handle:
         target = np.dtype(f"u{numpy_dtype(dst_type).itemsize}")
         return Handle(signless(numerics.float_to_int(as_float(value), target)), dst_type.scalar)
-
-    def create_fp_ext(self, value: Handle, dst_type: Any) -> Handle:
-        return _convert_to_float(as_float(value), dst_type)
-
-    create_fp_trunc = create_fp_ext
 
     def create_fp_to_fp(self, value: Handle, dst_type: Any, rounding: Any) -> Handle:
         towards_zero = rounding == _compat.ir.ROUNDING_MODE.RTZ
@@ -160,6 +146,10 @@ _OPERATIONS = {
     "fcmpUNE": _on_floats(np.not_equal, dtype=tl.int1),
     "icmpEQ": _on_integers(np.equal, dtype=tl.int1),
     "icmpNE": _on_integers(np.not_equal, dtype=tl.int1),
+    "select": lambda self, condition, x, y: Handle(np.where(condition.data, x.data, y.data), x.dtype),
+    "si_to_fp": lambda self, value, dst_type: _convert_to_float(value.data, dst_type),
+    "ui_to_fp": lambda self, value, dst_type: _convert_to_float(unsigned(value.data), dst_type),
+    **dict.fromkeys(["fp_ext", "fp_trunc"], lambda self, value, dst_type: _convert_to_float(as_float(value), dst_type)),
 }
 for _name, _operation in _OPERATIONS.items():
     setattr(ElementwiseOps, f"create_{_name}", _operation)

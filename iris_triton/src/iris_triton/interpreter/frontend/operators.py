@@ -256,7 +256,6 @@ class Operators:
         return result
 
     def _item(self, value: Any, index: Any) -> Any:
-        """`value[index]`."""
         if isinstance(value, _Tensor):
             if (expanded := _expand(value, index)) is not None:
                 return expanded
