@@ -76,7 +76,6 @@ def _resolution(times: np.ndarray[Any, Any]) -> float:
 
 
 def _now(context: Any) -> int:
-    """This device's clock."""
     out = torch.zeros(1, dtype=torch.int64, device=context.device)
     _read[(1,)](out, num_warps=1)
     return int(out)

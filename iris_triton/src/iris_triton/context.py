@@ -26,7 +26,6 @@ def check_rank(rank, world_size):
 
 
 def _atomic(op):
-    """Make the method of an atomic operation."""
     OP = constexpr(op)
 
     def atomic(

@@ -162,7 +162,6 @@ class _Group:
         self._warm.add(sem)
 
     def _slot(self) -> BarrierSlot:
-        """The slot for a barrier on the current stream."""
         capture = launch_order.current_capture(self._words.device.index)
         if capture == 0:
             return self._first

@@ -513,7 +513,6 @@ class Binder:
 
 
 def _refuse_capture(op: str) -> None:
-    """Raise UnsupportedError while a graph is being captured."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             f"{op}: the first call of its kind cannot be captured into a graph, because it prepares memory "

@@ -194,7 +194,6 @@ class Chooser:
         )
 
     def _named(self, request: Request, config: LaunchConfig, name: str | None, by: str) -> Choice:
-        """The algorithm that the config names, by this field."""
         known = self._by_op.get(request.op, {})
         if config.use_gluon and by != "algorithm":
             name = next((each.name for each in known.values() if name in getattr(each, "variants", ())), name)

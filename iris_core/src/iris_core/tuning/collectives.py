@@ -90,7 +90,6 @@ class Sample:
         return torch.equal(out, wanted)
 
     def _elements(self, rank: int, begin: int, count: int, device: torch.device) -> torch.Tensor:
-        """Elements of a rank's input."""
         index = torch.arange(_PERIOD, device=device)
         elements = ((index * 5 + (index >> 9) + 3 * rank) % 7 - 3).to(self.dtype).roll(-(begin % _PERIOD))
         return elements.repeat(-(-count // _PERIOD))[:count]

@@ -120,7 +120,6 @@ class PullTiles(PullReduce):
 
 
 def _tiles(request: CollectiveRequest) -> tuple[int, ...]:
-    """The argument `tiles` of the kernel."""
     config = request.options["config"]
     rows, columns = request.shape
     height, width = config.get("block_size_m", 32), config.get("block_size_n", 64)

@@ -34,7 +34,6 @@ def _rmw(
 
 
 def _atomic(op, what, types):
-    """Make the function of an operation."""
     OP = constexpr(op)
 
     def atomic(

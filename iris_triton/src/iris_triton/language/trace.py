@@ -61,7 +61,6 @@ def _type(name):
 
 @triton.jit
 def _put(words, name: tl.constexpr, index, value, kept):
-    """Store one column of an event."""
     column = tl.load(words + _COLUMNS + _place(name)).to(_type(name))
     tl.store(column + index, tl.cast(value, column.dtype.element_ty), mask=kept)
 

@@ -60,7 +60,6 @@ def _without_sizes(name: str) -> Any:
 
 
 def _refuse(self: Iris, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse a copy engine's work."""
     raise UnsupportedError(
         "this context has no copy engine; use put, signal and wait in a kernel, or ctx.ccl.send, recv and the "
         "algorithm copy_engine of ctx.ccl on the host"

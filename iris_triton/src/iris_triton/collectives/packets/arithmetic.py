@@ -71,7 +71,6 @@ def _reduced_word(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: 
 
 @triton.jit
 def _long(words, k: tl.constexpr, DT: tl.constexpr):
-    """An element of 64 bits."""
     return ((words[k].to(tl.int64) & 0xFFFFFFFF) | (words[k + 1].to(tl.int64) << 32)).to(DT, bitcast=True)
 
 

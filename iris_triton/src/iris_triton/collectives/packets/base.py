@@ -54,7 +54,6 @@ class PacketCollective(KernelCollective):
         return lines_problem(request.target.index) if has_lines else ""
 
     def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
-        """Arguments of all kernels."""
         inner, outer = layouts_of(request)
         part, unit = self._part_nbytes(request), alignment(self._encoding)
         whole = request.options.get("aligned", False) and part % unit == 0 and request.nbytes % unit == 0

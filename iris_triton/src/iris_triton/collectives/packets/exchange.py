@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _packet_of(words, k: tl.constexpr, W: tl.constexpr):
-    """The words of packet k."""
     if W == 4:
         return words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]
     else:
@@ -288,7 +287,6 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
 
 
 def _warps_for(packets: int, encoding: str, form: str) -> int:
-    """Warps of a program."""
     usual = 2
     if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
         wide = power_of_2(-(-packets // (128 * 32)), 16)

@@ -248,7 +248,6 @@ class Split(PacketCollective):
         return warps, 32 * warps, several, _ITERATIONS // several
 
     def _pairs(self, request: CollectiveRequest, packets: int, block: int, most: int) -> int:
-        """Pairs of programs."""
         usual = 2 * (_CPU_PAIRS if request.target.type is DeviceType.CPU else _GPU_PAIRS)
         wanted = int(request.options["config"].get("comm_sms", usual)) // 2
         return max(1, min(wanted, most, MAX_PROGRAMS // 2, -(-packets // block)))
