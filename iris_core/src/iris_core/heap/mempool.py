@@ -36,17 +36,12 @@ class _Segments:
     def __init__(self, heap: SymmetricHeap, index: int) -> None:
         self._heap = weakref.ref(heap)
         self._index = index
-        self._live: dict[int, torch.Tensor] = {}  # by address; a tensor keeps its block of the heap
+        self.live: dict[int, torch.Tensor] = {}  # by address; a tensor keeps its block of the heap
         self.functions = _ALLOCATE(self._allocate), _FREE(self._free)
         self.allocator: Any = None
         self.pool: weakref.ref[torch.cuda.MemPool] | None = None
         self.failure: Exception | None = None
         """Why the last request was refused; None if it was not."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether torch calls the functions no more: its pool is gone, and so is every segment."""
-        return self.pool is not None and self.pool() is None and not self._live
 
     def _allocate(self, nbytes: int, device: int, stream: int | None) -> int | None:
         """Return a segment's address; None makes torch free what it caches, try again, and raise OutOfMemoryError."""
@@ -61,12 +56,12 @@ class _Segments:
             return None
         self.failure = None
         ptr = segment.data_ptr()
-        self._live[ptr] = segment
+        self.live[ptr] = segment
         return ptr
 
     def _free(self, ptr: int, nbytes: int, device: int, stream: int | None) -> None:
         """Drop a segment: the heap reclaims it when all ranks have."""
-        del self._live[ptr]
+        del self.live[ptr]
 
 
 def _without_tracebacks(error: Exception) -> Exception:
@@ -87,7 +82,7 @@ def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPo
     """Make a MemPool on a heap."""
     if target.torch_device == "cpu":
         raise UnsupportedError("mem_pool: torch has memory pools for GPUs only; make CPU tensors with ctx.empty(...)")
-    _kept[:] = [segments for segments in _kept if not segments.is_done]
+    _kept[:] = [each for each in _kept if each.live or each.pool is None or each.pool() is not None]
     segments = _Segments(heap, target.index)
     allocate, free = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in segments.functions)
     segments.allocator = torch._C._cuda_customAllocator(allocate, free)

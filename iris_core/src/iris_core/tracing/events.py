@@ -74,7 +74,10 @@ class Events:
         several = {unit for unit, slot in slots if slot}
         numbers = {key: number for number, key in enumerate(sorted(set(slots)))}
         line_of_program = np.array([numbers[key] for key in slots], dtype=np.int64)
-        names = {number: _line_name(*key, several=key[0] in several) for key, number in numbers.items()}
+        names = {}
+        for (unit, slot), number in numbers.items():
+            names[number] = f"XCC{unit >> _CU_BITS}_CU{unit & ((1 << _CU_BITS) - 1)}"
+            names[number] += f" #{slot}" if unit in several else ""
         return line_of_program[which], names
 
 
@@ -92,10 +95,6 @@ def _slots(units: Sequence[int], first: np.ndarray[Any, Any], last: Sequence[int
         heapq.heappush(taken, (last[index], slot))
         found[index] = unit, slot
     return found
-
-
-def _line_name(unit: int, slot: int, *, several: bool) -> str:
-    return f"XCC{unit >> _CU_BITS}_CU{unit & ((1 << _CU_BITS) - 1)}" + (f" #{slot}" if several else "")
 
 
 def event_lines(events: Events, clock: Clock, zero_us: float, names: Mapping[int, str], rank: int) -> list[str]:

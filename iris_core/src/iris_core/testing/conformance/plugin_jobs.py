@@ -38,11 +38,6 @@ def diagnose(kind: PluginKind, name: str) -> list[str]:
     return problems
 
 
-def place_marks(nbytes: int) -> tuple[int, ...]:
-    """Return offsets at which a heap is probed: its ends, page ends, and odd places; each has room for 8 bytes."""
-    return (0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)
-
-
 def mark(rank: int, index: int) -> bytes:
     """Return the 8 bytes that a rank writes at one of its marks."""
     return oracle.pattern(8, seed=10 * rank + index)
@@ -59,7 +54,8 @@ def see_peers(name: str, device: str, nbytes: int) -> list[str]:
     problems = []
     try:
         allocator.commit(0, allocator.nbytes)
-        marks = place_marks(nbytes)
+        # 8 bytes at the heap's ends, at page ends, and at odd places
+        marks = 0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8
         for index, offset in enumerate(marks):
             oracle.write_bytes(allocator.base_ptr + offset, mark(me, index), where)
         segments = world.exchange_segments(allocator.export())
