@@ -21,13 +21,13 @@ RARE.add("operation-reduce-rows")
 
 
 def kernel_of(name):
-    """Cases with the same code of a vendor's own share the targets: what differs is an operation, type or hint."""
+    """Cases with the same code of a vendor's own share the targets: what differs is an operation, type or order."""
     operation, *how = name.split("-")
     if operation in ("collective", "operation", "tile"):
         return CASES[name].kernel
-    if "int32" in how[1:] or "int64" in how[1:]:  # a flag's
-        return operation, how[0]
-    return (operation, *how[1:-1]) if "hint=" in name or operation.startswith("atomic_") else name
+    if operation.startswith("atomic_"):
+        return operation
+    return operation, *(how[1:-1] if "hint=" in name else how[:1])
 
 
 @pytest.mark.parametrize(("name", "target"), case_targets(CASES, kernel=kernel_of, rare=RARE))

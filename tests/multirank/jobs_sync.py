@@ -23,7 +23,7 @@ threads_meet = tl.debug_barrier
 BLOCK = 128
 ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
 """sem of the signal and of the wait."""
-COMPARE_TIMEOUT_S = 0.3
+COMPARE_TIMEOUT_S = 0.1
 COMPARISONS = {"eq": (5, 4), "ne": (4, 5), "gt": (4, 5), "ge": (5, 6), "lt": (6, 5), "le": (5, 4)}
 """By comparison: a value with which it holds for 5, and one with which it does not."""
 

@@ -88,7 +88,7 @@ def one_kill(server, seed, span_s):
 
 def test_all_survivors_name_the_rank_that_died_first(server, request):
     """At random moments of opening worlds, using and closing them."""
-    number = 200 if request.config.getoption("exhaustive") else 12
+    number = 200 if request.config.getoption("exhaustive") else 8
     one_kill(server, 0, 1.0)  # imports
     took = sorted(one_kill(server, seed, 0.7 if seed % 4 else 0.05) for seed in range(number))
     print(f"{number} kills: all have heard of it after {took[number // 2]:.3f} s (median), {took[-1]:.3f} s (longest)")

@@ -115,10 +115,10 @@ def job(add):
         return y.item() + add
 
 torch.randn(512, 512) @ torch.randn(512, 512)  # with threads, which a forked process has not
-print(iris_core.run(job, 3, 10))
+print(iris_core.run(job, 2, 10))
 torch.cuda.is_initialized = lambda: True
 try:
-    iris_core.run(job, 3, 10)
+    iris_core.run(job, 2, 10)
 except iris_core.errors.UnsupportedError as error:
     print(error)
 """
@@ -134,5 +134,5 @@ def test_functions_and_kernels_of_a_notebook():
     environ = {**os.environ, "IRIS_DEVICE": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
     first, second = done.stdout.splitlines() or [done.stderr, ""]
-    assert first == "[11.0, 12.0, 10.0]"
+    assert first == "[11.0, 10.0]"
     assert second.startswith("job belongs to an interactive session that uses CUDA already")
