@@ -33,7 +33,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only combines what other tests try one by one."""
+    """Leave out what only combines what other tests try one by one; begin with what takes long.
+
+    Processes of pytest-xdist take each other's last tests: first ones stay together, and share their fixtures.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not config.getoption("exhaustive"):
         skip = pytest.mark.skip(reason="only with --exhaustive (make test-all)")
         for item in items:

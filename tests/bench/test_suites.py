@@ -126,7 +126,7 @@ def test_a_part(program, tmp_path, capsys):
     assert not list(tmp_path.glob("kept*"))  # parts are no result to be kept
 
 
-def test_each_number_of_ranks(program, tmp_path, monkeypatch, capsys):
+def test_each_number_of_ranks(program, tmp_path, monkeypatch, capsys, forked_ranks):
     monkeypatch.delenv("IRIS_TEST_SUITE", raising=False)
     assert program(["--ranks", "1,2", "--rounds", "1"]) == 0
     capsys.readouterr()

@@ -27,7 +27,7 @@ FOLLOWING = [
 
 
 @pytest.mark.parametrize(
-    ("following", "num_ranks"), on_many_ranks(FOLLOWING, 2, many=3, always=("all_reduce", "device_barrier", "barrier"))
+    ("following", "num_ranks"), on_many_ranks(FOLLOWING, 2, many=3, always=("all_reduce", "barrier"))
 )
 def test_every_member_raises_at_its_next_call(pool, num_ranks, device, following):
     for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, following):

@@ -52,7 +52,7 @@ def test_script(pool, module, script, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_allocations_of_late_ranks(pool, num_ranks, device):
-    pool.run(run_script, num_ranks, "ported_rma", "allocations", device, 105, 0.01)
+    pool.run(run_script, num_ranks, "ported_rma", "allocations", device, 45, 0.01)
 
 
 ALLOCATORS = [

@@ -23,6 +23,7 @@ from kit_mutants.killers import ALLOCATORS, BACKENDS, PLUGINS
 from iris_core.testing.conformance.device_functions import NAMES
 
 HERE = pathlib.Path(__file__).parent
+pytestmark = pytest.mark.slow
 
 STACKS = {"crossed-stack": ["world_device_barrier_of_the_host[host]"], **OPTIONAL}
 DEVICE = {
