@@ -134,6 +134,7 @@ def test_benchmark_on_the_command_line(tmp_path):
     assert results[0]["time_us"] > 0
 
 
+@pytest.mark.exhaustive  # tests/bench has the same of a program of its own
 def test_benchmark_refuses(tmp_path):
     environ = {**os.environ, "IRIS_DEVICE": "cpu"}
     done = subprocess.run(
