@@ -1,5 +1,11 @@
 """Backend "iris" of torch.distributed, and `torch.ops.iris`, on CPU ranks: as gloo, and as one process alone."""
 
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
 import jobs_torch_backend as jobs
 import pytest
 
@@ -58,3 +64,20 @@ def test_other_options_are_refused():
 
     with pytest.raises(TypeError, match="Options"):
         create(None, dist.ProcessGroupGloo.create_default_device)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("backend", "passing"), [("iris", 65), ("gloo", 90)])
+def test_torchs_own_tests(tmp_path, backend, passing):
+    """The suite of torch's wheel; as "gloo" in gloo's place, where it leaves out less."""
+    pytest.importorskip("expecttest")  # which that suite imports
+    program = pathlib.Path(__file__).with_name("distributed_test_of_torch.py")
+    environ = {"WORLD_SIZE": "3", "BACKEND": backend, "TEMP_DIR": str(tmp_path), "IRIS_HEAP_SIZE": "64MiB"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29597", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=os.environ | environ, cwd=tmp_path, capture_output=True, text=True,
+        timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    ran, skipped = re.search(r"(?s)Ran (\d+) tests.*skipped=(\d+)", done.stderr).groups()
+    assert int(ran) - int(skipped) >= passing

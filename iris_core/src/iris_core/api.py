@@ -51,6 +51,8 @@ class Iris(TensorFactories):
         group: the process group whose ranks share the heap; all ranks by default.
         options: settings of plugins by plugin name, `{"host": {"huge_pages": True}}`; they beat the environment.  Those
             of an allocator or backend that was not chosen are checked, too, and a warning says that they are not used.
+        barrier_timeout: bound in seconds of barriers and exchanges of the host; IRIS_BARRIER_TIMEOUT or 300 by default.
+        device_timeout: bound in seconds of waits inside kernels; IRIS_DEVICE_TIMEOUT or none by default.
 
     Raises:
         SettingsError: a size, name or option is wrong.
@@ -83,11 +85,14 @@ class Iris(TensorFactories):
         device: str | torch.device | None = None,
         group: dist.ProcessGroup | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        barrier_timeout: float | None = None,
+        device_timeout: float | None = None,
     ) -> None:
         self._closed = _CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
+        asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout}
         with world.arrive(group) as arrival:
             self._open_all(arrival, asked, dict(options or {}))
 

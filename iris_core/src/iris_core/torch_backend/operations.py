@@ -61,7 +61,8 @@ class GroupOperations:
     Args:
         store: where the group inside meets.
         rank, size: this process in the group.
-        timeout: of the group inside; what Iris waits for has IRIS_BARRIER_TIMEOUT and IRIS_DEVICE_TIMEOUT.
+        timeout: of everything that waits for another member; torch's default leaves what Iris waits for to
+            IRIS_BARRIER_TIMEOUT and IRIS_DEVICE_TIMEOUT.
         find: returns the process group, once torch has registered it.
         options: see `Options`.
     """
@@ -76,6 +77,7 @@ class GroupOperations:
         options: Options | None,
     ) -> None:
         self._store, self._rank, self._size, self._timeout, self._find = store, rank, size, timeout, find
+        self._bound = None if timeout == c10d._DEFAULT_PG_TIMEOUT else timeout.total_seconds()
         self._options = options or Options()
         self._devices = self._options.devices or ("cuda" if torch.cuda.is_available() else "cpu",)
         self._contexts: dict[str, Iris] = {}
@@ -102,8 +104,9 @@ class GroupOperations:
                 device = torch.device("cuda", torch.cuda.current_device())
             given = self._options
             ctx = self._contexts[device.type] = Iris(
-                given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=self._find()
-            )
+                given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=self._find(),
+                barrier_timeout=self._bound, device_timeout=self._bound,
+            )  # fmt: skip
         return ctx
 
     def inner(self, device_type: str) -> Any:
@@ -364,6 +367,10 @@ class GroupOperations:
             ctx.barrier()
             return DoneWork([], device)
         return self._launch("barrier", opts, device, [], [], lambda _: ctx.barrier())
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for the other members on the host; rank 0 names who does not come.  torch asks gloo's groups alone."""
+        self.inner("cpu").monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # -- two ranks ----------------------------------------------------------------------------------------------------
     def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:

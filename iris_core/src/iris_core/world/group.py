@@ -198,7 +198,7 @@ class World:
             calls = present.get(rank) or self._exchanges.waits_in(rank)
             lines += [f"\n  rank {rank} waits in {each}" for each in calls or [f"no exchange with rank {me}"]]
         return CollectiveTimeoutError(
-            f"rank {me}: {sent.call.decode()} did not complete within {wait_s:g} s; "
+            f"rank {me}: {sent.call.decode()} did not complete within the timeout of {wait_s:g} s; "
             f"{name_ranks(missing)} did not arrive:{''.join(lines)}\n"
             "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
             missing_ranks=missing,

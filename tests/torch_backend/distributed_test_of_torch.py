@@ -1,0 +1,55 @@
+"""Run the DistributedTest suite that lies in torch's wheel on backend "iris", with CPU ranks that are forked off.
+
+    WORLD_SIZE=3 BACKEND=iris python tests/torch_backend/distributed_test_of_torch.py -v
+
+With BACKEND=gloo, "iris" takes gloo's place: then the suite does not leave out what it asks of gloo alone.
+"""
+# ruff: noqa: E402 - torch's module reads the environment when it is imported
+
+import functools
+import os
+import pathlib
+import tempfile
+import unittest
+
+FOLDER = pathlib.Path(os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp()))
+for name in ("barrier", "test_dir", "init_dir"):
+    (FOLDER / name).mkdir(exist_ok=True)
+os.environ.setdefault("INIT_METHOD", f"file://{FOLDER}/shared_init_file")
+
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed import distributed_test
+
+import iris_core.torch_backend  # noqa: F401 - registers the backend with torch 2.11 to 2.13
+
+if os.environ["BACKEND"] == "gloo":
+
+    def in_place_of_gloo(make, *args, backend=None, **options):
+        return make(*args, backend="iris" if backend == "gloo" else backend, **options)
+
+    def backend_of(group=None, find=dist.get_backend):
+        name = find(group)
+        return "gloo" if name == "iris" else name
+
+    for name in ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration"):
+        setattr(dist, name, functools.partial(in_place_of_gloo, getattr(dist, name)))
+    dist.get_backend = dist.distributed_c10d.get_backend = backend_of
+    distributed_test.PROFILING_SUPPORTED_BACKENDS = []  # no event of ours begins with "gloo:"
+
+
+class TestDistBackendWithFork(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    """The suite, each test on new ranks."""
+
+    def setUp(self):
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    @unittest.skipIf(os.environ["BACKEND"] == "gloo", "DDP logs the name of the group, and what it knows of gloo's")
+    def test_ddp_logging_data_cpu(self):
+        super().test_ddp_logging_data_cpu()
+
+
+if __name__ == "__main__":
+    run_tests()
