@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import socket
 import sys
 
 from recording import record
@@ -19,6 +20,7 @@ def load(path):
     module = importlib.util.module_from_spec(spec)
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))  # as python does for a script, for `import example_tools`
+    sys.modules[spec.name] = module  # where the compiler looks for what it has read
     spec.loader.exec_module(module)
     return module
 
@@ -34,6 +36,19 @@ def call(path, function, args, device):
             del os.environ["IRIS_DEVICE"]
         else:
             os.environ["IRIS_DEVICE"] = before
+
+
+def train(name, steps, port):
+    """Do what torchrun does in a rank: run an example that trains."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return load(EXAMPLES / name).main(steps)
+
+
+def free_port():
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def compile_too(path, targets):

@@ -14,7 +14,7 @@ import iris_core
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
-SHARED = {"example_tools.py"}
+SHARED = {"example_tools.py", "torch_training.py"}
 
 EXPECTED = {
     "01_load.py": "rank 3 of 4 on cpu read 5000 numbers of rank 0",

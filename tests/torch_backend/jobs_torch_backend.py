@@ -6,11 +6,8 @@ import os
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import iris_core.torch_backend as torch_backend
 from iris_core.torch_backend import library
@@ -200,81 +197,28 @@ def coalesced(store):
     return averaged.tolist()
 
 
-class Block(nn.Module):
-    """A pre-norm block of a transformer, whose products tensor parallelism can divide."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        y = self.norm(x)
-        q, k, v = (each(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+def die(store, folder):
+    """Rank 1 ends within a step; the others write down what they are told of it."""
+    rank, _ = start(store)
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    if rank == 1:
+        os._exit(7)
+    try:
+        for _ in range(3):
+            dist.all_reduce(x)
+    except Exception as error:
+        (folder / f"rank {rank}").write_text(f"{type(error).__name__}: {error}")
+        raise
 
 
-def model(width, layers, heads):
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-
-
-def losses(net, steps, batches, parameters=None):
-    """Losses of some steps of SGD on a task that all runs share."""
-    optimizer = torch.optim.SGD(net.parameters() if parameters is None else parameters, lr=0.05)
-    found = []
-    for step in range(steps):
-        x, y = batches(step)
-        loss = (net(x) - y).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.detach())
-    return found
-
-
-def batch(step, width):
-    drawn = torch.Generator().manual_seed(step)
-    return torch.randn(4, 16, width, generator=drawn), torch.randn(4, 16, width, generator=drawn)
-
-
-def train(store, how, width=64, layers=2, steps=5):
-    """Losses of a small transformer, trained by one process alone, and by all in one way; the same on all ranks."""
-    rank, size = start(store)
-    heads = 4
-    alone = losses(model(width, layers, heads), steps, lambda step: batch(step, width))
-    net = model(width, layers, heads)
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("all",))
-    is_divided = how in ("ddp", "fsdp2")
-
-    def batches(step):
-        x, y = batch(step, width)
-        return (x.chunk(size)[rank], y.chunk(size)[rank]) if is_divided else (x, y)
-
-    if how == "ddp":
-        net = nn.parallel.DistributedDataParallel(net)
-    elif how == "fsdp2":
-        for block in net:
-            fully_shard(block, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-    else:
-        plan = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()) | dict.fromkeys(
-            ("out", "down"), RowwiseParallel()
-        )
-        for block in net:
-            parallelize_module(block, mesh, plan)
-            block.heads //= size
-        if how == "compiled":
-            net = torch.compile(net, fullgraph=True, backend="aot_eager")
-    found = torch.stack(losses(net, steps, batches))
-    if is_divided:
-        dist.all_reduce(found, dist.ReduceOp.AVG)
-    dist.destroy_process_group()
-    return torch.stack(alone).tolist(), found.tolist()
+def program(text, port):
+    """Run a program as torchrun would; return the values of its x and of x's gradient."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    names = {"__name__": "__main__"}
+    exec(compile(text, "docs/pytorch.md", "exec"), names)
+    x = names["x"]
+    return x.tolist(), None if x.grad is None else x.grad.tolist(), dist.is_initialized()
 
 
 def tensors_of_a_mesh(store):

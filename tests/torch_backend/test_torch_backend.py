@@ -8,8 +8,12 @@ import sys
 
 import jobs_torch_backend as jobs
 import pytest
+from jobs_examples import free_port
 
+from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +47,19 @@ def test_several_at_a_time(on_ranks):
     assert on_ranks(jobs.coalesced, 2) == [[1.5, 1.5]] * 2
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2", "tensor parallel", "compiled"])
-def test_training_is_as_alone(on_ranks, how):
-    for alone, found in on_ranks(jobs.train, 2, how):
-        assert found == pytest.approx(alone, rel=1e-5)
+@pytest.mark.parametrize(
+    ("number", "expected"), [(0, ([1.0] * 4, None)), (1, ([1.0] * 4, [4.0] * 4)), (2, ([2.0] * 4, None))]
+)
+def test_the_programs_of_the_page_run(ranks, number, expected):
+    text = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)[number]
+    assert ranks.run(jobs.program, 2, text, free_port()) == [(*expected, False)] * 2
+
+
+def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path):
+    with RankPool(timeout_s=120.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool, pytest.raises(PeerLostError):
+        pool.run(jobs.die, 3, str(tmp_path / "store"), tmp_path)
+    for rank in (0, 2):
+        assert re.match(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
 
 
 def test_tensors_of_a_mesh(on_ranks):

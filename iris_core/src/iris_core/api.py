@@ -91,7 +91,7 @@ class Iris(TensorFactories):
         self._closed = _CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
-        asked = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
+        asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
         asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout}
         with world.arrive(group) as arrival:
             self._open_all(arrival, asked, dict(options or {}))

@@ -429,9 +429,9 @@ class Opening:
         started = [rank for rank in missing if self._peers[rank].pidfd is not None]
         where = f" (of these, {name_ranks(started)} has started)" if started else ""
         return CollectiveTimeoutError(
-            f"opening the world of {self._where.world_size} ranks did not complete within the timeout of {timeout_s:g} s; "
-            f"{name_ranks(missing)} did not arrive{where}. Either that rank failed, or it does not make the same "
-            "calls, or it runs on another host, or IRIS_BARRIER_TIMEOUT is too short",
+            f"opening the world of {self._where.world_size} ranks did not complete within the timeout of "
+            f"{timeout_s:g} s; {name_ranks(missing)} did not arrive{where}. Either that rank failed, or it does not "
+            "make the same calls, or it runs on another host, or IRIS_BARRIER_TIMEOUT is too short",
             missing_ranks=missing,
         )
 
