@@ -13,6 +13,7 @@ import iris_core.torch_backend as torch_backend
 from iris_core.torch_backend import library
 
 SHAPES = [(), (0,), (5,), (3, 4)]
+LACKING = {"all_to_all"} if torch.__version__ < "2.12" else set()  # what gloo has only later
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -103,7 +104,7 @@ def equal_to_gloo(store, groups):
                 cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
                 cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
             for dtype, shape, op in cases:
-                if not shape and name.endswith(("_tensor", "_single")):
+                if (not shape and name.endswith(("_tensor", "_single"))) or name in LACKING:
                     continue  # gloo refuses scalars there
                 results = []
                 for group, is_async in ((ours, False), (ours, True), (gloos, False)):
