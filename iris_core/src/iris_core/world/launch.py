@@ -122,7 +122,7 @@ class RankProcesses:
         """Call `fn(*args)` on `num_ranks` ranks, and return their results, as the function `run` does.
 
         Args:
-            fn, num_ranks, *args: as of that function.
+            fn, num_ranks: as of that function; it takes the further arguments as well.
             timeout_s: bound of this job; that of all jobs by default.
 
         Raises:
