@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GRANULE = 2 << 20
 """Bytes by which freed memory is given back to the system."""
 
-# What a peer may do with the descriptor is limited by seals: nobody can shrink the file under a mapping (SIGBUS).
+# Seals limit what peers can do with the descriptor: no process can shrink the file under a mapping (SIGBUS).
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

@@ -1,4 +1,4 @@
-"""What the plugins of this distribution say about themselves.  Imports nothing heavy."""
+"""Descriptions of the plugins of this distribution.  Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -58,15 +58,15 @@ def await_bulk_stores():
 
 @gluon.jit
 def fence_async_global(WHOLE_PROGRAM: gl.constexpr = True):
-    """Let TMA accesses that follow see the global memory that ordinary accesses do: a proxy fence.
+    """Order global memory accesses before later TMA accesses: a proxy fence.
 
-    TMA reads and writes memory on a path of its own, which neither `wait` nor a barrier orders.  So call this between a
-    `wait` and TMA loads of what was awaited, and between ordinary stores and TMA accesses to the same memory; behind
-    TMA stores, before a `signal`, comes `await_bulk_stores`.  It is nothing where there is no TMA.
+    TMA accesses memory through the async proxy, which neither `wait` nor a barrier orders.  Call this between a `wait`
+    and TMA loads of the data that was waited for, and between ordinary stores and TMA accesses to the same memory; use
+    `await_bulk_stores` between TMA stores and a `signal`.  Does nothing where there is no TMA.
 
     Args:
-        WHOLE_PROGRAM: for what all threads have stored or acquired, with a barrier before and behind.  False: for the
-            calling threads' own, as in a partition of one warp that has waited by itself.
+        WHOLE_PROGRAM: fence the stores and acquires of all threads, with a barrier before and after.  False: only the
+            calling threads', as in a partition of one warp that has waited by itself.
 
     Example:
         ctx.wait(flag, 1)
@@ -150,21 +150,21 @@ def put_bulk(
 ):  # fmt: skip
     """Copy consecutive elements from the caller's own memory to to_rank's memory; returns when they are there.
 
-    The calling program copies all of them; give each program its piece.  A program of one warp is enough.  What is left
-    behind the last whole 128 bytes is copied by loads and stores, and so is everything if one of the two addresses is
-    no multiple of 16 bytes.  A `signal` that follows hands the data over.  Synchronises the threads of the program, so
-    it must not be called from divergent code; branches on scalars are fine.
+    The calling program copies all of them; give each program its piece.  A program of one warp is enough.  The bytes
+    after the last multiple of 128 are copied by loads and stores, and so are all bytes if either address is not a
+    multiple of 16.  A later `signal` releases the data.  Synchronises the threads of the program, so it must not be
+    called from divergent code; branches on scalars are fine.
 
-    The copy unit needs a description of both sides in global memory, for which Triton asks an allocator at the launch:
-    opening an `Iris` sets one, for the thread that opens it; elsewhere call `triton.set_allocator`.
+    TMA needs descriptors of both sides in global memory, which Triton gets from an allocator at the launch: opening an
+    `Iris` sets one, for the thread that opens it; elsewhere call `triton.set_allocator`.
 
     Args:
         from_ptr: any address that the caller may read (scalar pointer).
         to_ptr: address in the heap of from_rank, the caller (scalar pointer to the same type).
         numel: number of elements; less than 0 is an assertion on the CPU, and on GPUs with debug=True.
         to_rank, heap_bases: rank whose memory is written, int64[world_size].
-        CHUNK_BYTES: bytes that are moved at a time, a power of 2 from 1024 to 32768.
-        STAGES: chunks in shared memory, one of them on its way out, the others on their way in.
+        CHUNK_BYTES: bytes per chunk, a power of 2 from 1024 to 32768.
+        STAGES: chunks in shared memory, one of them being stored, the others being loaded.
 
     Raises:
         CompilationError: the target has no bulk copies; see `supports_bulk`.

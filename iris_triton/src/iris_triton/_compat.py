@@ -213,10 +213,10 @@ _CUDA_LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function"
 
 
 def _without_scratch(launcher: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """The compiled function behind a launcher, and what it takes besides; the launcher itself where that is not known.
+    """Return the compiled function that a launcher calls and its extra arguments, or the launcher itself if unknown.
 
-    The launcher computes at each call how much scratch memory a kernel needs, which is a sixth of all that Python does
-    for a launch, and most kernels need none.
+    At each call the launcher computes how much scratch memory a kernel needs: a sixth of the Python time of a launch,
+    and most kernels need none.
     """
     if type(launcher).__name__ != "CudaLauncher" or launcher.global_scratch_size or launcher.profile_scratch_size:
         return launcher, ()
@@ -243,7 +243,7 @@ def compiler_arguments(function: Any) -> frozenset[str]:
 
 
 def vendor_function(function: Any) -> Any:
-    """The CUDA function behind a portable name of tl.extra.libdevice, or None; the compiler does the same mapping."""
+    """Map a portable name of tl.extra.libdevice to its CUDA function, as the compiler does; None for others."""
     is_name = getattr(function, "__module__", "") == libdevice.__name__
     return getattr(tl.extra.cuda.libdevice, function.__name__, None) if is_name else None
 

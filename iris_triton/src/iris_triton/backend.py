@@ -63,7 +63,7 @@ class TritonBackend:
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
     def attach(self, memory: MemoryMap) -> None:
-        """Let the CPU executor know the heap; on a GPU nobody has to."""
+        """Register the heap with the CPU executor; does nothing on a GPU."""
         if not self._on_cpu:
             return
         from iris_triton import interpreter

@@ -1,7 +1,7 @@
-"""Copies by address that a device's copy engines do, and flags behind them, in the order of a stream.
+"""Copies by address on a device's copy engines, and flags written after them, in stream order.
 
-On the CPU the host does them.  NVIDIA's are asked through cuda-bindings, which torch's CUDA wheels bring, AMD's through
-hip-python.  What is asked for while a stream is captured becomes a node of the graph.
+On the CPU the host copies.  NVIDIA's driver is called through cuda-bindings, which torch's CUDA wheels bring, AMD's
+through hip-python.  A copy or flag enqueued while a stream is captured becomes a node of the graph.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], Any]:
 
 
 def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
-    """Return a function that writes a word of 32 bits behind everything that its stream was asked for before.
+    """Return a function that writes a 32-bit word after all earlier work of a stream.
 
-    It takes the word's address, a multiple of 4 and in a peer's memory if need be, its value, 0, and the raw stream;
-    numbers, or what `handles` makes of addresses and streams.  No multiprocessor is needed, so a kernel that fills the
-    device may wait for such words; it must acquire with scope "sys".
+    Its arguments are the word's address (a multiple of 4, also in a peer's memory), the value, 0, and the raw stream,
+    as numbers or as `handles` converts them.  The write needs no multiprocessor, so a kernel that fills the device may
+    wait for such words; it must acquire with scope "sys".
 
     Raises:
         ImportError: see `copies_obstacle`.

@@ -104,11 +104,11 @@ class Vmm(VmmDriver):
     def set_access(self, ptr: int, nbytes: int) -> None:
         """Let this device read and write a mapped range.
 
-        ROCm 7.0 to 7.2 take a size only if it is the sum of the first so many mappings of the reservation, in an order
-        of their own and wherever `ptr` points (ROCm/rocm-systems issue 2667; mended by pull request 2451, in ROCm
-        7.14).  The check comes before any effect, so what is refused is tried again cumulatively, from the beginning
-        of the mappings that lead up to the range without a gap, to the range's end and to theirs: if these are all
-        that there are, the sum is right in every order.  Mappings of one size, as the heap's own, are always right.
+        ROCm 7.0 to 7.2 accept a size only if it is the sum of the first n mappings of the reservation, for some n, in
+        ROCm's own order and wherever `ptr` points (ROCm/rocm-systems issue 2667; fixed by pull request 2451, in ROCm
+        7.14).  The check precedes any effect, so a refused range is retried with larger ones: from the beginning of
+        the mappings that adjoin it without a gap, to its end and then to theirs.  If these are all mappings of the
+        reservation, the sum is right in every order.  Mappings of equal size, as the heap's own, always work.
         """
         refused: DriverError | None = None
         for start, size in self._wider(ptr, nbytes):

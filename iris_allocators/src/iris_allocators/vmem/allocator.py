@@ -4,10 +4,10 @@ Opening reserves one range of addresses for the heaps of all ranks and nothing e
 device.  `commit` creates physical memory for the granules in use and maps it; peers receive a descriptor per granule,
 once, and map the same memory at the same offset of that rank's part of their range.
 
-Giving memory back needs no exchange.  The heap calls `decommit` on every rank with the same range, after an agreement
-of all ranks that nobody uses it; each rank then unmaps its own memory there and what it sees of the peers'.  The
-physical memory is free when the last rank has done so, and an address is never mapped anew before that, because a
-granule that is committed again is announced in a later exchange of all ranks.
+Releasing memory needs no exchange.  The heap calls `decommit` on every rank with the same range, after all ranks have
+agreed that it is unused; each rank then unmaps its own memory there and its mappings of the peers'.  The physical
+memory is free when the last rank has done so, and an address is never remapped before that, because a granule that is
+committed again is announced in a later exchange of all ranks.
 
 `as_symmetric` maps the memory of an existing tensor a second time, at an offset of the heap.  What a kernel writes at
 one of the two addresses is seen at the other one from the next kernel on.
@@ -64,7 +64,7 @@ _MAGIC = b"irisvmem"
 
 
 class External(NamedTuple):
-    """The physical memory behind a tensor."""
+    """The physical memory of a tensor."""
 
     handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
     start_bytes: int  # where the tensor's first element lies in the first piece
@@ -133,7 +133,7 @@ class VmemAllocator:
         """Back the granules that a range touches with memory, where they are not yet; none of them if it raises.
 
         Raises:
-            HeapExhaustedError: the device has no room.
+            HeapExhaustedError: the device is out of memory.
             DriverError: the driver refuses for another reason.
         """
         self._check_open()
@@ -199,7 +199,7 @@ class VmemAllocator:
             return -(-external.nbytes // self.granularity) * self.granularity, external.start_bytes, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
-        """Map the memory behind a tensor at an offset of the heap, unless it is mapped there already.
+        """Map the memory of a tensor at an offset of the heap, unless it is mapped there already.
 
         The tensor has at least one element.  The result has its shape, strides and dtype; its storage begins with its
         first element and keeps the storage of `tensor` alive.
@@ -267,7 +267,7 @@ class VmemAllocator:
         return External(handles, begin - first, extent)
 
     def _place(self, external: External) -> tuple[int, int] | None:
-        """(block, where the tensor begins), if all pieces are in one block of the heap, one behind the other."""
+        """Return (block, offset of the tensor) if all pieces are consecutive in one block of the heap, else None."""
         found = [self._imported.get(handle) for handle, _ in external.handles]
         if None in found:
             return None

@@ -73,7 +73,7 @@ def idle(driver: VmmDriver, device: str) -> bool:
 
 
 def _release(driver: VmmDriver, space: AddressSpace, device: str, pid: int) -> None:
-    """The last lease is gone.  Called by a finalizer, whose errors nobody could catch."""
+    """Release the address space after the last lease.  Called by a finalizer, whose errors no caller could catch."""
     if os.getpid() != pid or not idle(driver, device):
         return
     try:

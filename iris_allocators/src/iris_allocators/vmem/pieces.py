@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind it."""
+        """Return the offset of the first byte after it."""
         return self.offset_bytes + self.nbytes
 
     def close_fd(self) -> None:
@@ -45,7 +45,7 @@ class Piece:
 
 
 class PieceTable:
-    """What is mapped in one rank's heap, which begins at `base_ptr` in this process."""
+    """Mappings in one rank's heap, which begins at `base_ptr` in this process."""
 
     def __init__(self, driver: VmmDriver, base_ptr: int) -> None:
         self._driver = driver
@@ -126,10 +126,10 @@ class PieceTable:
 
 
 class AddressSpace:
-    """The addresses of all ranks' heaps in this process and what is mapped there.
+    """Address range of all ranks' heaps in this process, and the mappings in it.
 
-    Each heap has `stride` bytes, and begins at a multiple of `alignment`, which divides them.  DriverError if there are
-    not so many free addresses.
+    Each heap has `stride` bytes and begins at a multiple of `alignment`, which divides `stride`.  DriverError if the
+    process has no free address range of that size.
     """
 
     def __init__(self, driver: VmmDriver, world_size: int, stride: int, alignment: int) -> None:

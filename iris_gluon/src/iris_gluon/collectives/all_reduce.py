@@ -33,11 +33,11 @@ def two_shot(
     SIZE: gl.constexpr, OP: gl.constexpr, IN_DIRECT: gl.constexpr, OUT_DIRECT: gl.constexpr, IN_DIMS: gl.constexpr,
     OUT_DIMS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
-    """Reduce the own shard of all inputs, and store the result into all outputs.
+    """Reduce this rank's shard of all inputs, and store the result into all outputs.
 
-    The landing region has a piece of the own shard from each member, if inputs are not direct; behind them, if outputs
-    are not direct, a piece of the result from each member.  Where inputs land, too, a round has two barriers, so all
-    know that results have been fetched before the next ones come; else two halves for results take turns.
+    The landing region holds a piece of this rank's shard from each member, if inputs are not direct, followed by a
+    piece of the result from each member, if outputs are not direct.  If inputs land there, a round has two barriers, so
+    that results are fetched before the next ones arrive; otherwise results are double-buffered.
 
     Args (beside those of `iris_gluon.collectives.push.push`):
         count: number of elements.

@@ -49,7 +49,7 @@ def _as_vector_pointer(pointer):
 
 @gluon.jit
 def _narrow_start(vectors, part, parts, VEC: gl.constexpr, BLOCK: gl.constexpr):
-    """The first element of this program's blocks behind the vectors."""
+    """Return the first element of this program's blocks after the vectors."""
     first = vectors * VEC // BLOCK
     return (first + (part + parts - first % parts) % parts) * BLOCK
 
@@ -102,7 +102,7 @@ def copy(
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr):
-    """Read a block of elements behind each of SIZE addresses, and reduce them in that order."""
+    """Read a block of elements at each of SIZE addresses, and reduce them in that order."""
     for i in gl.static_range(SIZE):
         src = sources[i].to(like.dtype)
         if WIDE:
@@ -126,7 +126,7 @@ def _all_of(addresses, SIZE: gl.constexpr):
 
 @gluon.jit
 def reduce_to(targets, sources, like, count, part, parts, OP: gl.constexpr, SIZE: gl.constexpr, BLOCK: gl.constexpr):
-    """Reduce `count` dense elements behind each of SIZE addresses, in that order, and store the result behind others.
+    """Reduce `count` dense elements at each of SIZE addresses, in that order, and store the result at all targets.
 
     16-bit floats are added up in float32.
 

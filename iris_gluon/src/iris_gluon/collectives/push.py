@@ -145,7 +145,7 @@ class Push(GluonCollective):
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two barriers, what goes over the links, and copying what has landed."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
-        lands = request.options.get("uneven", False) or not request.direct_out  # what a rank alone knows must not count
+        lands = request.options.get("uneven", False) or not request.direct_out  # facts of a single rank must not count
         return self.model(request, barriers=2, moved=received_nbytes(request), copied=out_nbytes * lands)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:

@@ -1,7 +1,7 @@
-"""What the fused products for Hopper share: which calls they serve, and how operands are described to the core.
+"""Common parts of the fused products for Hopper: supported requests, and TMA descriptors of the operands.
 
-The protocols are those of `iris_triton.gemm`.  Words that say what has arrived are 0 between launches: the last program
-that has waited for them clears them, so nothing is cleared in front of a product, and a graph can be replayed.
+The protocols are those of `iris_triton.gemm`.  Arrival flags are 0 between launches: the last program that has waited
+for them clears them, so no separate clearing is needed, and a graph can be replayed.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 

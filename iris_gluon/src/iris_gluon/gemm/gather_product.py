@@ -38,7 +38,7 @@ _CLEARED = gl.constexpr(128)
 
 @gluon.jit
 def _clear(flags, count, programs):
-    """Set words back to 0 behind the last of the programs that have waited for them; word `count` counts these."""
+    """Reset words to 0 after the last of the programs has waited for them; word `count` counts these programs."""
     if gl.atomic_add(flags + count, 1, sem="acq_rel", scope="gpu") == programs - 1:
         lane = gl.arange(0, _CLEARED, layout=default_layout([_CLEARED]))
         for first in range(0, count + 1, _CLEARED):

@@ -90,19 +90,19 @@ class GemmConfig:
 def choose_config(
     m: int, n: int, processors: int, *, k: int = 8192, idle: float = 0.0, given: Mapping[str, int] | None = None
 ) -> GemmConfig:
-    """Choose between tiles of 128 x 256 and 128 x 128: that with which the last processor is done first.
+    """Choose between tiles of 128 x 256 and 128 x 128 by the estimated time of the last multiprocessor.
 
-    A tile takes as long as its steps and its end, and a large one somewhat less than two small ones with as many steps.
-    So large ones are chosen for long inner dimensions, if the last round leaves few processors idle.  With the
-    constants above this chooses what was faster at every shape where both were measured (docs/ops.md).
+    A tile takes the time of its steps and its epilogue; a large tile takes less than two small ones with as many steps.
+    So large tiles are chosen for long inner dimensions, if the last wave leaves few multiprocessors idle.  With the
+    constants above this chooses the faster one at every shape where both were measured (docs/ops.md).
 
     Args:
         m, n: shape of C.
         processors: multiprocessors that compute.
         k: the inner dimension.
-        idle: tiles for which a processor waits beside computing: half a one where operands arrive while the kernel
-            runs, as nobody can begin the last ones before.
-        given: fields of the config that are not to be chosen.
+        idle: time that a multiprocessor waits, in tiles: 0.5 if operands arrive while the kernel runs, as the last
+            tiles cannot begin earlier.
+        given: fields of the config that are fixed.
 
     Raises:
         ValueError: no config has the given fields, whatever the number of processors.

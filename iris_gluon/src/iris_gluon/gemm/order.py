@@ -69,7 +69,7 @@ class OwnersInTurn:
     def place(self, tile):
         """Return row and column of a tile, counted in tiles."""
         per_owner = self.tiles_each * self.tiles_n
-        whole = per_owner // self.chunk * self.chunk  # what is left behind whole chunks goes owner by owner
+        whole = per_owner // self.chunk * self.chunk  # the rest after whole chunks goes owner by owner
         in_chunks = tile < whole * self.size
         left, rest = tile - whole * self.size, gl.maximum(per_owner - whole, 1)
         step = gl.where(in_chunks, tile // self.chunk % self.size, left // rest)

@@ -4,7 +4,7 @@
     iris_triton.interpreter.enable()
     kernel[grid](cpu_tensor, ..., num_warps=4)
 
-Importing it tells the executor who runs Gluon kernels, and nothing more: neither torch nor triton is imported.
+Importing it registers Gluon with the executor; it imports neither torch nor triton.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """What a partition has synchronised with, or what an mbarrier hands to those who wait for it."""
+    """Vector clock of a partition, or of an mbarrier, which passes it on to its waiters."""
 
     __slots__ = ("fenced", "seen")
 
@@ -111,7 +111,7 @@ class Partition(Program):
         return self.clock.seen[self]
 
     def tick(self) -> None:
-        """What follows is not part of what others have been told so far."""
+        """Advance the own time: later operations are not covered by clocks passed on so far."""
         self.clock.seen[self] += 1
 
     def fence(self) -> None:
@@ -142,7 +142,7 @@ class Partition(Program):
                 copy.deliver()
 
     def copies_under_way(self) -> list[Copy]:
-        """The copies that read memory and that nobody has waited for."""
+        """Return the copies that read memory and have not been waited for."""
         groups = [*(copies for _, copies in self.groups), self.uncommitted]
         return [copy for copies in groups for copy in copies if not copy.idle]
 
@@ -263,8 +263,8 @@ def running_partition() -> Partition:
 def complete_stores() -> None:
     """For CPU entries: wait until the TMA stores of the running partition are in global memory.
 
-    What `cp.async.bulk.wait_group 0` is on a GPU.  tma.store_wait is less: unless it is told otherwise (Triton 3.8 and
-    newer), it waits until shared memory has been read, and the data may arrive as late as the program ends.
+    Equivalent to `cp.async.bulk.wait_group 0` on a GPU.  tma.store_wait is weaker: unless its argument says otherwise
+    (Triton 3.8 and newer), it waits until shared memory has been read, and the data may arrive as late as program end.
     """
     partition = running_partition()
     partition.deliver_stores(partition.complete(partition.stores, 0))

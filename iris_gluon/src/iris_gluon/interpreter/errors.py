@@ -1,6 +1,6 @@
-"""What can go wrong with shared memory and asynchronous operations on the CPU.
+"""Errors of shared memory and asynchronous operations on the CPU.
 
-A GPU would give wrong numbers or hang, often only sometimes; here the first such access is an error.
+A GPU would give wrong results or hang, often intermittently; here the first such access is an error.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         self.check_layout(layout)  # the launches of a cached one may differ in their warps
         return self._arange(start, end, layout)
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - there is one, which lives for ever
+    @lru_cache(maxsize=4096)  # noqa: B019 - one instance per process, never freed
     def _arange(self, start: int, end: int, layout: Any) -> Any:
         return super().arange(start, end, layout)
 

@@ -1,8 +1,8 @@
-"""`pull`: all_gather, all_to_all, broadcast, gather and scatter.  Every rank reads what it needs from the others.
+"""`pull`: all_gather, all_to_all, broadcast, gather and scatter.  Every rank reads what it needs from its peers.
 
 Chosen for broadcast, gather and scatter, for split sizes, and for all_gather and all_to_all where a table or the model
-says so.  An input that peers can address is read where it lies: barrier, read, barrier.  Another one is staged in
-rounds of pieces, which the others read behind a barrier; two halves take turns, so one for each round is enough.
+says so.  An input that peers can address is read in place: barrier, read, barrier.  Any other input is staged in rounds
+of pieces, which the peers read after a barrier; with double buffering, one barrier per round is enough.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -93,23 +93,23 @@ def pull(
     SIZE: tl.constexpr, SOURCE: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Read from the members what they have for this rank.
+    """Read this rank's parts from the members.
 
-    A rank tells each member the number of elements for it, beside the number of the kind of call; the member compares
-    both with what it expects.  Each rank does what suits its input, and all make as many rounds as the longest needs.
+    A rank publishes the number of elements to each member, and the ID of the call signature; the member compares both
+    with what it expects.  Each rank treats its own input as SOURCE says; all make as many rounds as the longest needs.
 
     Args:
         out, inp: the tensors.
         control: the team's control region (int64).
         stage: the team's staging region.
-        table: int64[4 * SIZE], where parts differ, else None: for each member, where in the input begins what is for
-            it; how many elements that are; where in the output begins what comes from it; how many.
+        table: int64[4 * SIZE] if parts differ, else None: for each member, begin and number of the elements sent to
+            it in the input, then begin and number of those received from it in the output.
         bases: int64[SIZE], the members' heaps.
         me, rank: the caller's index in the team, and in the world.
-        kind: number of the kind of call; the same on all members.
-        in_step, given: elements between what is for two members in the input, and how many are for each.
-        out_step, taken: likewise for what comes from them in the output.
-        giver: the only one that gives something; -1 if all do.
+        kind: ID of the call signature; the same on all members.
+        in_step, given: stride in elements between two members' parts of the input, and the size of a part.
+        out_step, taken: likewise for the members' parts of the output.
+        giver: the only member that sends; -1 if all do.
         capacity: elements of a piece; half of the staging region holds one for each member, or one for all if SHARED.
         timeout_ns, status: bound of waits, and where they report.
         in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
@@ -260,19 +260,19 @@ def moved_layouts(request: CollectiveRequest, carrier: Carrier) -> tuple[Layout,
 
 
 def splits_table(request: CollectiveRequest, each: int) -> list[int]:
-    """The argument `table` of `pull`, for parts that differ."""
+    """Return the argument `table` of `pull`, for parts that differ."""
     row = math.prod(request.shape[1:]) * each
     given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
     return [*begins(given), *given, *begins(taken), *taken]
 
 
 def begins(numbers: Sequence[int]) -> list[int]:
-    """Where each of several parts begins that lie one behind the other."""
+    """Return where each of several consecutive parts begins."""
     return [0, *itertools.accumulate(numbers)][:-1]
 
 
 def received_nbytes(request: CollectiveRequest) -> int:
-    """Bytes that come to one rank from the others, at most; the same on all members."""
+    """Return the most bytes that one rank receives from its peers; the same on all members."""
     size = request.group_size
     if request.op in ("all_gather", "gather"):
         return request.nbytes * (size - 1)

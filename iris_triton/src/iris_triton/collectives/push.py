@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _in_heap(row, bases, member, place, TOLD: tl.constexpr, SIZE: tl.constexpr):
-    """Address of a byte in members' heaps (scalar or block): `place`, if TOLD counted from where they have told."""
+    """Return addresses at heap offset `place` of members (scalar or block); TOLD: plus the offset they published."""
     there = tl.load(bases + member) + place
     if TOLD:
         there += told(row, member, SIZE)

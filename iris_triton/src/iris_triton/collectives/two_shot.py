@@ -31,11 +31,11 @@ def two_shot(
     SIZE: tl.constexpr, OP: tl.constexpr, DIRECT: tl.constexpr, IN_STAGED: tl.constexpr, IN_DIMS: tl.constexpr,
     OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Reduce the own shard of all inputs, and let all have the result.
+    """Reduce this rank's shard of all inputs, and make the result available to all members.
 
-    Without DIRECT, in pieces, which the others read from the staging region: it holds a piece of the result, and behind
-    it a piece of the input for each member, if IN_STAGED.  Two barriers per piece: the inputs are there, the results
-    are there.
+    Without DIRECT, in pieces, which the peers read from the staging region: it holds a piece of the result, followed by
+    a piece of the input for each member if IN_STAGED.  Two barriers per piece: inputs are ready, results are
+    ready.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         count: elements of the whole.

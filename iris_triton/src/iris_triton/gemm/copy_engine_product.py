@@ -70,11 +70,11 @@ class _CopyEngine(Fused):
 def multiply_shards(
     shards: Shards, order: list[tuple[int, Callable[[Any], None] | None]], tf32: bool
 ) -> Callable[..., None]:
-    """Return what brings the rows, and multiplies the own ones at once, each of the others' behind a wait for them.
+    """Return a function that starts the copies, multiplies its own rows, then each peer's rows after waiting for them.
 
     Args:
-        shards: A of all members, and how it is gathered.
-        order: members, in the order of their products, and the kernels that wait for their words; None for the own one.
+        shards: A of all members, and its copies.
+        order: members in the order of their products, each with the kernel that waits for its word; None for this rank.
         tf32: products of float32 may be of TF32.
     """
 
@@ -134,7 +134,7 @@ def carry_products(
 
     def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
         with torch.no_grad():
-            side.follow()  # behind its barrier the slots may be written to
+            side.follow()  # after its barrier the slots may be written
             for begin, end, product, target, source, computed in carried:
                 multiply(a[begin:end], b, None, product, tf32)
                 if computed is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong in a kernel on the CPU, beyond what the kernel itself raises."""
+"""Errors of kernels on the CPU, beyond those that the kernel itself raises."""
 
 from __future__ import annotations
 

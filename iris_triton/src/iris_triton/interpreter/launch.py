@@ -127,7 +127,7 @@ _has_gpu = functools.cache(torch.cuda.is_available)
 
 
 class _Kernel:
-    """What is known of a kernel before its launch; kept on the jitted function."""
+    """Facts about a kernel before its launch; cached on the jitted function."""
 
     def __init__(self, function: Any) -> None:
         self.name: str = function.__name__

@@ -97,7 +97,7 @@ class Program:
 
 
 def _words(addresses: Any) -> Any:
-    """What stands for the words of an access: the address of one, the bytes of several addresses."""
+    """Return a key for the words of an access: one address as an int, several addresses as bytes."""
     return int(addresses.reshape(-1)[0]) if addresses.size == 1 else addresses.tobytes()
 
 

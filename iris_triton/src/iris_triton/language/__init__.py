@@ -11,10 +11,10 @@ goes to `pointer - heap_bases[first] + heap_bases[second]`.
                     without hints.
     mask, other     as in tl.load and tl.store.
     cache_modifier  loads: None, ".ca", ".cg", ".cv"; stores: None, ".wb", ".cg", ".cs", ".wt".
-    hint            tuple with one int per dimension, or int for the last one: the translated pointer is a multiple of
-                    so many bytes, and so many elements are contiguous (tl.multiple_of, tl.max_contiguous).  Powers of
-                    two; only the CPU executor checks them, for blocks.  Says nothing of the caller's own pointer in
-                    get and put.
+    hint            tuple with one int per dimension, or int for the last one: alignment of the translated pointer in
+                    bytes, and number of contiguous elements (tl.multiple_of, tl.max_contiguous).  Powers of two; only
+                    the CPU executor checks them, for blocks.  Does not apply to the caller's own pointer in get and
+                    put.
     sem, scope      as in Triton's atomics, but scope None means "sys": peers are outside the device's own scope.
                     sem None means "acq_rel".
 

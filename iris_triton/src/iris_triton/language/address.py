@@ -89,11 +89,11 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
     """
     distance = tl.load(heap_bases + to_rank).to(tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
     distance += _stray(pointer, from_rank, to_rank, heap_bases)
-    # The pointer is moved as a pointer to another type, for the sake of AMD: the compiler takes 32 bits for enough to
-    # address a small tensor from its argument, and would cut the distance down; behind a cast it knows of no argument.
-    # Through an integer, or a type of another size, it would forget alignment or contiguity as well.
+    # The pointer is moved as a pointer to another type because of AMD: the compiler assumes that 32-bit offsets reach
+    # all of a small tensor argument and would truncate the distance; after a cast it no longer knows the argument.
+    # A cast to an integer, or to a type of another size, would lose alignment or contiguity as well.
     carrier: tl.constexpr = _carrier(pointer.dtype.element_ty)
-    # Whole alignment units times a constant: in this form the compiler sees that the distance keeps the alignment.
+    # Alignment units times a constant: in this form the compiler can prove that the distance keeps the alignment.
     units: tl.constexpr = _elements_per_alignment(carrier)
     moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
     moved = moved.to(pointer.dtype, bitcast=True)

@@ -96,14 +96,14 @@ def wait_stores():
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Begin behind the kernel before this one on the stream.
+    """Wait for the previous kernel on the stream to complete (programmatic dependent launch).
 
-    The first thing in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts as
-    soon as the one before it says so (`let_next_start`), or ends; it must not look at memory before it has waited for
-    that one here.  (CUDA C++ Programming Guide, programmatic dependent launch; NVIDIA, Hopper and newer.)
+    Must come first in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts
+    when the previous one calls `let_next_start`, or ends; it must not access memory before this wait.  (CUDA C++
+    Programming Guide, programmatic dependent launch; NVIDIA, Hopper and newer.)
 
     Args:
-        EARLY: whether it was launched so.
+        EARLY: whether it was launched that way.
     """
     if EARLY:
         gdc_wait()

@@ -265,10 +265,9 @@ def _scope_that_acquires(pointer, sem, scope, on_amd):
 
 @triton.jit
 def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
-    """Look at the flags once.
+    """Load the flags once.
 
-    Adding nothing is the form that is uniform: one thread looks and tells the others, so no two of them disagree on
-    whether to look again.
+    An atomic add of 0 is uniform: one thread loads and broadcasts, so all threads agree on whether to poll again.
     """
     where: tl.constexpr = _scope_that_acquires(pointer, sem, scope, is_hip())
     return tl.atomic_add(pointer, spread(0, pointer), sem=sem, scope=where)
@@ -434,7 +433,7 @@ def spin(
                 report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
             else:
                 while place == _count(pointer):
-                    if late:  # again whenever so much time has passed: the host sees that it goes on
+                    if late:  # again after each interval: the host sees that the wait continues
                         report_wait(
                             status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER
                         )

@@ -125,9 +125,9 @@ def wait(
         cmp: "eq", "ne", "gt", "ge", "lt" or "le".
         sem: "acquire", or "relaxed" where nothing is handed over.
         scope: "sys"; "gpu" if the sender is on the same device.
-        timeout_ns: bound in nanoseconds; 0 for none.  After the bound wait returns all the same, so what was awaited
-            may not be there: compare the returned value, or have the host look at the status words.  With a negative
-            one it describes itself whenever so much time has passed, and waits on.
+        timeout_ns: bound in nanoseconds; 0 for none.  After the bound wait returns although the condition may not
+            hold: compare the returned value, or have the host check the status words.  With a negative one it reports
+            to the status words every |timeout_ns| and keeps waiting.
         status: pointer to the status words (int64[STATUS_WORDS], iris_core.device.context_words), to which the first
             wait that times out reports; None reports nothing.
         rank: the caller, for that report.
@@ -150,7 +150,7 @@ def wait_any(
 ):  # fmt: skip
     """Wait until `flag <cmp> value` holds for one of a block of flags, and return which (int32, from 0).
 
-    Where it holds for several, the first one counts.  Otherwise as `wait`: behind it all threads see what was stored
+    If it holds for several, returns the first.  Otherwise like `wait`: afterwards all threads see what was stored
     before the signal of that flag, and of no other.
 
     Args:
@@ -195,7 +195,7 @@ def load_acquire(pointer, scope: tl.constexpr = SYS):
 def test(pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, scope: tl.constexpr = SYS):  # noqa: PT028
     """Return whether `flag <cmp> value` holds now (int1), for all flags if `pointer` is a block; does not wait.
 
-    Where it does, all threads see what was stored before the signal, as behind `wait`; all get the same answer.
+    If it does, all threads see what was stored before the signal, as after `wait`; all get the same result.
 
     Args:
         pointer, value, cmp, sem, scope: as in `wait`.

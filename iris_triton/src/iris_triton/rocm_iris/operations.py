@@ -164,7 +164,7 @@ def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, A
         said = ", ".join(f"{name}={value!r}" for name, value in new.items())
         logger.warning("all_gather_matmul_hbm_buffer: the algorithm here has no use for %s; left out", said)
         _warned_of.update(new)
-    if context.get_num_ranks() > 1 and "output" in given:  # a rank alone has nothing to fetch
+    if context.get_num_ranks() > 1 and "output" in given:  # a world of one has nothing to fetch
         given["config"] = dataclasses.replace(given.get("config") or FusedConfig(), algorithm=_FETCH, **fields)
     return given
 

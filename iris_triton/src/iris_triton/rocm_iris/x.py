@@ -61,10 +61,10 @@ def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
 
 @triton.jit
 def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile=None, stride=None, ctx=None):
-    """Sum a tile over all ranks; one rank reduces and stores to all; complete behind a barrier.
+    """Sum a tile over all ranks; one rank reduces and stores to all; complete after a barrier.
 
     Called as (tile, src_view, dst_view, locks, ctx) or as (tile, src_view, dst_view, locks, start_tile, stride, ctx):
-    then it is the rank of which the tile is one of start_tile, start_tile + stride, ...
+    then the rank whose tiles start_tile, start_tile + stride, ... include this one reduces it.
     """
     if ctx is None:
         start_tile.all_reduce_two_shot(tile, src_view, dst_view, locks)

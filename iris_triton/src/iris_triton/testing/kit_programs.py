@@ -88,7 +88,7 @@ def _contend(
 
 @triton.jit
 def _wait(api: tl.constexpr, context, W: tl.constexpr, pointer, value, cmp: tl.constexpr, timeout_ns):
-    """wait or wait_any: a function is told its bound, a method takes it from the context."""
+    """Call wait or wait_any: a function takes its bound as an argument, a method from the context."""
     if api[1] is None:
         return api[0](pointer, value, cmp, timeout_ns=timeout_ns)
     else:
@@ -144,7 +144,7 @@ def _meet(
     store: tl.constexpr, barrier: tl.constexpr, Context: tl.constexpr, slots, found, flags, value, context, bases, me,
     timeout_ns, grouped: tl.constexpr, begin, stride, size, W: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """One program: write to all, meet, note what is there, meet again before a rank goes on."""
+    """One program: write to all ranks, barrier, record the slots, barrier."""
     data = (slots + me, tl.cast(value, tl.int64))
     for peer in range(W):
         invoke((store, Context, "store"), context, W, data, (me, peer, bases), (peer,), ())

@@ -45,10 +45,10 @@ def invoke(api: tl.constexpr, context, world_size: tl.constexpr, before, as_func
         api: the function, the context's class or None, and the name: with a class the method is called.
         context: the context tensor.
         world_size: number of ranks.
-        before: tuple of arguments that come first in both.
-        as_function: tuple of arguments that the function gets next.
-        as_method: tuple of those that the method gets instead.
-        behind: tuple of arguments that come last in both.
+        before: tuple of the first arguments of both.
+        as_function: tuple of the next arguments of the function.
+        as_method: tuple of the next arguments of the method.
+        behind: tuple of the last arguments of both.
     """
     if api[1] is None:
         return api[0](*before, *as_function, *behind)

@@ -19,7 +19,7 @@ from iris_triton.context import DeviceContext
 NUMEL, CPU_NUMEL = 1 << 20, 1 << 13
 """32-bit words that are written and read per pair; on GPUs 4 MiB, which are several granules of virtual memory."""
 ADDITIONS = 1000  # that every rank makes to a word of every rank
-MESSAGE = 256  # 32-bit words that are handed over behind a signal
+MESSAGE = 256  # 32-bit words that are sent before a signal
 _BLOCK, _CPU_BLOCK = 4096, 1024
 _ADD_BLOCK = 128
 
@@ -132,7 +132,7 @@ def _where(ctx):
 
 
 def _meet(ctx, begin):
-    """Finish this rank's kernels first, which tells one that hangs from waiting for a rank; then meet the others."""
+    """Synchronise this rank's device, to separate a hanging kernel from a missing rank; then wait at a barrier."""
     if ctx.device != "cpu":
         torch.cuda.synchronize()
     begin("barrier", None)

@@ -33,13 +33,13 @@ class Moves(AggregateMethods):
     def all_gather(self, tile, dst_view, dim: tl.constexpr):
         """Store a tile to all ranks, at its place in the caller's part of `dst_view`.
 
-        Complete on all ranks behind a barrier; another one must come before `dst_view` is written again.
+        Complete on all ranks after a barrier; a second barrier must come before `dst_view` is written again.
 
         Args:
             tile: `Tile` of the caller's own part.
             dst_view: the whole, symmetric: the ranks' parts below each other (dim 0) or side by side (dim 1).
-            dim: 0: part r is rows r * p and following, p = M / world_size rounded up, and the last parts may be
-                shorter; 1: so with columns.
+            dim: 0: part r begins at row r * p, p = M / world_size rounded up, and the last parts may be shorter;
+                1: the same with columns.
         """
         tl.static_assert(dim == 0 or dim == 1, "dim of all_gather is 0 (rows) or 1 (columns)")
         if dim == 0:

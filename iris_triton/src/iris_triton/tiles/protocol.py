@@ -1,22 +1,22 @@
-"""The call on a tile that is under way: arrivals of ranks, and when its memory is free again.
+"""Synchronisation of calls on a tile: arrivals of ranks, and when its memory may be reused.
 
 Every tile has a row of words in `locks`, a symmetric int64 tensor that was zero at the start.  For W ranks:
 
     words 0 .. W - 1        `arrived`: stamp of the call for which each rank's part is ready
-    words W .. 2 W - 1      `passed`: stamp of the call in which each rank has read the others' parts; in a ring, word
-                            of the rank before: it has stored the result here
+    words W .. 2 W - 1      `passed`: stamp of the call in which each rank has read its peers' parts; in a ring, the
+                            word of the previous rank: it has stored the result here
     word 2 W                `mine`: stamp of this rank's last call
     word 2 W + 1            `count`: ranks that have arrived, on the tile's home; 0 between calls
     word 2 W + 2            `done`: stamp of the last call whose result is stored, by the one rank that reduces
 
 A stamp is 8 times the number of the call plus its kind.  All ranks make the same calls on a tile, so they have the same
-stamps; these only grow, so nothing has to be reset, a launch can be repeated, and a captured one replayed.  Before a
-call touches anything, it waits for the end of the one before: its kind says by which words.
+stamps; stamps only grow, so nothing is reset, a launch can be repeated, and a captured one replayed.  Before a call
+accesses anything, it waits for the end of the previous call, whose kind determines the words to wait for.
 
 `locks` of int32 follow the protocol of AMD's Iris instead.  There is one word for each tile, zero before the
 launch on all ranks.  The kernel stores its part in `src_view`, then sets the word of the tile to 1, in its own memory,
 with release semantics; then it calls the method, which waits for that word on all ranks and reads their parts.  Between
-two launches the host zeroes the words behind a barrier, because a word that is still 1 tells of the part before.
+two launches the host zeroes the words after a barrier, because a word that is still 1 announces the previous part.
 """
 # mypy: ignore-errors
 

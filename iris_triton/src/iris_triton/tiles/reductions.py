@@ -251,8 +251,8 @@ class Reductions(Moves):
     def all_reduce_atomic(self, tile, dst_view):
         """Add a tile to `dst_view` of all ranks by atomics, which round after every addition.
 
-        `dst_view` must be zero before, behind a barrier, and is complete behind a barrier.  Sums of floats may differ
-        in their last bits between ranks and from run to run.
+        `dst_view` must be zero on all ranks (barrier) before the call, and is complete after a barrier.  Sums of floats
+        may differ in their last bits between ranks and from run to run.
 
         Args:
             tile: `Tile`.
@@ -329,14 +329,14 @@ class Reductions(Moves):
     def all_reduce_two_shot(self, tile, src_view, dst_view, locks, start_tile=None, stride=None, tile_id=None):
         """Sum a tile over all ranks; one rank reads all parts and stores the result to all, the same bits.
 
-        Without `start_tile` that is the rank that comes last, so no rank waits for another; with int32 locks, rank
-        t % world_size for tile t.  Complete behind a barrier, or when `await_tile` returns.
+        Without `start_tile` the last rank to arrive reduces, so no rank waits for another; with int32 locks, rank
+        t % world_size reduces tile t.  Complete after a barrier, or when `await_tile` returns.
 
         Args:
             tile, src_view, locks, tile_id: as in `all_reduce_one_shot`.
             dst_view: symmetric; the result.
-            start_tile, stride: the caller reduces tiles start_tile, start_tile + stride, ... and waits for the others'
-                parts of those.  Every tile must be of exactly one rank, for example with (rank, world_size).
+            start_tile, stride: the caller reduces tiles start_tile, start_tile + stride, ... and waits for its peers'
+                parts of those.  Every tile must belong to exactly one rank, for example with (rank, world_size).
         """
         number = number_of(tile, dst_view, tile_id)
         if start_tile is not None:
@@ -387,7 +387,7 @@ class Reductions(Moves):
             result = tl.load(ptr, mask=mask)
         else:
             tl.store(ptr, result, mask=mask)
-        if (size > 1) & (position != size - 2):  # the one behind that position has made the result
+        if (size > 1) & (position != size - 2):  # the next position has computed the result
             store(ptr, result, self.rank, after, self.heap_bases, mask)
             gather_stores()
             row.tell(row.passed(self.rank), after)
@@ -398,8 +398,8 @@ class Reductions(Moves):
         """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
 
         Of T tiles, counted row by row, rank r owns T // world_size from r * (T // world_size) on; the last rank also
-        those that are left.  The rank that comes last reduces, so no rank waits for another; with int32 locks, the
-        owner.  Complete behind a barrier, or on the owner when `await_tile` returns there.
+        owns the remainder.  The last rank to arrive reduces, so no rank waits for another; with int32 locks, the
+        owner.  Complete after a barrier, or on the owner when `await_tile` returns there.
 
         Args:
             tile, src_view, locks: as in `all_reduce_one_shot`.

@@ -86,16 +86,16 @@ def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
 
 @triton.jit
 def chiplet_transform_chunked(pid, num_workgroups, num_xcds: tl.constexpr, chunk_size: tl.constexpr):
-    """Return which piece of work a program takes, so that `chunk_size` neighbouring ones run on the same die.
+    """Remap a program ID so that `chunk_size` consecutive work items run on the same die.
 
-    GPUs that consist of dies, each with a cache, deal programs out to the dies in turn.  Bijective on
-    0 .. num_workgroups - 1; what is left behind the last whole round of chunks stays where it is.
+    GPUs with several dies, each with its own cache, assign programs to the dies round-robin.  Bijective on
+    0 .. num_workgroups - 1; programs after the last whole round of chunks keep their ID.
 
     Args:
-        pid: the program.
+        pid: program ID.
         num_workgroups: number of programs.
         num_xcds: number of dies.
-        chunk_size: pieces that are neighbours on a die.
+        chunk_size: consecutive work items per die.
     """
     whole = num_workgroups // (num_xcds * chunk_size) * (num_xcds * chunk_size)
     turn = pid // num_xcds  # of this die
@@ -105,7 +105,7 @@ def chiplet_transform_chunked(pid, num_workgroups, num_xcds: tl.constexpr, chunk
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
 class _TileMethods(AggregateMethods):
-    """What tiles with and without data have in common."""
+    """Methods of tiles with and without data."""
 
     @triton.jit
     def layout(self, M, N):

@@ -1,6 +1,6 @@
 """mbarriers: arrivals, bytes, phases, and what they order.
 
-Copies that signal a barrier are complete when somebody waits for it, and not before: their data is written then.
+Copies that signal a barrier complete when a partition waits for it, not before: their data is written then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MBarrier:
         self.arrive(partition, 1)
 
     def under_way(self) -> str:
-        """Say which copies nobody has waited for; empty if there are none."""
+        """Name the copies that have not been waited for; empty if there are none."""
         return ", ".join(copy.what for copy in self.copies)
 
     def wait(self, partition: Partition, parity: int) -> None:

@@ -148,7 +148,7 @@ class HopperOps:
             owner.unfinished_stores.append((time, partial(accesses.store, addresses, None, part)))
 
     def create_async_tma_store_wait(self, pending: int, read_only: bool = True) -> None:
-        # Until 3.8 Triton can only wait until shared memory has been read, and global memory may lag behind.
+        # Before 3.8 Triton can only wait until shared memory has been read; global memory may be written later.
         owner = running_partition()
         done = owner.complete(owner.stores, int(pending))
         if not read_only:

@@ -129,7 +129,7 @@ class View:
 
     @property
     def end(self) -> int:
-        """First byte behind the last element."""
+        """Return the offset of the first byte after the last element."""
         span: int = sum((n - 1) * stride for n, stride in zip(self.data.shape, self.data.strides, strict=True))
         return self.offset + span + self.data.itemsize
 

@@ -80,13 +80,13 @@ def clear_assembly(number, word):
 
 @triton.constexpr_function
 def _missing_if(encoding):
-    """The comparison that holds for a word of a packet that is missing."""
+    """Return the comparison that holds for a word of a missing packet."""
     return "eq" if encoding == "sentinel" else "ne"
 
 
 @triton.constexpr_function
 def _told_by(encoding, number):
-    """Registers whose comparison tells whether packets are missing."""
+    """Return the registers to compare for missing packets."""
     words = {"sentinel": [0, 1, 2, 3], "ll128": [2, 3], "ll": [1, 3]}[encoding]
     return [4 * packet + word for packet in range(number) for word in words]
 

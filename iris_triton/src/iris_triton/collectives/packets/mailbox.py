@@ -80,12 +80,12 @@ def _claim(found, counters, epoch, count, me, status, rank):
 
 @triton.jit
 def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.constexpr):
-    """Count epochs on, program 0 for those of no program; returns what `confirm` reports.
+    """Advance the epoch, in program 0 also the epochs of unused programs; return what `confirm` reports.
 
-    Reports if another member has made a call of another kind than this rank at the launch before.  Those that are
-    alike in all but their tensors are not told apart.
+    Reports if another member's previous launch had another call signature than this rank's.  Calls that differ in
+    their tensors only have the same signature.
 
-    Where two launches begin together they have the same epoch, which only one of their first programs can claim.
+    Two launches that begin together have the same epoch, which only one of their first programs can claim.
 
     Args:
         found: from `look`.
@@ -155,18 +155,18 @@ class Mailbox:
 
 
 def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
-    """Return the mailbox, made or enlarged if it has to be.
+    """Return the mailbox; create or enlarge it if needed.
 
-    Collective: every member comes here with the same arguments.
+    Collective: every member calls it with the same arguments.
 
     Args:
-        team, encoding: whose; all operations of one encoding share a mailbox.
-        packets: that a member sends to each, in one hop.
-        slots: members that send as much, in all hops together.
-        block: packets that a program handles at a time; pieces are of whole blocks.
+        team, encoding: owner of the mailbox; all operations of one encoding share it.
+        packets: number of packets that a member sends to each peer in one hop.
+        slots: number of members that send that much, summed over the hops.
+        block: packets that a program handles at a time; pieces are multiples of it.
 
     Raises:
-        UnsupportedError: there is no room for a mailbox in which a message can go in pieces.
+        UnsupportedError: the heap has no space for a mailbox that holds one piece.
     """
     least = 2 * slots * block * PACKET
     whole = 2 * -(-slots * packets * PACKET // LINE) * LINE

@@ -1,15 +1,15 @@
-"""Barriers of the programs of one number on all members of a team: they arrive, and go on when all have.
+"""Barriers between the programs with the same number on all members of a team.
 
 A program's row of the team's control region (`iris_core.dispatch.team`) has, for SIZE members,
 
     words 0 .. SIZE - 1            epoch at which each member has arrived
-    words SIZE .. 2 SIZE - 1       a word from each member, told before it arrived
-    words 2 SIZE .. 3 SIZE - 1     another one
-    words 3 SIZE .. 4 SIZE - 1     in the first program's row, the number of the kind of call that each member makes
-    word 4 SIZE                    this rank's epoch, and above its 48 bits how many launches use the row
+    words SIZE .. 2 SIZE - 1       first word published by each member, before it arrives
+    words 2 SIZE .. 3 SIZE - 1     second word published by each member
+    words 3 SIZE .. 4 SIZE - 1     first program's row only: ID of each member's call signature
+    word 4 SIZE                    this rank's epoch (48 bits); above it, the number of launches that use the row
 
-Epochs only grow, so nothing has to be reset, and a captured launch can be replayed.  A member can be one epoch ahead,
-never two.  Of launches that overlap on a device, as those of two graphs may, the second one reports it.
+Epochs only grow, so nothing is reset and a captured launch can be replayed.  A member is at most one epoch ahead.  If
+two launches overlap on a device, as those of two graphs may, the second one reports it.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -28,55 +28,55 @@ _COUNT_BITS = tl.constexpr(48)
 
 @triton.constexpr_function
 def row_words(size):
-    """Words of a program's row: what `iris_core.dispatch.team.control_words` says."""
+    """Return the number of words in a program's row; equals `iris_core.dispatch.team.control_words`."""
     return 4 * size + 1
 
 
 @triton.jit
 def row_of(control, SIZE: tl.constexpr):
-    """This program's row: pointer to int64."""
+    """Return a pointer to this program's row (int64)."""
     return control + tl.program_id(0) * row_words(SIZE)
 
 
 @triton.jit
 def count_of(word):
-    """The counter in a word beside which it says how many launches use it."""
+    """Extract the counter from a word that also holds the number of launches that use it."""
     return word & ((1 << _COUNT_BITS) - 1)
 
 
 @triton.jit
 def last_epoch(row, SIZE: tl.constexpr):
-    """The epoch at which the launch before has ended (scalar)."""
+    """Return the epoch at which the previous launch ended (scalar)."""
     return count_of(tl.load(row + 4 * SIZE))
 
 
 @triton.jit
 def leave(row, epoch, SIZE: tl.constexpr):
-    """Keep the epoch for the next launch; the row is not in use any more."""
+    """Store the epoch for the next launch and mark the row as unused."""
     tl.store(row + 4 * SIZE, epoch)
 
 
 @triton.jit
 def members_of(SIZE: tl.constexpr):
-    """Indices of the members as a block; lanes beyond SIZE repeat them."""
+    """Return the members' indices as a block; lanes beyond SIZE repeat them."""
     return lanes_for(SIZE) % SIZE
 
 
 @triton.jit
 def elsewhere(pointer, distance):
-    """The same place in a heap at a distance in bytes (scalar or block)."""
+    """Return the same offset in a heap that is `distance` bytes away (scalar or block)."""
     return (pointer.to(tl.int64) + distance).to(pointer.dtype)
 
 
 @triton.jit
 def at_member(pointer, bases, me, member):
-    """The same place in the heap of a member, or of those of a block."""
+    """Translate a pointer to the heap of a member, or of a block of members."""
     return elsewhere(pointer, tl.load(bases + member) - tl.load(bases + me))
 
 
 @triton.jit
 def tell(row, bases, me, first, second, SIZE: tl.constexpr):
-    """Tell each member two words, scalars or blocks over `members_of`; they are there when the next barrier is over."""
+    """Publish two words to each member, scalars or blocks over `members_of`; visible after the next barrier."""
     lanes, members = lanes_for(SIZE), members_of(SIZE)
     place = at_member(row + SIZE + me, bases, me, members)
     nothing = members.to(tl.int64) * 0
@@ -86,19 +86,19 @@ def tell(row, bases, me, first, second, SIZE: tl.constexpr):
 
 @triton.jit
 def told(row, member, SIZE: tl.constexpr):
-    """The first word that a member has told (scalar or block)."""
+    """Load the first word that a member published (scalar or block)."""
     return tl.load(row + SIZE + member)
 
 
 @triton.jit
 def told_second(row, member, SIZE: tl.constexpr):
-    """The second word that a member has told."""
+    """Load the second word that a member published (scalar or block)."""
     return tl.load(row + 2 * SIZE + member)
 
 
 @triton.jit
 def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
-    """Say in the status words that a member calls differently, unless something has been said before (all scalars).
+    """Report a member's different call in the status words, unless they already hold a report (all scalars).
 
     Args:
         status: address of the status words; 0 for none.
@@ -122,7 +122,7 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 @triton.jit
 def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Tell each member the number of the kind of call, before the first barrier; the first program does, for all."""
+    """Publish the ID of the call signature before the first barrier; only the first program does so."""
     if tl.program_id(0) == 0:
         lanes = lanes_for(SIZE)
         number = members_of(SIZE).to(tl.int64) * 0 + kind
@@ -131,7 +131,7 @@ def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
 
 @triton.jit
 def enter(control, bases, me, kind, SIZE: tl.constexpr):
-    """Begin a call: returns this program's row, and the epoch of the last barrier; all members are told the kind."""
+    """Begin a call and publish its signature; return this program's row and the epoch of the last barrier."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
     tell_kind(row, bases, me, kind, SIZE)
@@ -140,7 +140,7 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
 
 @triton.jit
 def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
-    """Report if a member calls another `kind`; after the first barrier of a call, and before the last one."""
+    """Report if a member's `kind` differs; call it between the first and the last barrier of a call."""
     if tl.program_id(0) == 0:
         theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
         peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
@@ -159,7 +159,7 @@ def report_overlap(uses, status, rank, address, me):
 
 @triton.jit
 def take(counter, me, status, rank):
-    """Take a counter of this rank into use until its next value is stored; reports if another launch uses it."""
+    """Claim a counter of this rank until its next value is stored; report if another launch uses it."""
     word = tl.atomic_add(counter, 1 << _COUNT_BITS, sem="relaxed", scope="gpu")
     report_overlap(word >> _COUNT_BITS, status, rank, counter.to(tl.int64), me)
     return count_of(word)
@@ -167,7 +167,7 @@ def take(counter, me, status, rank):
 
 @triton.jit
 def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
-    """Take the row into use at the first barrier of a launch, until `leave`; reports if another launch uses it."""
+    """Claim the row at the first barrier of a launch, until `leave`; report if another launch uses it."""
     last = tl.cast(epoch, tl.int64) - 1
     before = tl.atomic_cas(row + 4 * SIZE, last, last + (1 << _COUNT_BITS), sem="relaxed", scope="gpu")
     later = (before >> _COUNT_BITS == 1) & (count_of(before) < last)
@@ -176,7 +176,7 @@ def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
 
 @triton.jit
 def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
-    """The first half of `barrier`."""
+    """Set this member's flag on all members: the first half of `barrier`."""
     lanes = lanes_for(SIZE)
     wait_stores()
     tl.debug_barrier()
@@ -185,7 +185,7 @@ def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
 
 @triton.jit
 def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """The second half of `barrier`."""
+    """Wait for all members' flags: the second half of `barrier`."""
     lanes = lanes_for(SIZE)
     await_flags(
         row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
@@ -195,9 +195,9 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 @triton.jit
 def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Arrive at an epoch, and wait until all members have.
+    """Arrive at an epoch and wait until all members have arrived.
 
-    What any thread of the members' programs of this number stored before is visible to all threads afterwards.
+    Earlier stores by any thread of the members' programs of this number are visible to all threads afterwards.
 
     Args:
         row: see `row_of`.
@@ -214,7 +214,7 @@ def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr)
 
 @triton.jit
 def last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """The barrier that ends a call; `epoch` is that of the one before."""
+    """End a call with a barrier; `epoch` is that of the previous barrier."""
     epoch += 1
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     leave(row, epoch, SIZE)
@@ -222,7 +222,7 @@ def last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.const
 
 @triton.jit
 def publish(word, value, scope: tl.constexpr):
-    """Set a flag when everything that this program has stored and loaded is done."""
+    """Set a flag after all earlier loads and stores of this program (release)."""
     wait_stores()
     tl.debug_barrier()
     set_flag(word, value, "release", scope)
@@ -230,6 +230,6 @@ def publish(word, value, scope: tl.constexpr):
 
 @triton.jit(do_not_specialize=("me", "rank", "timeout_ns", "status"))
 def barrier_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constexpr):
-    """A kernel of one program that is nothing but a barrier, between operations of the stream that are no kernels."""
+    """Run a barrier in a kernel of one program, between operations of the stream that are not kernels."""
     row = row_of(control, SIZE)
     last_barrier(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)

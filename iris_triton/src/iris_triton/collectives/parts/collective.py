@@ -160,7 +160,7 @@ class KernelCollective:
 
     @staticmethod
     def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
-        """Arguments that all kernels take that compare the kinds of calls."""
+        """Return the arguments of kernels that compare the members' call signatures."""
         return barrier_arguments(team) | {"kind": request.options.get("kind", 0)}
 
     @staticmethod

@@ -93,7 +93,7 @@ def _copy_units(
         else:
             origin = strided(origin, sizes, strides, SRC_DIMS)
         mask = (at + lanes < count)[:, None]
-        # // UNIT * UNIT changes nothing, but tells the compiler
+        # // UNIT * UNIT changes no value, but lets the compiler prove alignment
         value = tl.load(wide_origin + ((origin // UNIT * UNIT)[:, None] + within), mask=mask)
         tl.store(wide_to + ((to // UNIT * UNIT)[:, None] + within), value, mask=mask)
 
@@ -204,10 +204,10 @@ def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.
     """Read a block of elements of every member and reduce them.
 
     Args:
-        row, bases, shift: each member's elements begin in its heap where it has told, and `shift` bytes on.
+        row, bases, shift: a member's elements begin `shift` bytes after the heap offset that it published.
         like: a pointer of the elements' type.
-        index: elements between there and the block (block).
-        mask: which of them there are (block).
+        index: offsets of the block's elements from there, in elements (block).
+        mask: which of them exist (block).
         ALIGNED: they begin at multiples of 16 bytes.
     """
     for i in tl.static_range(SIZE):
@@ -246,7 +246,7 @@ def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _store_to_all(row, bases, shift, like, index, value, mask, ALIGNED: tl.constexpr, SIZE: tl.constexpr):
-    """Store a block of elements where each member has told with its second word; as `reduced` else."""
+    """Store a block of elements at the heap offset in each member's second published word; see `reduced`."""
     for i in tl.static_range(SIZE):
         to = (tl.load(bases + i) + told_second(row, i, SIZE) + shift).to(like.dtype)
         if ALIGNED:

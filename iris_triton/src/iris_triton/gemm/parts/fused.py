@@ -205,7 +205,7 @@ def peer_memory(request: FusedRequest, host: Host, name: str, nbytes: int) -> to
 def peer_matrix(
     request: FusedRequest, host: Host, name: str, shape: tuple[int, int], dtype: str, nbytes: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory that peers reach, and behind its first bytes a matrix, with rows at multiples of 16 bytes."""
+    """Return memory that peers can address, and a matrix after its first `nbytes`, with rows aligned to 16 bytes."""
     element: torch.dtype = getattr(torch, dtype)
     width = padded(shape[1], element.itemsize)
     memory = peer_memory(request, host, name, nbytes + shape[0] * width * element.itemsize)

@@ -118,15 +118,15 @@ def side_of(request: FusedRequest, host: Host) -> Side:
 
 
 def shards_of(request: FusedRequest, host: Host, name: str) -> Shards:
-    """Find memory for rows of A (request.m x request.k) of all members, and a word for each.  Collective.
+    """Allocate the matrix of all members' rows of A (request.m x request.k), and a word for each member.  Collective.
 
     Args:
         request: an all_gather_matmul with gather_dim 0.
-        host: what the library gives to algorithms.
+        host: services of the library for algorithms.
         name: of the algorithm, for errors.
 
     Raises:
-        UnsupportedError: there is no room; on all members.
+        UnsupportedError: the heap has no space; raised on all members.
     """
     team, side = host.team, side_of(request, host)
     dtype: torch.dtype = getattr(torch, request.dtype)

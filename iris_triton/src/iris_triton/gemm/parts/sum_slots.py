@@ -1,12 +1,12 @@
-"""Adding up the slots of a member, a launch of its own: the products are there, and all multiprocessors take part.
+"""Sum a member's slots in a separate launch, after the products, on all multiprocessors.
 
-A slot has the rows of a product that a member owns, as one of the members has computed them.  They are added up in the
-group's order, in float32, the bias is added, and the sum is rounded once: the result is the same from run to run.
-Memory bounds it, so the tiles are small, a row or a few of them: hardly a multiprocessor is idle at the end.
+A slot holds the rows of a product that a member owns, as computed by one of the members.  They are summed in rank
+order of the group in float32, the bias is added, and the sum is rounded once: results are reproducible.
+The kernel is memory-bound, so tiles are small, a row or a few of them, and few multiprocessors idle at the end.
 
-    "rows"      the own output has the own rows
-    "two_shot"  members tell each other where their outputs are; behind a barrier all outputs get the own rows, at their
-                place; behind another one the outputs are complete
+    "rows"      this rank's output has this rank's rows
+    "two_shot"  members publish the addresses of their outputs; after a barrier each stores its rows into all outputs;
+                after a second barrier the outputs are complete
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 

@@ -130,9 +130,9 @@ RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
 
 @triton.jit
 def begin_call(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Begin a call with a barrier; returns this program's row, and the epoch of the barrier.
+    """Begin a call with a barrier; return this program's row and the epoch of the barrier.
 
-    Members are told where a matrix of this rank lies, if there is one, and how far its rows are apart.
+    Publishes the heap offset and the row stride of `matrix`, if there is one.
     """
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1

@@ -1,1 +1,1 @@
-"""What a kernel says: builtins, operators and types of Triton, computed with numpy."""
+"""The kernel language: builtins, operators and types of Triton, computed with numpy."""

@@ -77,7 +77,7 @@ class Dialect(Operators):
         return block_type(scalar, shape)
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
-        """What a kernel gets for an argument that only this language knows, else NotImplemented."""
+        """Convert a launch argument that only this language knows; NotImplemented for others."""
         if not isinstance(value, _compat.TensorDescriptor):
             return NotImplemented
         return self.semantic.make_tensor_descriptor(
@@ -93,7 +93,7 @@ class Dialect(Operators):
         body(**arguments)
 
     def call_JitFunction(self, function: Any, args: Any, kwargs: dict[str, Any], caller_context: Any = None) -> Any:
-        """What builtins that take a function call it with; the name is the compiler's."""
+        """Call a function for a builtin that takes one; the method's name is the compiler's."""
         return self.prepare(function)(*args, **kwargs)
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ class Dialect(Operators):
         return functools.partial(self.prepare(jitted(found)), value) if is_method else found
 
     def assign(self, value: Any) -> Any:
-        """What a variable holds after `name = value`: numbers become tensors."""
+        """Return the value of a variable after `name = value`: numbers become tensors."""
         kind = value.__class__
         if kind is _Tensor:
             return value
@@ -291,7 +291,7 @@ _TRITON = {
 
 
 def _to_numpy(value: Any) -> Any:
-    """What a CPU entry computes with: see `iris_triton.interpreter.entries.cpu_entry`."""
+    """Convert an argument for a CPU entry; see `iris_triton.interpreter.entries.cpu_entry`."""
     value = unwrap(value)
     if isinstance(value, tuple):
         return tuple(map(_to_numpy, value))

@@ -188,7 +188,7 @@ class ArrayRegions:
 class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
     """Checks and promotes types as the compiler does; computes through `CpuBuilder`."""
 
-    @functools.cache  # noqa: B019 - there is one, which lives for ever
+    @functools.cache  # noqa: B019 - one instance per process, never freed
     def arange(self, start: Any, end: Any) -> Any:
         """The same values every time, and tensors never change: one tensor per range."""
         return super().arange(start, end)

@@ -45,7 +45,7 @@ class Handle:
         self.data, self.dtype = data, dtype
 
     def get_element_ty(self) -> Any:
-        """What the pointers in this handle point to (through a block, if to one), or the scalar type itself."""
+        """Return the scalar type that pointers in this handle point to, through blocks, or the scalar type itself."""
         scalar = self.dtype.scalar
         return scalar.element_ty.scalar if scalar.is_ptr() else scalar
 

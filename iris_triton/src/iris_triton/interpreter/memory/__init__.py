@@ -1,1 +1,1 @@
-"""What a kernel touches: addresses, and which of them it may read and write."""
+"""Memory accesses of kernels: addresses, and which of them a kernel may read and write."""
