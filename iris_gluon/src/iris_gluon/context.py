@@ -25,7 +25,7 @@ GluonDeviceTracing = DeviceTracing
 
 @aggregate
 class IrisDeviceCtx(DeviceMethods):
-    """The world as a Gluon kernel knows it, and the device functions as methods.
+    """World of a Gluon kernel (rank, size, heap bases), and the device functions as methods.
 
     The methods are those of `iris_triton.DeviceContext`, and bulk copies; what they return has the pointers' shape,
     layout and element type.  The class is passed to the kernel as a constexpr; rank and world size are read at run

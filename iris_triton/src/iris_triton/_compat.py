@@ -1,4 +1,4 @@
-"""The one place that knows which Triton versions exist and where their private interfaces lie.
+"""Supported Triton versions, and their private interfaces: the only module that uses these.
 
 Everything here is private to Triton and may move in any release; the table says for which releases it was tried.
 
@@ -227,17 +227,17 @@ def _without_scratch(launcher: Any) -> tuple[Callable[..., None], tuple[Any, ...
 
 # -- builtins of the language -----------------------------------------------------------------------------------------
 def is_builtin(function: Any) -> bool:
-    """Whether the compiler calls `function` with its own arguments `_semantic` and `_generator`."""
+    """Return whether the compiler calls `function` with its own arguments `_semantic` and `_generator`."""
     return bool(getattr(function, "__triton_builtin__", False))
 
 
 def builtin_body(function: Any) -> Any:
-    """The function inside a builtin's wrapper, which only checks that it is called from a kernel."""
+    """Return the function that a builtin wraps; the wrapper only checks that it is called from a kernel."""
     return getattr(function, "__wrapped__", function) if isinstance(function, FunctionType) else function
 
 
 def compiler_arguments(function: Any) -> frozenset[str]:
-    """Which of `_semantic` and `_generator` a builtin takes."""
+    """Return which of `_semantic` and `_generator` a builtin takes."""
     signature = getattr(function, "signature", None) or inspect.signature(function)
     return frozenset(signature.parameters) & {"_semantic", "_generator"}
 
@@ -258,13 +258,13 @@ PYTHON_BUILTINS = {min: _MINIMUM, max: _MAXIMUM, print: core.device_print}
 
 
 def combine_function(region_builder: Callable[..., Any]) -> Any:
-    """The jitted function that a reduction or scan combines with, if the region builder shows it, else None."""
+    """Return the jitted combine function of a reduction or scan; None if the region builder does not expose it."""
     cells = dict(zip(region_builder.__code__.co_freevars, region_builder.__closure__ or (), strict=False))
     return cells["combine_fn"].cell_contents if "combine_fn" in cells else None
 
 
 def is_uncached(policy: tuple[Any, ...]) -> bool:
-    """Whether the cache hints of a load ask for fresh data (".cv")."""
+    """Return whether the cache hints of a load bypass caches (".cv")."""
     return bool(policy) and policy[0] in (ir.CACHE_MODIFIER.CV, "cv", ".cv")
 
 
@@ -306,7 +306,7 @@ class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
 
 @contextlib.contextmanager
 def active_target(target: GPUTarget) -> Iterator[None]:
-    """Let Triton believe that `target` is the current device."""
+    """Make `target` Triton's current device within the block."""
     previous = driver._active
     driver.set_active(TargetDriver(target))
     try:

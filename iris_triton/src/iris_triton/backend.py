@@ -74,7 +74,7 @@ class TritonBackend:
         self._tokens.append(interpreter.register_memory(memory))
 
     def detach(self) -> None:
-        """Take the heap away from the CPU executor, which stays enabled for other contexts.  Idempotent."""
+        """Unregister the heap from the CPU executor, which stays enabled for other contexts.  Idempotent."""
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
 
@@ -138,7 +138,7 @@ class TritonBackend:
         return [TABLES]
 
     def device_api(self) -> Mapping[str, Any]:
-        """The device functions by name (load, store, ...), and the class DeviceContext."""
+        """Return the device functions by name (load, store, ...), and the class DeviceContext."""
         from iris_triton import language
         from iris_triton.context import DeviceContext
 

@@ -1,4 +1,4 @@
-"""Comparing the clocks of two devices: a word there, a word back, and when each rank saw them."""
+"""Clock comparison of two devices by round trips of a word, timestamped on each rank."""
 # mypy: ignore-errors
 
 from typing import Any

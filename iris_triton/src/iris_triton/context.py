@@ -21,7 +21,7 @@ _TIMEOUT_WORD, _STATUS_WORD = constexpr(_layout.TIMEOUT_WORD), constexpr(_layout
 
 @triton.jit
 def check_rank(rank, world_size):
-    """Fires on the CPU and, on GPUs, in kernels that are compiled with debug=True; elsewhere it costs nothing."""
+    """Assert a valid rank on the CPU and, on GPUs, in kernels compiled with debug=True; free elsewhere."""
     tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed")
 
 
@@ -138,7 +138,7 @@ class DeviceMethods(Reductions):
 
     @triton.jit
     def _bound(self):
-        """How long waits may take, and where they report."""
+        """Return the bound of waits, and the address of the status words."""
         words = self.heap_bases + self.world_size
         status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
         return tl.load(words + _TIMEOUT_WORD), status
@@ -188,7 +188,7 @@ class DeviceMethods(Reductions):
 
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
-        """Wait until every rank of the group has come here; its stores are then visible.  Collective over the group."""
+        """Wait until every rank of the group has arrived; its stores are then visible.  Collective over the group."""
         timeout_ns, status = self._bound()
         event = self.tracing.begin(events.BARRIER, -1, flags)
         language.barrier(
@@ -200,7 +200,7 @@ class DeviceMethods(Reductions):
 
 @aggregate
 class DeviceContext(DeviceMethods):
-    """The world as a kernel knows it, and the device functions as methods.
+    """World of a kernel (rank, size, heap bases), and the device functions as methods.
 
     The caller's rank is filled in; every other parameter means what it means in `iris_triton.language`.  The waits
     are bounded by IRIS_DEVICE_TIMEOUT and report to the host when the bound is reached.

@@ -20,7 +20,7 @@ _MODULES = {DeviceType.CUDA: ("cuda.bindings", "cuda-bindings"), DeviceType.HIP:
 
 
 def copies_obstacle(device: DeviceType) -> str:
-    """Why copies cannot be asked for on such a device; empty if they can."""
+    """Return why the copy engines of such a device are not available; empty if they are."""
     if device not in _MODULES:
         return ""
     module, distribution = _MODULES[device]
@@ -35,8 +35,8 @@ def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], Any]:
     """Return a function that copies memory which this process can address, peers' included.
 
     It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
-    one); numbers, or what `handles` makes of them.  On a GPU it returns when the copy is asked for, and raises
-    DriverError if it was refused; on the CPU, where the stream is not looked at, when it is done.
+    one), as numbers or as `handles` converts them.  On a GPU the copy is asynchronous, and a DriverError is raised if
+    it cannot be enqueued; on the CPU it is synchronous and the stream is ignored.
 
     Raises:
         ImportError: see `copies_obstacle`.
@@ -62,9 +62,9 @@ def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
 
 
 def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """Return functions that make what these take of an address, and of a raw stream: for what is asked for again.
+    """Return functions that convert an address, and a raw stream, for repeated calls of a copier or flag writer.
 
-    NVIDIA's bindings make objects of numbers at every call, which takes longer than the rest of it in Python.
+    NVIDIA's bindings convert numbers to objects at every call, which takes longer than the rest of the call in Python.
 
     Raises:
         ImportError: see `copies_obstacle`.
@@ -79,7 +79,7 @@ def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], A
 def _asking(
     device: DeviceType, of_cuda: str, of_hip: str, *, stream_first: bool = False
 ) -> Callable[[Any, Any, int, Any], None]:
-    """A driver's function of three numbers and a stream, as one that raises what it returns."""
+    """Wrap a driver's function of three numbers and a stream: raise DriverError for its result code."""
     if device is DeviceType.CUDA:
         from cuda.bindings import driver
 

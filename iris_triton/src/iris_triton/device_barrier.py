@@ -17,7 +17,7 @@ from iris_triton.launcher import BoundKernel, early_launch
 def device_barrier(
     words, targets, size, timeout_ns, status, rank, sem: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Raise the own word on every member; wait until all own words are as high.
+    """Advance this rank's epoch on every member; wait until every member's epoch has reached it.
 
     The stores of kernels before this one on the stream are complete when it begins, so a release by this program hands
     them over as well.  Barriers with the same words do not overlap on a device.
@@ -43,7 +43,7 @@ def device_barrier(
 
 
 def bind(size: int, sem: str, spec: Any) -> BoundKernel:
-    """Return what launches a barrier of `size` members; it takes `words` and `targets` of a slot."""
+    """Return a launcher of a barrier of `size` members; it takes `words` and `targets` of a slot."""
     early = early_launch(spec.device)
     said = {"timeout_ns": spec.timeout_ns, "status": spec.status_ptr, "rank": spec.rank}
     arguments = {**said, "size": size, "sem": sem, "LANES": triton.next_power_of_2(size), "EARLY": bool(early)}

@@ -33,7 +33,7 @@ def push_product(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
 ):  # fmt: skip
-    """Store A @ B into its place in the outputs of all members, below each other or, with DIM 1, beside each other.
+    """Store A @ B into its part of the outputs of all members, concatenated by rows or, with DIM 1, by columns.
 
     Two barriers: the outputs may be written to; they are complete.
 

@@ -56,7 +56,7 @@ _SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
 
 @triton.jit
 def _for_member(table, member, in_step, given, SIZE: tl.constexpr):
-    """(begin in the input, number of elements) of what is for a member."""
+    """Return (begin in the input, number of elements) of the part for a member."""
     if table is not None:
         return tl.load(table + member), tl.load(table + SIZE + member)
     else:
@@ -66,7 +66,7 @@ def _for_member(table, member, in_step, given, SIZE: tl.constexpr):
 
 @triton.jit
 def _from_member(table, member, out_step, taken, giver, SIZE: tl.constexpr):
-    """(begin in the output, number of elements) of what comes from a member."""
+    """Return (begin in the output, number of elements) of the part from a member."""
     if table is not None:
         return tl.load(table + 2 * SIZE + member), tl.load(table + 3 * SIZE + member)
     else:
@@ -76,7 +76,7 @@ def _from_member(table, member, out_step, taken, giver, SIZE: tl.constexpr):
 
 @triton.jit
 def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr):
-    """Report if a member has another number of elements for this rank than this one expects (blocks over members)."""
+    """Report a member whose number of elements for this rank is not the expected one (blocks over members)."""
     if tl.program_id(0) == 0:
         members = members_of(SIZE)
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
@@ -192,13 +192,13 @@ class Pull(KernelCollective):
     uneven = True
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two barriers, and what comes over the links."""
+        """Estimate seconds: two barriers, and the bytes received over the links."""
         staged = not self._all_direct(request)
         return self.model(request, barriers=2, moved=received_nbytes(request), copied=request.nbytes * staged)
 
     @staticmethod
     def _all_direct(request: CollectiveRequest) -> bool:
-        """Whether it is sure that no member has to stage its input."""
+        """Return whether it is certain that no member has to stage its input."""
         if request.op in ("broadcast", "scatter") or request.options["uneven"]:
             return False  # each rank, or the root, knows for itself only
         return request.direct_in and request.options["layout"] == "torch"
@@ -229,7 +229,7 @@ def _has_input(request: CollectiveRequest) -> bool:
 
 
 def _parts(request: CollectiveRequest, each: int) -> tuple[tuple[int, int, int, int, int], int]:
-    """The arguments `_PARTS`, and the elements of a part; `each` are one of torch's."""
+    """Return the arguments `_PARTS`, and the elements of a part; `each` are one of torch's."""
     total, root = math.prod(request.shape) * each, request.options.get("root")
     is_root = request.rank == root
     if request.op == "all_gather":

@@ -1,4 +1,4 @@
-"""`one_shot`: all_reduce; `pull`: reduce and reduce_scatter.  Every rank reads all inputs and reduces what it wants.
+"""`one_shot`: all_reduce; `pull`: reduce and reduce_scatter.  Every rank reads all inputs and reduces its part.
 
 Chosen for reduce, for reduce_scatter in the layout "tiles" (there named `two_shot`), else where a table or the model
 says so.  Reduced in the group's order, so all members get the same bits.  Direct and staged as in `pull`.

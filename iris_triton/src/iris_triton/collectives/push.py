@@ -204,7 +204,7 @@ class Push(KernelCollective):
 
     @property
     def measured_only(self) -> bool:
-        """Whether it is "partitioned", which is as fast as "persistent" and not for every number of programs."""
+        """Return whether it is "partitioned", as fast as "persistent" and not for all numbers of programs."""
         return self.name == "partitioned"
 
     def _problem(self, request: CollectiveRequest) -> str:
@@ -215,14 +215,14 @@ class Push(KernelCollective):
         return problem
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: two barriers, what goes over the links, and an output that is copied out of the staging."""
+        """Estimate seconds: two barriers, bytes over the links, and the copy of a staged output."""
         out_nbytes = request.nbytes * (request.group_size if self.op == "all_gather" else 1)
         moved, copied = received_nbytes(request), 0 if request.direct_out else out_nbytes
         faster = _PERSISTENT_SHARE if self.name == "persistent" else 1
         return self.model(request, barriers=2, moved=moved, copied=copied, link_share=faster)
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return configs that are worth measuring; programs that are divided are a multiple of the members."""
+        """Return the configs to measure; divided programs are a multiple of the members."""
         offered, size = super().tunings(request), request.group_size
         if self.name == "partitioned":
             return [each | {"comm_sms": each["comm_sms"] // size * size} if each else each for each in offered]
@@ -244,7 +244,7 @@ class Push(KernelCollective):
 
     @staticmethod
     def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
-        """The same blocks for as many programs for each member as are of use."""
+        """Return the blocks with a useful number of programs for each member."""
         size = team.size
         usual = blocks.programs if request.target.type is DeviceType.CPU else MOST_PROGRAMS
         most = min(request.options["config"].get("comm_sms", max(usual, size)), team.max_programs) // size

@@ -49,7 +49,7 @@ RUNTIME = ("me", "peer", "apart", "count", "element", "piece", "timeout_ns", "st
 
 @triton.jit
 def _share(count, part, PARTS: tl.constexpr):
-    """(begin, end) of the elements that lie in a part."""
+    """Return (begin, end) of the elements of a part."""
     count = tl.cast(count, tl.int64)
     each = (count + PARTS - 1) // PARTS
     each = (each + 15) // 16 * 16  # so that shares begin at multiples of 16 bytes if the tensor does
@@ -62,7 +62,7 @@ def move(
     tensor, words, boxes, bases, me, peer, apart, count, element, piece, timeout_ns, status, sizes, strides,
     SENDS: tl.constexpr, PARTS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Put a tensor into the inbox of a peer, or take one out of the inbox for a peer.
+    """Copy a tensor into the inbox of a peer, or out of the inbox for a peer.
 
     Programs may be fewer than parts, and fewer on one side than on the other: all take parts in ascending order, so the
     lowest one that is not done is always being worked on by both.  A message of another number of elements, or another
@@ -137,7 +137,7 @@ class Mail(KernelCollective):
         return self.model(request, barriers=1, moved=request.nbytes, copied=request.nbytes)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Bind the kernel; the division of an inbox is what both sides know without each other."""
+        """Bind the kernel; both sides compute the same division of an inbox without communication."""
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
         stride = request.options["in_stride" if self.op == "send" else "out_stride"]

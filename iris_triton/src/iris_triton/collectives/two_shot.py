@@ -1,4 +1,4 @@
-"""`two_shot`: all_reduce.  Each rank reduces its shard of all inputs, and the results go to all.
+"""`two_shot`: all_reduce.  Each rank reduces its shard of all inputs, then the results are gathered.
 
 Chosen where a table or the model says so.  Reduced in the group's order, so all members get the same bits.  Where peers
 can address inputs and outputs, a rank reads its shard of the inputs and pushes the result.  Else both go through
@@ -100,7 +100,7 @@ class TwoShot(KernelCollective):
     """all_reduce in two steps."""
 
     def cost(self, request: CollectiveRequest) -> float:
-        """Estimate seconds: shards come, and results go; without an output that peers can address, one barrier more."""
+        """Estimate seconds: receive shards, send results; one more barrier if peers cannot address the output."""
         moved = 2 * request.nbytes * (request.group_size - 1) / request.group_size
         staged = (not request.direct_in) + (not request.direct_out)
         return self.model(request, barriers=2 + staged, moved=moved, copied=request.nbytes * staged)

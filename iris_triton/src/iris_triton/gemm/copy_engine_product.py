@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
 def await_word(words, index, rank, timeout_ns, status):
-    """Wait until a word is 1, and clear it.  One program; what its stream does afterwards sees what the word speaks of.
+    """Wait until a word is 1, and clear it.  One program; later work of the stream sees the data before the flag.
 
     Args:
         words: int32 words in own memory.
@@ -47,7 +47,7 @@ def await_word(words, index, rank, timeout_ns, status):
 
 
 class _CopyEngine(Fused):
-    """The common part: one product for each member."""
+    """Base of the copy-engine algorithms: one product for each member."""
 
     uses = ()
     measured_only = True
@@ -120,14 +120,14 @@ as `iris_triton.copies.handles` makes them, and the event that lets the copy beg
 def carry_products(
     side: Side, carried: list[Carried], own: tuple[int, torch.Tensor], add: Callable[..., None], wait: bool, tf32: bool
 ) -> Callable[..., None]:
-    """Return what multiplies, and carries each product for the others beside the next one, then adds up.
+    """Return a function that multiplies, copies each product to its owner during the next one, then sums the slots.
 
     Args:
         side: the second stream.
         carried: products for the others, in their order.
         own: where the own rows begin, and where their product goes.
         add: the kernel that adds up; it takes the output and, if there is one, the bias.
-        wait: whether there is to be a barrier before it; else it has one itself.
+        wait: whether to run a barrier before `add`; otherwise `add` has one itself.
         tf32: products of float32 may be of TF32.
     """
     first, slot = own

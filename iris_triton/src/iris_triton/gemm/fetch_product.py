@@ -47,7 +47,7 @@ def _fetch(
     a, buffer, flags, generation, control, bases, me, rank, rows, inner, a_down, width, timeout_ns, status,
     SIZE: tl.constexpr, FETCHERS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
-    """Copy the shards of the others into local memory, block of rows by block of rows."""
+    """Copy the peers' shards into local memory, one block of rows at a time."""
     row, epoch = begin_call(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
     blocks = tl.cdiv(rows, BM)
     i = tl.arange(0, BM)
@@ -70,7 +70,7 @@ def _fetch(
 def _shard_at(
     a, a_down, buffer, width, flags, generation, shard, me, rows, block, blocks, rank, timeout_ns, status
 ):  # fmt: skip
-    """(pointer, stride of rows) of a shard in local memory, when its block of rows is there."""
+    """Wait for a shard's block of rows; return (pointer, row stride) of the shard in local memory."""
     own = shard == me
     if shard != me:
         await_flag(
@@ -92,7 +92,7 @@ def fetch_product(
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
     XCDS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Multiply the members' shards with B, while some programs copy them here.
+    """Multiply the members' shards with B, while some programs copy them into local memory.
 
     All programs have to be there at the same time: no more than the device has multiprocessors.  Two barriers of those
     that copy: the shards may be read; they were read.

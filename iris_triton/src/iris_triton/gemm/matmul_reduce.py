@@ -1,4 +1,4 @@
-"""`push`: matmul_reduce_scatter; `two_shot`: matmul_all_reduce.  Tiles go to their owners, who add them up.
+"""`push`: matmul_reduce_scatter; `two_shot`: matmul_all_reduce.  Tiles are stored to their owners, which sum them.
 
 Chosen where a table or the model says so.  A member computes its product tile by tile, those of the next member first
 and its own last, so that the members do not all send to the same one, and stores each into a slot of the owner's memory
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN: tl.constexpr):
-    """Where in the owner's memory the tile of a source goes (pointer)."""
+    """Return a pointer to the slot of a source in the owner's memory."""
     theirs = slots.to(tl.int64) + (tl.load(bases + owner) - tl.load(bases + me))  # what a call returns has no promise
     index = (tl.cast(source, tl.int64) * per_owner + tile) * (BM * BN)
     return tl.multiple_of(theirs.to(slots.dtype), 16) + index
@@ -53,7 +53,7 @@ def matmul_reduce(
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
     XCDS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Add up A @ B over the members.
+    """Sum A @ B over the members.
 
     Program L % programs computes, and adds up, the tile with number L on every member: so barriers are those of the
     programs of one number.  Peers may be written to; the slots are full; with "two_shot" also: outputs are complete.

@@ -41,7 +41,7 @@ def push_product(
     PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
     CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Store A @ B into its place in the outputs of all members, below each other or, with DIM 1, beside each other.
+    """Store A @ B into its part of the outputs of all members, concatenated by rows or, with DIM 1, by columns.
 
     Two barriers: the outputs may be written to; they are complete.
     """

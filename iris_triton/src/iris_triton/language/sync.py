@@ -245,7 +245,7 @@ def barrier(
     flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, program=0, timeout_ns=0,
     status=None
 ):  # fmt: skip
-    """Wait until every rank of a group has come here; what any of them stored before is then visible to all.
+    """Wait until every rank of a group has arrived; earlier stores of any of them are then visible to all.
 
     Collective: exactly one program of every rank of the group calls it, with the same `program`, and equally often.
     It covers the stores of the calling program.  It may be repeated at once; the host resets nothing.

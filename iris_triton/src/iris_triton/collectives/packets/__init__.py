@@ -1,4 +1,4 @@
-"""Collectives for NVIDIA GPUs: packets that carry the proof of their own arrival, instead of barriers.
+"""Collectives for NVIDIA GPUs: packets that carry their own arrival flag, instead of barriers.
 
 docs/collectives.md says what they are for, and on what they rely.
 """

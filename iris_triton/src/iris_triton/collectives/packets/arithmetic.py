@@ -19,14 +19,14 @@ def _unsigned(bits):
 
 @triton.jit
 def _part(word, index: tl.constexpr, DT: tl.constexpr):
-    """An element of 8 or 16 bits out of a word."""
+    """Extract an element of 8 or 16 bits from a word."""
     bits: tl.constexpr = _bits(DT)
     return (word >> (bits * index)).to(_unsigned(bits)).to(DT, bitcast=True)
 
 
 @triton.jit
 def _placed(value, index: tl.constexpr, DT: tl.constexpr):
-    """An element of 8 or 16 bits as a word that is 0 elsewhere."""
+    """Insert an element of 8 or 16 bits into a word of zeros."""
     bits: tl.constexpr = _bits(DT)
     return value.to(DT).to(_unsigned(bits), bitcast=True).to(tl.int32) << (bits * index)
 
@@ -43,7 +43,7 @@ def _reduced_part(
 
 @triton.jit
 def _two_halves(low, high, DT: tl.constexpr):
-    """Two floats of 32 bits, rounded to 16, in one word."""
+    """Round two float32 to 16 bits and pack them into one word."""
     if DT.is_bf16():
         text: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;"
     else:

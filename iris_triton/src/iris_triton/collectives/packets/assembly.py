@@ -93,7 +93,7 @@ def _told_by(encoding, number):
 
 @triton.constexpr_function
 def poll_assembly(number, encoding, nap_ns, empty, sender=0, backwards=False):
-    """Load packets until all are there, the time is over, or another wait of this rank has reported that it was.
+    """Load packets until all have arrived, the wait times out, or another wait of this rank has reported a timeout.
 
     All loads of a look are under way at the same time, and one test is over all.  In "ll128", only the thread that
     has a line's flags knows, so the threads of a warp look together.
@@ -261,7 +261,7 @@ and.b32 k, t, 8; add.u32 k, k, $7; mul.wide.u32 x, k, 8; add.u64 x, x, $1; ld.vo
 
 @triton.constexpr_function
 def confirm_assembly():
-    """Report if a launch was not alone.
+    """Report if a launch overlapped with another one.
 
     Operands: 0 a result; address; status words; what `claim_assembly` returned; epoch; rank; this member.
     """

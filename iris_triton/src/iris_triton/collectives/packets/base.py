@@ -82,11 +82,11 @@ class PacketCollective(KernelCollective):
         }
 
     def _packets(self, request: CollectiveRequest) -> int:
-        """Packets that go to one member, in one hop."""
+        """Return the number of packets sent to one member in one hop."""
         return packets_for(self._part_nbytes(request), self._encoding)
 
     def _part_nbytes(self, request: CollectiveRequest) -> int:
-        """Bytes that go to one member, in one hop."""
+        """Return the number of bytes sent to one member in one hop."""
         if self.op == "all_reduce" and self._form != "one_shot":  # parts begin at multiples of 16 bytes
             return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
         return math.prod(request.shape) // (request.group_size if self._sharded else 1) * item_of(request)
@@ -104,5 +104,5 @@ class PacketCollective(KernelCollective):
         return list(found.values())[:6]
 
     def _launch_of(self, request: CollectiveRequest) -> tuple[int, ...]:
-        """The launch of a call, comparable."""
+        """Return a comparable key of a call's launch."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Between tensors and packets: vectors where everything is aligned, else elements, also of strided tensors.
+"""Loads and stores of tensors for packets: vectors if everything is aligned, else elements, also strided ones.
 
 A tensor is an address, and a byte of it is counted in the order of its elements, as if it was dense.
 """
@@ -15,7 +15,7 @@ from iris_triton.collectives.parts.elements import strided
 
 @triton.constexpr_function
 def _step(item):
-    """Bytes of one access: an element, or a word of it."""
+    """Return the bytes of one access: an element, or a word of it."""
     return min(item, 4)
 
 
@@ -26,7 +26,7 @@ def _integer(nbytes):
 
 @triton.jit
 def _place(at, sizes, strides, ITEM: tl.constexpr, DIMS: tl.constexpr):
-    """Where the bytes lie that have this place in the order of elements (block)."""
+    """Return the byte offsets in memory for byte positions in element order (block)."""
     if DIMS == 0:
         return at
     else:
@@ -38,7 +38,7 @@ def _items(
     base, begin, offset, limit, flags, sizes, strides,
     k: tl.constexpr, part: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """Pointers to a part of word k of packets, and which of them there are."""
+    """Return pointers to a part of word k of packets, and their mask."""
     at = offset + (4 * k + part * _step(ITEM))
     mask = at < limit
     if k >= 2:
@@ -70,7 +70,7 @@ def _store_word(
 
 @triton.jit
 def _halves(offset, limit, flags):
-    """Which halves of packets hold data (int32)."""
+    """Return which halves of packets hold data (int32)."""
     return (offset < limit).to(tl.int32), ((offset + 8 < limit) & (flags == 0)).to(tl.int32)
 
 

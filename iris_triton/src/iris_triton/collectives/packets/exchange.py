@@ -87,7 +87,7 @@ def _push_all(
 
 @triton.jit
 def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
-    """Free the places of packets: last, as no peer waits for it, and the data needs its registers no more."""
+    """Clear the packets' slots, last: no peer waits for it, and the data no longer occupies registers."""
     if ENC == "sentinel":
         clear(mine, slot, mask, N)
 
@@ -97,7 +97,7 @@ def _forward(
     peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
 ):  # fmt: skip
-    """Between two hops: reduce what came from all members, and push the result to all."""
+    """Reduce the data of all members between two hops, and push the result to all."""
     mine = peers[N - 1] + place
     came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
     result = reduced(decode(came, N, ENC), N, data_words(ENC), DT, OP)
@@ -111,7 +111,7 @@ def _deliver(
     N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, EVEN: tl.constexpr,
     WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """Store what came in the last hop: reduced, or what came from each member to its own part of the output."""
+    """Store the data of the last hop: reduced, or each member's data in its own part of the output."""
     W: tl.constexpr = data_words(ENC)
     words = decode(came, N, ENC)
     if REDUCES:
@@ -134,7 +134,7 @@ def exchange(
     IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr,
     STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
-    """Send a part to every member; what came from all is reduced and sent to all, reduced, or kept part by part.
+    """Send a part to every member; reduce the received parts and send the result to all, reduce them, or store each.
 
     In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
     (each member reduces the same in the same order), a reduce_scatter with both.  In two hops it is an all_reduce: each
@@ -246,7 +246,7 @@ def exchange(
 # -- how a launch is divided ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Shape(Blocks):
-    """How a launch is divided; `options` bound registers where more would let programs wait for their turn.
+    """Grid of a launch; `options` bound registers where more would prevent all programs from being resident.
 
     Attributes:
         step: the warps of a program go from peer to peer together.

@@ -21,12 +21,12 @@ _SHIPPED = Path(__file__).parent / "facts"
 
 
 def file_name(device: str) -> str:
-    """Return the name of the file for a kind of device, by torch's name of it."""
+    """Return the name of the file for a device model, by torch's name of it."""
     return "".join(each if each.isalnum() else "_" for each in device) + ".json"
 
 
 def says_whole_lines(path: Path) -> bool:
-    """Whether a file says that lines are whole; not if it is none of this format."""
+    """Return whether a file says that lines are whole; False if it has another format."""
     try:
         content: Any = json.loads(path.read_text())
         if content["format"] != FORMAT:
@@ -39,7 +39,7 @@ def says_whole_lines(path: Path) -> bool:
 
 @functools.cache
 def has_whole_lines(device: str) -> bool:
-    """Whether lines were found to be whole on a kind of device, by torch's name of it."""
+    """Return whether lines were measured to be whole on a device model, by torch's name of it."""
     from iris_core.settings import load_settings
 
     paths = (folder / file_name(device) for folder in (Path(load_settings().cache_dir) / "fabric", _SHIPPED))
@@ -47,7 +47,7 @@ def has_whole_lines(device: str) -> bool:
 
 
 def lines_problem(device_index: int | None) -> str:
-    """Why this device is not known to have whole lines; empty if it is."""
+    """Return why this device is not known to have whole lines; empty if it is."""
     if not torch.cuda.is_available():
         return "no GPU is here"
     device = torch.cuda.get_device_name(device_index)

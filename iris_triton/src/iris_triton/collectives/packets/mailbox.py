@@ -1,4 +1,4 @@
-"""Mailboxes: the epochs of their launches, and on the host how a message goes through one.
+"""Mailboxes: the epochs of their launches, and on the host the division of messages into pieces.
 
 The epoch is counted in device memory, by a counter for each program: whatever the grid of a call, all of them advance.
 What packets carry is `mark_of` the epoch.  Words of a mailbox (int32), in its region of epochs:
@@ -111,16 +111,16 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
 
 @triton.jit
 def confirm(counters, claimed, epoch, me, status, rank):
-    """Report if `claimed`, from `advance`, says that the launch was not alone; at its end, when that is known."""
+    """Report at the end of a launch if `claimed`, from `advance`, says that another launch overlapped."""
     operands = counters.to(tl.int64), tl.cast(status, tl.int64), claimed, epoch, tl.cast(rank, tl.int32), me
     run_assembly(confirm_assembly(), operands, 1, 2, 4)
 
 
 @triton.jit
 def end(counters, epoch):
-    """Say that this program waits no more; `epoch` is the one at which the next launch begins.
+    """Mark this program as done with waiting; `epoch` is the one at which the next launch begins.
 
-    A store, as an atomic would hold the kernel's end up.
+    A plain store, as an atomic would delay the end of the kernel.
     """
     tl.debug_barrier()
     tl.store(counters + _ENDED + tl.program_id(0), epoch)
@@ -139,13 +139,13 @@ def packets_for(nbytes: int, encoding: str) -> int:
 
 
 def power_of_2(number: int, most: int) -> int:
-    """The next power of two, up to `most`."""
+    """Return the next power of two, up to `most`."""
     return min(most, 1 << max(0, number - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A team's mailbox for one encoding, and how a message goes through it."""
+    """A team's mailbox for one encoding, and the pieces of a message."""
 
     counters: torch.Tensor  # int32[WORDS], the epochs, and who uses them
     offset_bytes: int  # where the first half begins, from the beginning of each member's heap

@@ -1,4 +1,4 @@
-"""Packets: 16 bytes that travel with the proof of their own arrival, stored where the receiver polls its own memory.
+"""Packets: 16 bytes with their own arrival flag, stored where the receiver polls its own memory.
 
     "ll"        two words of data, each beside a word with the epoch: 2 x the bytes.  Needs no more of the memory than
                 that 8 bytes arrive together.
@@ -25,19 +25,19 @@ _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
 
 @triton.constexpr_function
 def data_words(encoding):
-    """Words of data in a packet."""
+    """Return the number of data words in a packet."""
     return 2 if encoding == "ll" else 4
 
 
 @triton.constexpr_function
 def alignment(encoding):
-    """Bytes to which addresses and lengths must be aligned for data to be loaded and stored as vectors."""
+    """Return the alignment in bytes of addresses and lengths for vector loads and stores."""
     return 16 if encoding == "sentinel" else 8
 
 
 @triton.jit
 def spot(packet, ENC: tl.constexpr):
-    """Where the data of packets belongs, in bytes, and whether a packet has its line's flags (int32)."""
+    """Return the byte offset of the data of packets, and whether a packet has its line's flags (int32)."""
     if ENC == "ll128":
         place = packet & 7
         return (packet >> 3).to(tl.int64) * 120 + place * 16, (place == 7).to(tl.int32)
@@ -49,7 +49,7 @@ def spot(packet, ENC: tl.constexpr):
 
 @triton.jit
 def encode(words, epoch, flags, ENC: tl.constexpr):
-    """Make four raw words of a packet's data: 2 ("ll") or 4 blocks of words, and the epoch (scalar)."""
+    """Encode a packet as four raw words, from 2 ("ll") or 4 blocks of data words and the epoch (scalar)."""
     if ENC == "ll":
         return words[0], words[0] * 0 + epoch, words[1], words[1] * 0 + epoch
     elif ENC == "ll128":
@@ -60,13 +60,13 @@ def encode(words, epoch, flags, ENC: tl.constexpr):
 
 @triton.jit
 def _full(word):
-    """The word, or another NaN in place of EMPTY."""
+    """Return the word, or another NaN in place of EMPTY."""
     return tl.where(word == EMPTY, _OTHER_NAN, word)
 
 
 @triton.jit
 def decode(raw, number: tl.constexpr, ENC: tl.constexpr):
-    """Take the data out of `number` packets: 2 or 4 blocks for each."""
+    """Decode the data of `number` packets: 2 or 4 blocks for each."""
     if ENC == "ll":
         words = ()
         for i in tl.static_range(number):

@@ -48,7 +48,7 @@ _FIRST_NAP_NS = tl.constexpr(500)  # between two at those of the member that com
 
 @triton.jit
 def _pick(peers, i, N: tl.constexpr):
-    """Element i of a tuple of numbers, without a table in memory."""
+    """Return element i of a tuple of numbers, without a table in memory."""
     found = peers[0]
     for k in tl.static_range(1, N):
         found = tl.where(i == k, peers[k], found)
@@ -63,7 +63,7 @@ def split(
     IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr, IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK: tl.constexpr, SUB: tl.constexpr, ITER: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
-    """Reduce the own part of all inputs, and store the results into all outputs, which are dense and on the heap.
+    """Reduce this rank's part of all inputs, and store the results into all outputs, which are dense and on the heap.
 
     No program waits before its first push: results go only to members whose data of this call has come.  Where their
     outputs lie they say when they begin, by the words of the portable algorithms' barriers, and those are awaited

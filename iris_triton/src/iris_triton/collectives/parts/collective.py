@@ -1,4 +1,4 @@
-"""Base of all algorithms: which calls they serve, what they cost by a model, how they are launched."""
+"""Base of all algorithms: supported requests, cost model, launches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
 
 
 def barrier_arguments(team: Team) -> dict[str, Any]:
-    """Arguments of every kernel with barriers."""
+    """Return the arguments of every kernel with barriers."""
     return {
         "control": team.control.tensor.view(torch.int64),
         "bases": team.bases,
@@ -64,7 +64,7 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
 
 
 def bind_barrier(team: Team) -> BoundKernel:
-    """Return a kernel that is a barrier between things on a stream that are no kernels; it takes no tensors."""
+    """Return a barrier kernel without tensor arguments, for use between copies on a stream."""
     options = {} if team.device == "cpu" else {"num_warps": 1}
     return BoundKernel(barrier_alone, 1, barrier_arguments(team), (), team.device, options)
 
@@ -99,7 +99,7 @@ class KernelCollective:
         return Availability.no(problem) if problem else Availability.yes()
 
     def _problem(self, request: CollectiveRequest) -> str:
-        """Why it does not serve a call; empty if it does."""
+        """Return why the algorithm does not support a request; empty if it does."""
         options = request.options
         if request.op != self.op:
             return f"it does {self.op}, not {request.op!r}"
@@ -118,9 +118,9 @@ class KernelCollective:
         return f"it has no use for {', '.join(unused)} of the config" if unused else block_problem(config)
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return configs that are worth measuring for a call that this algorithm serves, its own choice first.
+        """Return the configs to measure for a supported request, the default first.
 
-        A small message has as many programs as blocks, whatever is asked for.
+        A small message has as many programs as blocks, whatever the config says.
         """
         if request.target.type is DeviceType.CPU or request.nbytes < _TUNED_NBYTES:
             return [{}]
@@ -150,9 +150,9 @@ class KernelCollective:
     def model(
         request: CollectiveRequest, *, barriers: int, moved: float, copied: float = 0, link_share: float = 1
     ) -> float:
-        """Seconds for barriers, for bytes over a rank's links, and for bytes copied in its memory.
+        """Estimate seconds for barriers, for bytes over a rank's links, and for bytes copied in its memory.
 
-        `link_share` is how much faster, on a GPU, an algorithm uses the links than the usual one.
+        `link_share` is the algorithm's link bandwidth on a GPU relative to the default one.
         """
         on_cpu = request.target.type is DeviceType.CPU
         barrier_s, link, memory = _CPU if on_cpu else _GPU
@@ -165,7 +165,7 @@ class KernelCollective:
 
     @staticmethod
     def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:
-        """Return the reduction's name for the kernel, and as what it takes the elements."""
+        """Return the reduction's name for the kernel, and the carrier of the elements."""
         op = request.options["reduction"]
         return (OF_BOOL[op], Carrier(torch.uint8)) if request.dtype == "bool" else (op, None)
 

@@ -1,4 +1,4 @@
-"""Elements: copying and reducing them, dense or strided, as wide as their addresses allow."""
+"""Copy and reduce elements, dense or strided, with the widest accesses that their addresses allow."""
 # mypy: ignore-errors
 
 import triton
@@ -14,25 +14,25 @@ def _word_type(element):
 
 @triton.jit
 def as_words(pointer):
-    """A pointer to integers of the elements' width: copied as numbers, NaNs might change."""
+    """Cast to a pointer to integers of the same width: NaNs copied as floats might change."""
     return pointer.to(tl.pointer_type(_word_type(pointer.dtype.element_ty)), bitcast=True)
 
 
 @triton.constexpr_function
 def item_nbytes(pointer_type):
-    """Bytes of an element."""
+    """Return the size of an element in bytes."""
     return pointer_type.element_ty.primitive_bitwidth // 8
 
 
 @triton.jit
 def are_aligned(addresses):
-    """Whether all addresses of a block are multiples of 16."""
+    """Return whether all addresses of a block are multiples of 16."""
     return tl.max(addresses % 16, axis=0) == 0
 
 
 @triton.jit
 def strided(index, sizes, strides, DIMS: tl.constexpr):
-    """Where the elements of a tensor with these sizes and strides lie that have a linear index (a block)."""
+    """Convert linear indices (a block) to offsets in a tensor with these sizes and strides."""
     offset = index * 0
     for d in tl.static_range(DIMS):
         size = sizes[DIMS - 1 - d]
@@ -50,7 +50,7 @@ def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
     to, origin = dst.to(tl.int64), src.to(tl.int64)
     if (to | origin) % 16 == 0:
         whole = count // BLOCK * BLOCK
-        # Made anew from numbers, for inlining drops what is promised of an argument.
+        # Rebuilt from integers, as inlining drops the hints of an argument.
         wide_to = tl.multiple_of(to.to(dst.dtype), 16)
         wide_origin = tl.multiple_of(origin.to(src.dtype), 16)
         for at in range(first, whole, step):
@@ -66,7 +66,7 @@ def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def _has_units(at, sizes, strides, DIMS: tl.constexpr, UNIT: tl.constexpr):
-    """Whether a tensor, from a linear index on, is made of units of neighbours that begin at multiples of UNIT."""
+    """Return whether a tensor, from a linear index on, consists of contiguous units aligned to UNIT elements."""
     off = at % UNIT
     if DIMS > 0:
         off = off | (strides[DIMS - 1] - 1) | sizes[DIMS - 1] % UNIT
@@ -80,7 +80,7 @@ def _copy_units(
     dst, dst_at, src, src_at, sizes, strides, count, part, parts,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    """As `copy_part`, by 16 bytes: a place is worked out once for UNIT elements, which are copied with one access."""
+    """Copy like `copy_part`, by 16 bytes: one offset and one access for UNIT elements."""
     lanes = tl.arange(0, BLOCK // UNIT) * UNIT
     within = tl.arange(0, UNIT)[None, :]
     wide_to = tl.multiple_of(dst.to(tl.int64).to(dst.dtype), 16)
@@ -146,7 +146,7 @@ def copy(
     dst, dst_at, src, src_at, sizes, strides, count,
     DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """`copy_part` with all programs of the launch."""
+    """Run `copy_part` with all programs of the launch."""
     part, parts = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     copy_part(dst, dst_at, src, src_at, sizes, strides, count, part, parts, DST_DIMS, SRC_DIMS, BLOCK)
 
@@ -154,19 +154,19 @@ def copy(
 # -- reducing ---------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def wide_type(element):
-    """In which type elements are added up."""
+    """Return the type in which elements are accumulated."""
     return tl.float32 if element.is_floating() and element.primitive_bitwidth < 32 else element
 
 
 @triton.jit
 def widened(value):
-    """16-bit floats as float32, everything else as it is."""
+    """Convert 16-bit floats to float32; other types are unchanged."""
     return value.to(wide_type(value.dtype))
 
 
 @triton.jit
 def combine(a, b, OP: tl.constexpr):
-    """One step of a reduction; NaNs go on, whichever rank they come from."""
+    """Combine two values of a reduction; NaNs of any rank propagate."""
     if OP == "sum" or OP == "avg":
         return a + b
     elif OP == "product":
@@ -186,7 +186,7 @@ def combine(a, b, OP: tl.constexpr):
 
 @triton.jit
 def finished(value, OP: tl.constexpr, SIZE: tl.constexpr):
-    """The end of a reduction: the average of SIZE elements, rounded to nearest, of integers towards zero."""
+    """Finish a reduction: divide an average by SIZE, rounded to nearest, for integers towards zero."""
     if OP == "avg":
         divisor = tl.cast(SIZE, value.dtype)
         if value.dtype.is_fp32():
@@ -224,7 +224,7 @@ def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.
 
 @triton.jit
 def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
-    """The member that gets the elements of a matrix with these linear indices, where each one gets some tiles.
+    """Return the member that owns the elements of a matrix with these linear indices, if each member owns some tiles.
 
     Tiles are numbered down `swizzle` rows of them, then to the right, then the next rows.
 
@@ -260,7 +260,7 @@ def reduce_to(
     DIMS: tl.constexpr, OP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     tiles=None, me=0, STRIDING: tl.constexpr = False, PUSH: tl.constexpr = False
 ):  # fmt: skip
-    """Reduce `count` elements to the linear index `begin` of the own tensor `out`; see `reduced`.
+    """Reduce `count` elements into this rank's tensor `out`, from linear index `begin` on; see `reduced`.
 
     With `tiles`, only those that belong to the member `me`; see `_owner`.  With PUSH, to all members; see
     `_store_to_all`.

@@ -1,6 +1,6 @@
-"""Sizes that portable algorithms need: layouts, pieces, blocks, grids.
+"""Sizes for portable algorithms: layouts, pieces, blocks, grids.
 
-They depend on nothing that may differ between members, or members would wait for each other at different places.
+They depend only on values that are equal on all members; otherwise members would wait at different barriers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_siz
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the elements of a tensor lie, dimensions that can be one being one; `num_dims` is 0 if it is dense."""
+    """Sizes and strides of a tensor, with dimensions merged where possible; `num_dims` is 0 if it is dense."""
 
     sizes: tuple[int, ...] = (1,)
     strides: tuple[int, ...] = (1,)
@@ -70,7 +70,7 @@ def columns_first(shape: Sequence[int], stride: Sequence[int], number: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """As what a kernel takes elements that it only moves: `parts` of a torch dtype for each."""
+    """Type as which a kernel moves elements: `parts` of a torch dtype for each."""
 
     dtype: torch.dtype
     parts: int = 1
@@ -106,7 +106,7 @@ def carrier_of(dtype: str) -> Carrier:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a launch is divided: `block`, a power of two, are the elements that a program handles at a time."""
+    """Grid of a launch: programs, and the elements that each handles at a time (`block`, a power of two)."""
 
     programs: int
     block: int
@@ -114,12 +114,12 @@ class Blocks:
 
 
 def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
-    """Return how to divide a launch, as far as its config does not say.
+    """Choose the grid of a launch, where its config does not set it.
 
     Args:
         request, team: the call; the team's control region bounds the number of programs.
-        elements, item: of a rank altogether, None if that differs between the members; bytes of an element.
-        reduces: whether several elements have to be held for each one.
+        elements, item: total elements of a rank, None if that differs between members; bytes of an element.
+        reduces: whether a thread holds several elements for each result.
     """
     config = request.options["config"]
     on_cpu = request.target.type is DeviceType.CPU
@@ -138,13 +138,13 @@ def blocks_for(request: CollectiveRequest, team: Team, elements: int | None, ite
 
 
 def block_problem(config: Mapping[str, Any]) -> str:
-    """Why a config's tiles cannot be blocks; empty if they can."""
+    """Return why a config's tiles cannot be blocks; empty if they can."""
     block = config.get("block_size_m", 32) * config.get("block_size_n", 64)
     return "" if block & (block - 1) == 0 else f"block_size_m * block_size_n is {block}, which is no power of two"
 
 
 def rounded_up(elements: int, item: int) -> int:
-    """Elements, in whole vectors."""
+    """Round a number of elements up to whole vectors."""
     unit = max(1, VECTOR_NBYTES // item)
     return -(-elements // unit) * unit
 
@@ -161,15 +161,15 @@ def pieces(
 ) -> dict[str, Any]:
     """Return the arguments `stage`, the staging region, and `capacity`, the elements of a piece.
 
-    Collective: every member comes here with the same arguments.
+    Collective: every member calls it with the same arguments.
 
     Args:
-        team: whose region.
-        elements, item: of the largest piece that is of use, None if that differs between the members; bytes of one.
+        team: owner of the region.
+        elements, item: elements of the largest useful piece, None if that differs between members; bytes of one.
         number: pieces that are staged together.
-        halves: how often the region holds them, where more than one round is needed.
+        halves: number of buffers of these pieces in the region, if more than one round is needed.
         name: of the region; each protocol has its own.
-        needed: else nothing is staged, and everything is one piece.
+        needed: False: nothing is staged, and everything is one piece.
     """
     if not needed:
         return {"stage": team.control.tensor, "capacity": 1 << 62}
@@ -183,7 +183,7 @@ def pieces(
 
 
 def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
-    """Return the arguments that say where the elements of the input and of the output lie."""
+    """Return the arguments for the layouts of the input and of the output."""
     return {
         "in_sizes": inner.sizes,
         "in_strides": inner.strides,
@@ -201,5 +201,5 @@ def layouts_of(request: CollectiveRequest) -> tuple[Layout, Layout]:
 
 
 def item_of(request: CollectiveRequest) -> int:
-    """Bytes of an element."""
+    """Return the size of an element in bytes."""
     return int(getattr(torch, request.dtype).itemsize)

@@ -1,4 +1,4 @@
-"""The host's side of the fused algorithms: plans, staging in and out, times where nothing was measured."""
+"""Host side of the fused algorithms: plans, staging of inputs and outputs, cost model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Plan:
 
     Attributes:
         run: takes a stream (None for the current one), the output, A, B and, if there is one, the bias.
-        staged_a: where A is copied to before; None if peers, or the kernel, take it where it is.
-        staged_out: what `run` writes, and is copied to the output afterwards; None if it writes the output.
+        staged_a: buffer to which A is copied before; None if A is read in place.
+        staged_out: buffer that `run` writes and that is copied to the output; None if it writes the output itself.
         aux_buffer, locks: see FusedWorkspace.
     """
 
@@ -50,7 +50,7 @@ class Fused:
     Args:
         op: the operation.
         name: the algorithm.
-        barriers: how often all members wait for each other in a call, for the model.
+        barriers: number of barriers in a call, for the model.
     """
 
     info: PluginInfo = TRITON_INFO
@@ -79,7 +79,7 @@ class Fused:
         return Availability(not problem, problem)
 
     def _problem(self, request: FusedRequest) -> str:
-        """Why it does not serve a call; empty if it does."""
+        """Return why the algorithm does not support a request; empty if it does."""
         if request.group_size == 1:
             return "a single rank has no peers to communicate with"
         for name, value in self.serves.items():
@@ -88,7 +88,7 @@ class Fused:
         return dtype_problem(request) or config_problem(request, self.uses)
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the longer one of product and transfers hides the other."""
+        """Estimate seconds: product and transfers overlap, so the longer one counts."""
         target = request.target
         efficiency = self.efficiency.get(target.arch or str(target.type), self.efficiency.get(""))
         product, moving = product_s(request, efficiency), moving_s(request)
@@ -96,7 +96,7 @@ class Fused:
         return max(product, moving) + moving * self.exposed + fixed
 
     def tunings(self, request: FusedRequest) -> list[dict[str, Any]]:
-        """Return launches that are worth measuring, the own choice first.  The CPU executor's times say nothing."""
+        """Return the configs to measure, the default first; only that on the CPU, where times mean nothing."""
         if request.target.type is DeviceType.CPU:
             return [{}]
         options = request.options
@@ -107,9 +107,9 @@ class Fused:
         return [{}, *filter(is_possible, self._offered(request))]
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
-        """Fields of configs, at most five, that may be faster than the own choice; impossible ones are left out.
+        """Return at most five configs that may be faster than the default; the caller drops invalid ones.
 
-        Here: tiles that keep more or fewer programs busy.
+        Here: tiles for more or fewer programs.
         """
         if request.options["layout"] == "tiles":  # the shape of tiles belongs to the result
             return []
@@ -136,7 +136,7 @@ class Fused:
 
 
 def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tuple[int, ...]) -> dict[str, Any]:
-    """Return the arguments that kernels have in common, by name; tiles do not reach over `rows` rows."""
+    """Return the common arguments of kernels by name; tiles do not cross multiples of `rows` rows."""
     tiles_m, tiles_n = tiles.tiles(rows, request.n)
     return {
         "m": request.m,
@@ -181,14 +181,14 @@ def bind(
 
 
 def programs_for(request: FusedRequest, host: Host, tiles: int) -> int:
-    """Return how many programs compute one rank's tiles: never more than can be there at the same time."""
+    """Return the number of programs for one rank's tiles: at most as many as can be resident at a time."""
     on_cpu = request.target.type is DeviceType.CPU
     most: int = request.options["config"].get("num_sms", 1 if on_cpu else host.processors)
     return max(1, min(most, tiles, host.team.max_programs, most if on_cpu else host.processors))
 
 
 def peer_memory(request: FusedRequest, host: Host, name: str, nbytes: int) -> torch.Tensor:
-    """Return memory that peers reach, at the same place on all members.
+    """Return memory that peers can address, at the same heap offset on all members.
 
     Raises:
         UnsupportedError: there is not enough; on all members.
@@ -213,7 +213,7 @@ def peer_matrix(
 
 
 def staged_memory(request: FusedRequest, host: Host, name: str, nbytes: int) -> tuple[Any, Any, tuple[int, ...]]:
-    """Find memory that peers reach, also for the output where they write to it and do not reach it.
+    """Allocate memory that peers can address, also for an output that they write but cannot address.
 
     Returns:
         (`nbytes` bytes and more, the matrix to write to, its strides); None for what is not needed.

@@ -1,6 +1,6 @@
 """Tiles, programs and options of a launch.
 
-They depend on nothing that may differ between members, or members would wait for each other at different places.
+They depend only on values that are equal on all members; otherwise members would wait at different barriers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ARCH_FP8 = {
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is divided: tiles of block_m x block_n, the kernel's constexprs, the compiler's options."""
+    """Tiling of a product: tiles of block_m x block_n, the kernel's constexprs, the compiler's options."""
 
     block_m: int
     block_n: int
@@ -49,16 +49,16 @@ class Tiling:
     options: Mapping[str, Any]
 
     def tiles(self, rows: int, columns: int) -> tuple[int, int]:
-        """Tiles below each other, and beside each other."""
+        """Return the numbers of tile rows and tile columns."""
         return -(-rows // self.block_m), -(-columns // self.block_n)
 
 
 def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
-    """Return how to divide a product as the request's config says, else as its shape does.
+    """Choose the tiling of a product by the request's config, else by its shape.
 
     Args:
         request: the call.
-        rows: rows that belong together: tiles do not reach over them.
+        rows: number of rows that tiles do not cross, such as a shard's.
         inner: length of the inner loop.
     """
     config = request.options["config"]
@@ -85,7 +85,7 @@ def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
 
 
 def _preferred(request: FusedRequest, rows: int, inner: int) -> tuple[int, int, int, int, int]:
-    """block_m, block_n, block_k, num_warps, num_stages without a config."""
+    """Return the default block_m, block_n, block_k, num_warps, num_stages."""
     if request.target.type is DeviceType.CPU:
         m, n, k = (max(_LEAST_BLOCK, min(_CPU_MOST, 1 << (x - 1).bit_length())) for x in (rows, request.n, inner))
         return m, n, k, 4, 1
@@ -99,7 +99,7 @@ def _preferred(request: FusedRequest, rows: int, inner: int) -> tuple[int, int, 
 
 
 def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
-    """Why a config cannot be fulfilled by an algorithm that makes use of these fields; empty if it can."""
+    """Return why an algorithm that uses these fields does not support a config; empty if it does."""
     config = request.options["config"]
     unused = [name for name in config if name not in used]
     if unused:
@@ -117,7 +117,7 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
 
 
 def dtype_problem(request: FusedRequest) -> str:
-    """Why operands cannot be multiplied on the device; empty if they can."""
+    """Return why the device cannot multiply the operands; empty if it can."""
     known, on_cpu = _ARCH_FP8.get(request.dtype, ()), request.target.type is DeviceType.CPU
     if not known or ("sm_90" if on_cpu else request.target.arch) in known:
         return ""
@@ -127,6 +127,6 @@ def dtype_problem(request: FusedRequest) -> str:
 
 
 def padded(columns: int, item: int) -> int:
-    """Elements from row to row of dense rows that begin at multiples of 16 bytes."""
+    """Return the row stride in elements of rows aligned to 16 bytes."""
     unit = max(1, ROW_NBYTES // item)
     return -(-columns // unit) * unit

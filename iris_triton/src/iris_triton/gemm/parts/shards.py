@@ -1,10 +1,10 @@
-"""Rows of all members in one matrix, the others' brought by copy engines on a second stream, beside a product.
+"""Rows of all members in one matrix, gathered by copy engines on a second stream during a product.
 
-Behind a barrier each member puts its rows, from where they are, into the others' matrices, first that of the member
-before it, with a word after them.  What a member gets is complete when it has seen all words: no second barrier.
+After a barrier each member copies its rows into its peers' matrices, beginning with the previous member, and writes a
+word after each copy.  A member has all rows when it has seen all words: no second barrier is needed.
 
-The second stream goes before others where multiprocessors are asked for: a product that can begin with the own rows
-waits for none of it.  A barrier needs a multiprocessor that has room; nothing else does.
+The second stream has higher priority on multiprocessors: a product that begins with this rank's rows does not wait for
+it.  Only the barrier needs a free multiprocessor.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _FIRST = -1
 
 @dataclass(slots=True)
 class Side:
-    """The second stream; on the CPU there is none, and everything is done when it is asked for.
+    """The second stream; on the CPU there is none, and copies are synchronous.
 
     Attributes:
-        barrier: the kernel in which members wait for each other.
+        barrier: the barrier kernel.
         copy, write: see `iris_triton.copies.copier` and `flag_writer`.
         address: see `iris_triton.copies.handles`.
-        stream, raw: a torch stream, or None; the same as `copy` takes it.
-        ready: the event that lets it begin; None on the CPU.
+        stream, raw: a torch stream, or None; its handle for `copy`.
+        ready: the event that it waits for; None on the CPU.
     """
 
     barrier: Callable[[Any], None]
@@ -57,29 +57,29 @@ class Side:
     ready: Any = None
 
     def follow(self) -> None:
-        """Let it begin, with a barrier, when everything is done that the main stream was asked for until now."""
+        """Make the second stream wait for earlier work of the main stream, then for the barrier."""
         if self.stream is not None:
             self.ready.record(torch.cuda.current_stream(self.stream.device))
             self.stream.wait_event(self.ready)
         self.barrier(self.stream)
 
     def join(self) -> None:
-        """Let the main stream wait for it."""
+        """Make the main stream wait for the second stream."""
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 @dataclass(slots=True)
 class Shards:
-    """The matrix, and how it is filled; made by `shards_of`.
+    """The gathered matrix and its copies; made by `shards_of`.
 
     Attributes:
         matrix: rows of all members, in symmetric memory.
-        own: the own rows of it.
-        words: symmetric memory, int32, one for each member, 1 when its rows are there, and one more.  They are 0
-            between calls, for whoever waits for them clears them.
-        others: places of the own rows and of the own word at each of the others, in the order of the copies, addresses
-            as `Side.address` makes them.
+        own: this rank's rows of it.
+        words: symmetric memory, int32, one for each member, 1 when its rows have arrived, and one more.  They are 0
+            between calls: the waiter clears them.
+        others: addresses of this rank's rows and word on each peer, in the order of the copies, as `Side.address`
+            converts them.
         side: the second stream.
     """
 
@@ -90,9 +90,9 @@ class Shards:
     side: Side
 
     def move(self, a: torch.Tensor) -> torch.Tensor:
-        """Ask the second stream to bring the rows, and to set a word after each member's; return the own rows, dense.
+        """Enqueue the copies to all peers, each followed by its word; return this rank's rows, dense.
 
-        What begins with them need not wait.  On the CPU everything is done afterwards.
+        A product of these rows need not wait.  On the CPU the copies are done on return.
         """
         own, side = a, self.side
         if not a.is_contiguous() or a.data_ptr() % ROW_NBYTES:

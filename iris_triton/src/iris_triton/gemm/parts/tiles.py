@@ -1,4 +1,4 @@
-"""Tiles of a product: where they are, computing them, what is done with them.  Plain Triton, for every target.
+"""Tiles of a product: their order, computation and stores.  Plain Triton, for every target.
 
 Arguments that kernels have in common, in both languages:
 
@@ -28,7 +28,7 @@ from iris_triton.tiles.views import chiplet_transform_chunked
 
 @triton.jit
 def wide(pointer, ALIGNED: tl.constexpr):
-    """A pointer that the compiler knows to be a multiple of 16 bytes, if it is one."""
+    """Return the pointer with the hint that it is a multiple of 16 bytes, if it is one."""
     if ALIGNED:  # made anew from numbers, for inlining drops what is promised of an argument
         return tl.multiple_of(pointer.to(tl.int64).to(pointer.dtype), 16)
     else:
@@ -45,7 +45,7 @@ def whole_rows(stride, like):
 
 @triton.jit
 def own_program(first, XCDS: tl.constexpr, CHUNK: tl.constexpr):
-    """Which program's tiles this one takes, among those from number `first` on, counted from 0.
+    """Return this program's number among those from `first` on, remapped for the dies, counted from 0.
 
     With XCDS dies, CHUNK neighbouring tiles go to programs of the same die.
     """
@@ -144,7 +144,7 @@ def begin_call(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE:
 
 @triton.jit
 def announced(row, bases, peer, like, SIZE: tl.constexpr):
-    """(pointer, stride of rows) of what a member has announced."""
+    """Return (pointer, row stride) of the matrix that a member published."""
     theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(like.dtype)
     return tl.multiple_of(theirs, 16), whole_rows(told_second(row, peer, SIZE), like)
 
@@ -153,7 +153,7 @@ def announced(row, bases, peer, like, SIZE: tl.constexpr):
 def store_to_all(
     row, bases, me, like, values, first, column, rows, columns, SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Store a tile to its place in the matrices that all members have announced, the own one last; see `store_tile`."""
+    """Store a tile to the matrices that all members published, this rank's last; see `store_tile`."""
     for i in range(SIZE):
         theirs, stride = announced(row, bases, (me + 1 + i) % SIZE, like, SIZE)
         store_tile(theirs, values, first, column, rows, columns, stride, 1, BM, BN)
