@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/demos": 135,
     "iris_triton/gemm": 1417,
     "iris_triton/interpreter": 3355,
-    "iris_triton/language": 1590,
+    "iris_triton/language": 1589,
     "iris_triton/rocm_iris": 1494,
     "iris_triton/testing": 554,
     "iris_triton/tiles": 1126,
