@@ -102,7 +102,7 @@ def whole(heap: SymmetricHeap) -> torch.Tensor:
     return heap.allocate(4096, U8)
 
 
-# -- a rank alone -----------------------------------------------------------------------------------------------------
+# -- one rank ---------------------------------------------------------------------------------------------------------
 def test_the_same_stream_gets_a_block_back_at_once() -> None:
     with Ranks(1) as c:
         (heap,), (device,) = c.heaps, c.devices

@@ -227,7 +227,7 @@ class Iris(TensorFactories):
             SymmetryError: the ranks' allocation histories differ.
             DeviceTimeoutError: a wait inside a kernel reached IRIS_DEVICE_TIMEOUT, here or on another rank that it
                 concerns; raised after all ranks have come, once on each.
-            DeviceError: likewise, a collective has met one that another rank called differently; or on the CPU, an
+            DeviceError: likewise, the members of a group called a collective differently; or on the CPU, an
                 asynchronous call failed that no caller has waited for.
             CollectiveTimeoutError, PeerLostError: a rank did not arrive in time, or its process ended.
         """
@@ -399,12 +399,12 @@ class Iris(TensorFactories):
     def use_mem_pool(self) -> contextlib.AbstractContextManager[None]:
         """Put the results of torch operators on the heap, as `torch.cuda.use_mem_pool(ctx.mem_pool())` does.
 
-        Collective in effect: what `mem_pool` asks of the ranks holds inside the block.  What keeps torch from getting
-        memory there is raised on every rank, with torch's OutOfMemoryError as its cause.
+        Collective in effect: what `mem_pool` asks of the ranks holds inside the block.  An error that keeps torch
+        from getting memory there is raised on every rank, with torch's OutOfMemoryError as its cause.
 
         Raises:
             UnsupportedError: this rank computes on the CPU.
-            HeapExhaustedError: the heap, or a rank's device, has no room; the message says which, and how much is free.
+            HeapExhaustedError: the heap or a rank's device is out of memory; the message says which, and what is free.
             SymmetryError: the ranks have asked for different segments.
             PeerAccessError: some rank could not map a peer's new memory.
 
@@ -424,8 +424,8 @@ class Iris(TensorFactories):
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor's block back.
 
-        Collective: every rank frees the same tensor at the same place in its sequence of calls; nobody waits.  The
-        block is handed out again after the next barrier, when no rank can still be writing to it.
+        Collective: every rank frees the same tensor at the same place in its sequence of calls; no rank waits.
+        The block is reused after the next barrier, when no rank can still be writing to it.
 
         Raises:
             NotOnHeapError: the tensor is not one of this heap's allocations.

@@ -1,4 +1,4 @@
-"""What plugins tell `iris doctor`: findings about this machine, and results of a self-test.  Imports nothing heavy."""
+"""Reports of plugins to `iris doctor`: findings on this machine, results of a self-test.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.StrEnum):
-    """What a finding means for the user."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # worth knowing; Iris works

@@ -34,7 +34,7 @@ def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
 
 
 def _first_problem(error: pydantic.ValidationError) -> str:
-    """What is wrong at the first place, on one line, and at how many more."""
+    """Return the first problem as one line, with the number of further ones."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     where = " ".join(".".join(map(str, problems[0]["loc"])).split())  # keys may have line breaks
     text = " ".join(problems[0]["msg"].removeprefix("Value error, ").split())

@@ -87,7 +87,7 @@ class CapabilityError(IrisError):
 
 
 class UnsupportedError(IrisError, NotImplementedError):
-    """What was asked for is not supported here; the message says by whom and what is."""
+    """The request is not supported here; the message says by which component, and what is supported."""
 
 
 class LayoutError(UnsupportedError, ValueError):

@@ -42,7 +42,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 
 class ProviderHooks:
-    """What a plugin implements to provide an allocator, a backend or a collective; called on one plugin alone."""
+    """Hooks of a plugin that provides an allocator, a backend or a collective; called on a single plugin."""
 
     @hookspec
     def iris_plugin_info(self) -> PluginInfo:  # type: ignore[empty-body]
@@ -67,13 +67,13 @@ class ProviderHooks:
     def iris_plugin_create(self, request: CreateRequest) -> Any:
         """Create the Allocator, DeviceBackend or Collective for one rank.
 
-        Called on every rank.  What it raises for an allocator or a backend is raised on all ranks.
+        Called on every rank.  An error it raises for an allocator or a backend is raised on all ranks.
 
         Args:
             request: rank, world size, sizes in bytes, device, and the plugin's settings.
 
         Returns:
-            What the plugin's kind says: an `Allocator`, a `DeviceBackend` or a `Collective`.
+            An `Allocator`, a `DeviceBackend` or a `Collective`, by the plugin's kind.
         """
 
     @hookspec
@@ -86,7 +86,7 @@ class ProviderHooks:
 
 
 class ObserverHooks:
-    """What a plugin implements to watch; all observers are called, and one that raises is reported, not fatal."""
+    """Hooks of an observer; all observers are called, and one that raises is reported, not fatal."""
 
     @hookspec
     def iris_opened(self, context: Any) -> None:

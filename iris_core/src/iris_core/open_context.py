@@ -1,7 +1,7 @@
 """Opening: from a context's arguments to a heap that all ranks share, on all of them or on none.
 
-Every step that can fail on one rank alone is followed by an exchange, so the others raise, too (`on_all_ranks`).
-Nothing here knows the context that it is done for: a context holds what was opened, and never the other way round.
+Every step that can fail on a single rank is followed by an exchange, so the others raise, too (`on_all_ranks`).
+Nothing here refers to the context: a context holds what was opened, never the other way round.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a context is made of; `maker` is for plugins that are made later."""
+    """The parts of an open context; `maker` is for plugins that are made later."""
 
     world: World
     plan: Plan
@@ -163,7 +163,7 @@ def open_heap(
     )
     _on_all(world, "open the heap", heap.open)
     undo.callback(heap.close)
-    undo.callback(backend.detach)  # before the next steps: any may fail on another rank alone
+    undo.callback(backend.detach)  # before the next steps: any may fail on another rank only
     area = heap.system_area
     graphs = 0 if target.type is DeviceType.CPU else GRAPHS
     barriers = DeviceBarriers(heap, world, backend, graphs)
@@ -205,7 +205,7 @@ def _on_all(world: World, what: str, step: Callable[[], T]) -> T:
 
 
 def plan_facts(plan: Plan, heap_nbytes: int) -> dict[str, str]:
-    """What must be equal on all ranks, for `check_agreement`."""
+    """Return the facts that must be equal on all ranks, for `check_agreement`."""
     return {
         "iris-core": VERSION,
         "torch": torch.__version__,

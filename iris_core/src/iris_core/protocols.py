@@ -132,7 +132,7 @@ class SupportsImportTensor(SupportsDecommit, Protocol):
 
 
 class MemoryMap(Protocol):
-    """What a backend may know of the heap: used for bounds checks and messages."""
+    """A backend's view of the heap, for bounds checks and messages."""
 
     @property
     def rank(self) -> int:
@@ -196,7 +196,7 @@ class SupportsCompileOnly(Protocol):
     def compile_only(self, case: CompileCase, target: str) -> str:
         """Compile one of `compile_cases()` for "sm_90", "gfx942" or "gfx950", and return the assembly.
 
-        What does not compile raises the language's own error.
+        Raises the language's own error if the case does not compile.
         """
 
 
@@ -245,7 +245,7 @@ class SupportsOperations(Protocol):
 
 
 class Context(Protocol):
-    """What backends and the core's own rooms use of an open `iris_core.Iris`, which says what the members do."""
+    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
 
     @property
     def cur_rank(self) -> int:
@@ -380,7 +380,7 @@ class Algorithm(Protocol[R]):
         """Estimated seconds, for a choice where no measured table covers the request; grows with its bytes."""
 
     def prepare(self, request: R, host: Any, /) -> Any:
-        """Make a plan with its memory.  Collective: every member of the group calls it, and nobody else."""
+        """Make a plan with its memory.  Collective: every member of the group calls it, and no other rank."""
 
     def launch(self, plan: Any, /, *tensors: Any, **options: Any) -> Work | None:
         """Run the plan on a stream; as often as one likes.  Collective: every member of the group calls it.

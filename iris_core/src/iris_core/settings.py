@@ -199,7 +199,7 @@ def load_plugin_settings(
 
 
 def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
-    """Warn about every variable that begins with IRIS_ and that nobody reads; return the messages.
+    """Warn about every variable that begins with IRIS_ and that nothing reads; return the messages.
 
     They name the nearest variable that exists.  What begins with IRIS_<NAME>__ belongs to the plugin of that name.
     pydantic-settings itself ignores unknown variables silently.
@@ -264,7 +264,7 @@ def _refuse_unknown(given: Mapping[str, Any], cls: type[BaseSettings], message: 
 
 
 def _build(cls: type[_S], prefix: str, given: Mapping[str, Any], label: str) -> _S:
-    """Build a settings object; `label` tells how to name a value that the caller gave."""
+    """Build a settings object; `label` is the format of the name of a value that the caller gave."""
     try:
         return cls(_env_prefix=prefix, **given)
     except pydantic.ValidationError as error:

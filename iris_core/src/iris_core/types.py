@@ -25,7 +25,7 @@ PLUGIN_API: tuple[int, int] = (1, 0)
 
 
 class PluginKind(enum.StrEnum):
-    """What a plugin provides; each kind has its own entry-point group."""
+    """Kinds of plugins; each has its own entry-point group."""
 
     ALLOCATOR = "allocator"
     BACKEND = "backend"
@@ -60,7 +60,7 @@ class DeviceType(enum.StrEnum):
 
 
 class Capability(enum.StrEnum):
-    """What an allocator's memory can do; backends name what they need."""
+    """Capabilities of an allocator's memory; backends name those that they need."""
 
     REMOTE_LOAD_STORE = "remote-load-store"
     REMOTE_ATOMICS = "remote-atomics"
@@ -71,7 +71,7 @@ class Capability(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """What a plugin says about itself, without touching a device.
+    """Description of a plugin, made without touching a device.
 
     Attributes:
         name: name by which users choose it; equal to its entry point's name.
@@ -245,7 +245,7 @@ class CompileCase:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What one rank found in a demonstration.
+    """Result of a demonstration on one rank.
 
     Attributes:
         error: largest deviation from the same computation by torch on one process.
@@ -386,7 +386,7 @@ class FusedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ContextSpec:
-    """What a context tensor says.
+    """Contents of a context tensor.
 
     Attributes:
         rank: this rank.

@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
 
 
 def _found(pattern: str, path: str) -> str | None:
-    """What a pattern's group matches first in a file of the kernel; None if there is none."""
+    """Return the first match of a pattern's group in a file of the kernel; None if there is none."""
     with contextlib.suppress(OSError):
         if match := re.search(pattern, pathlib.Path(path).read_text()):
             return match.group(1).strip()

@@ -57,7 +57,7 @@ class Provider:
         return self.timer in ON_GPU
 
     def capture(self, calls: int) -> None:
-        """Time replays of a graph of so many calls from now on; kernels must have been compiled."""
+        """Time replays of a graph of `calls` calls from now on; kernels must have been compiled."""
         import torch
 
         self.calls_per_unit = calls

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
-    """What is wanted, and how large the heap must be."""
+    """Return the collectives to measure, and the size of the heap in bytes."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from iris_core.errors import ArgumentError
@@ -113,7 +113,7 @@ def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[obj
 
 
 def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
-    """The same of fused operations."""
+    """Return the fused operations to measure, and the size of the heap in bytes."""
     from iris_core.errors import ArgumentError
     from iris_core.tuning.matmuls import FusedTuneOptions
 

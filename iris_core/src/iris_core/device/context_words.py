@@ -1,4 +1,4 @@
-"""The context tensor: how the host tells kernels about the world.
+"""The context tensor, in which the host describes the world to kernels.
 
 One versioned layout of int64 words.  Words 0 and 1 and the heap bases stand where kernels of the reference system
 expect them; what follows the bases is ours.
@@ -8,8 +8,8 @@ expect them; what follows the bases is ours.
     1               world_size
     2 .. 2+W-1      heap bases: address of every rank's heap in this process
     2+W             CONTEXT_MAGIC | layout version
-    3+W             bound of device-side waits in nanoseconds; 0 means unbounded; negative: whenever so much time has
-                    passed, a wait describes itself in the status words, and goes on
+    3+W             bound of device-side waits in nanoseconds; 0 means unbounded; negative: each time that its
+                    absolute value has passed, a wait describes itself in the status words, and goes on
     4+W             address of the status words (int64[STATUS_WORDS] in this rank's own memory), 0 if none
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
 

@@ -1,6 +1,6 @@
 """Agreement of a group's members before a launch: on the call, on the algorithm, and on whether all can prepare it.
 
-What one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
+If one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
 exchange anyway, at the first call of a kind.  Later calls exchange nothing; a member that refuses one does so alone.
 Where the others may know their call, and not come to compare it, no member waits long for them.
 """
@@ -42,9 +42,9 @@ def _digest(members: tuple[int, ...], facts: Facts) -> bytes:
 
 
 class Members:
-    """The kinds of calls on which this rank has agreed with the members of groups, in the same order, numbered.
+    """The requests that this rank has compared with the members of groups, numbered in the same order on all.
 
-    Nothing is ever forgotten, or a member could ask for an agreement in which the others take no part.
+    Entries are never dropped, else a member could start a comparison in which the others take no part.
     """
 
     def __init__(self, world: World) -> None:

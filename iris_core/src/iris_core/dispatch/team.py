@@ -314,9 +314,9 @@ class Team:
             wanted //= 2
 
     def explain_report(self, report: Report, describe: Callable[[int], str]) -> Meaning | None:
-        """Say what a report of a member's kernel means, if it is about this team's memory; else None.
+        """Explain a report of a member's kernel; None if it is not about this team's memory.
 
-        `describe` returns a text for the number of a kind of call.
+        `describe` returns a text for the number of a request.
         """
         place = self._place(report.offset_bytes) if report.rank in self.members else None
         if place is None:

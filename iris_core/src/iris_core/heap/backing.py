@@ -1,4 +1,4 @@
-"""The memory behind the heap: which parts have some, and where the peers' heaps are in this process.
+"""Physical memory of the heap: which ranges are committed, and where the peers' heaps are in this process.
 
 Commits and decommits follow from offsets alone, so they are the same on every rank.  Memory is given back only after
 it has been free from one agreement of all ranks to the next: a program that allocates and frees the same block in every

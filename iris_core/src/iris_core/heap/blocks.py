@@ -105,13 +105,13 @@ class Record:
     offset: int  # where the block begins
     nbytes: int  # size as asked for
     start: int  # where the tensor's storage begins; differs from `offset` only for imported memory
-    storage: int  # identity of the storage, which tells it from an earlier one at the same address
+    storage: int  # identity of the storage, different from an earlier one at the same address
     label: Label  # the call that made it
     source: torch.UntypedStorage | None = None  # whose memory was imported, kept until no rank needs it
     pending: bool = False  # it was freed, and waits for the other ranks
     dropped: bool = False  # its tensor was dropped, and it waits for the other ranks
     scope: Scope | None = None  # the scope that will free it
-    streams: list[Stream] = field(default_factory=list)  # streams that use it, as far as the heap was told
+    streams: list[Stream] = field(default_factory=list)  # streams that use it, as far as the heap knows
     uses: Uses | None = None  # once it was freed, these with their last moments; empty when they are past
 
     def __str__(self) -> str:

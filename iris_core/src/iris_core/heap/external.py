@@ -1,7 +1,7 @@
-"""Bringing tensors of others onto the heap, without a copy where the allocator can (`SupportsImportTensor`).
+"""Import of external tensors into the heap, without a copy where the allocator can (`SupportsImportTensor`).
 
-Tensors often share an allocation, which is mapped once: when every rank finds a tensor's memory at the same offset of
-the heap already, the import adds one more holder to that block and takes no room.
+Tensors often share an allocation, which is mapped once: if every rank already has a tensor's memory at the same offset
+of the heap, the import adds one more holder to that block and takes no more space.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Peers are mapped once, when the heap opens, so `heap_bases` never change.  Blocks are handed out by a deterministic
 sub-allocator: the same calls on every rank give the same offsets.  An allocation communicates only when memory grows,
-when there is no room, and when it is the first to reach beyond a half of the heap, or a further sixteenth
+when no free block is large enough, and when it is the first to reach beyond a half of the heap, or a further sixteenth
 (`iris_core.heap.regions`).  Nothing is reused before all ranks agree that none needs it (`iris_core.heap.symmetry`).
 
 One thread allocates and frees; only the release of dropped tensors may come from any thread.  First calls of
@@ -134,7 +134,7 @@ class SymmetricHeap:
 
         Raises:
             ValueError: negative size or bad alignment.
-            HeapExhaustedError: no room; the heap can be used as before.
+            HeapExhaustedError: no free block is large enough; the heap can be used as before.
             HeapError: the current stream is being captured into a graph.
             SymmetryError: the ranks' histories differ (noticed only when it communicates).
         """
@@ -190,7 +190,7 @@ class SymmetricHeap:
         return raw
 
     def _reserve(self, nbytes: int, alignment: int, label: Label) -> int:
-        """Find an offset; where there is no room, all ranks look for what none of them needs any more."""
+        """Find an offset; if no free block is large enough, reclaim with all ranks what none of them needs any more."""
         with contextlib.suppress(HeapExhaustedError):
             return self._state.offsets.allocate(nbytes, alignment)
         return symmetry.find_room(self._state, nbytes, alignment, label)

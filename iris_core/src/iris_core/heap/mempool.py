@@ -1,8 +1,8 @@
 """A torch MemPool whose memory is the symmetric heap, so that any torch operator can make symmetric tensors.
 
 torch asks for memory in segments (2 MiB, 20 MiB or more) through two C functions and hands out parts of them itself.
-The functions here are Python behind ctypes: a segment is a block of the heap like any other.  No error can pass through
-torch's allocator, so the reason is kept, and `use_mem_pool` raises it in the place of torch's OutOfMemoryError.
+These functions are Python callbacks through ctypes; a segment is a block of the heap like any other.  No error can pass
+through torch's allocator, so it is kept, and `use_mem_pool` raises it in the place of torch's OutOfMemoryError.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SubAllocator:
         return -(-nbytes // MIN_ALIGNMENT) * MIN_ALIGNMENT or MIN_ALIGNMENT
 
     def allocate(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> int:
-        """Take a block and return its offset, a multiple of `alignment`; HeapExhaustedError if there is no room."""
+        """Take a block, return its offset, a multiple of `alignment`; HeapExhaustedError if none is large enough."""
         if alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"alignment must be a power of two, not {alignment}")
         size = self.rounded(nbytes)
@@ -117,7 +117,7 @@ class SubAllocator:
         return end - self.allocated_bytes, most
 
     def end_behind_all(self, nbytes: int, alignment: int) -> int:
-        """Return where a block would end that lies behind all others, whatever the limit."""
+        """Return the end of a block that is placed after all others, ignoring the limit."""
         size = self.rounded(nbytes)
         start = self._by_end.get(self.nbytes, self.nbytes)
         return -(-start // alignment) * alignment + size

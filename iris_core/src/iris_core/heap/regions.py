@@ -1,11 +1,11 @@
-"""Memory of groups of ranks, of which the other ranks know nothing.
+"""Memory of groups of ranks, unknown to the other ranks.
 
-The system area lies behind what users allocate.  Every rank has it from the start, at the same offset; a group's
-members agree on a range that none of them uses.  Its content is zero when a range is handed out.
+The system area follows the space for users' allocations.  Every rank has it from the start, at the same offset; the
+members of a group agree on a range that none of them uses.  Its content is zero when a range is handed out.
 
-The upper end of the heap is for more: what users allocate has the same offsets on all ranks and lies below a limit that
-is equal everywhere.  Above it, the members of a group agree on a range below the regions that any of them has already.
-When allocations need more, all ranks come together, and the limit rises as far as no rank's regions are in the way.
+If that is not enough, groups use the upper end of the heap: users' allocations have the same offsets on all ranks and
+lie below a limit that is equal on all.  Above it, the members of a group agree on a range below the regions that any of
+them has already.  When allocations need more, all ranks raise the limit together, at most up to the lowest region.
 
 Only a group's members take part, so a group never waits for other ranks.  Nothing is ever given back: captured graphs
 may know it.
@@ -156,7 +156,7 @@ def end_of_all(state: HeapState, floors: Iterable[int]) -> int:
 
 
 def raise_limit(state: HeapState, nbytes: int, alignment: int, floors: Sequence[int]) -> bool:
-    """Let allocations have more of the heap, if that is enough for a block that has found no room; whether it is.
+    """Raise the limit of allocations if that makes space for a block; return whether it did.
 
     Collective: every rank calls it with the same arguments; `floors` are where regions of groups begin on each.
     """

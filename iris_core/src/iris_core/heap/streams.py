@@ -11,7 +11,7 @@ a thread, and that thread is a stream like any other (`HostStream`).
 Events are recorded at the moment of the free.  Their use depends on the world:
 
 - in a world of several ranks nothing is handed out before the events of all ranks are complete (`is_idle`);
-- a rank alone hands the block out at once, and makes the stream that gets it wait for the others (`fence`,
+- in a world of one rank the block is handed out at once, and the stream that gets it waits for the others (`fence`,
   `hand_out`): the host never waits.
 """
 
@@ -250,7 +250,7 @@ class StreamOrder:
         """The free ranges [start, end) that are still used.  Any thread may call it."""
         return [(start, end) for start, end, uses in list(self.fences) if not _are_past(uses)]
 
-    # -- a rank alone -------------------------------------------------------------------------------------------------
+    # -- one rank -----------------------------------------------------------------------------------------------------
     def fence(self, start: int, end: int, record: Used) -> None:
         """Note that a free range may be handed out again, though streams may still use it."""
         if record.uses:

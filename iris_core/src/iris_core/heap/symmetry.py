@@ -5,7 +5,7 @@ they compare digests in one small exchange.  If all agree, the free lists are eq
 the recent part of their histories and every rank raises the same SymmetryError.
 
 A peer that has not reached its own free may still write to a block, so the ranks agree on what is free at every barrier
-of the whole world, and when an allocation finds no room.  In a world of one rank a freed block is free
+of the whole world, and when no free block is large enough.  In a world of one rank a freed block is free
 at once, a dropped one at the next allocation.  Either way no block is handed out that a stream may still use
 (`iris_core.heap.streams`).
 """
@@ -136,12 +136,12 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
 
 # -- freeing ----------------------------------------------------------------------------------------------------------
 def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
-    """Find an offset where there was none: ask the other ranks for memory that none of them needs any more.
+    """Find an offset after no free block was large enough: reclaim with all ranks what none of them needs any more.
 
-    The free lists are equal on all ranks, so all find no room at the same call and all come to the agreement.
+    The free lists are equal on all ranks, so all of them get here in the same call and take part.
 
     Raises:
-        HeapExhaustedError: there is none.
+        HeapExhaustedError: still no free block is large enough.
     """
     offsets, end = state.offsets, state.floor
     if offsets.rounded(nbytes) <= offsets.nbytes:
@@ -266,7 +266,7 @@ def _recycle(state: HeapState, records: Sequence[Record]) -> tuple[bool, Excepti
             del state.holders[record.offset]
             imports.append((record.offset, record.offset + state.offsets.free(record.offset)))
     try:
-        state.backing.decommit(imports)  # somebody else's memory is mapped there
+        state.backing.decommit(imports)  # imported memory is mapped there
     except Exception as e:  # noqa: BLE001 - returned
         error = error or e
     return imported, error

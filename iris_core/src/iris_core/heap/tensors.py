@@ -4,7 +4,7 @@ Shapes, strides, element types and most errors are torch's: every factory first 
 meta device, where that costs no memory.  Then the block is allocated and filled in place, so no temporary of full size
 exists.  Arguments are checked before anything is allocated; should filling fail all the same, the block is freed again.
 
-What all factories have in common, beside their options:
+All factories share, besides their options:
 
     Symmetric: every rank calls the factory with the same sizes and dtype, in the same order with other allocations
         and frees.
@@ -13,7 +13,7 @@ What all factories have in common, beside their options:
         LayoutError: another layout was asked for.
         ArgumentError: `out` has the wrong number of elements or the wrong dtype, or a range cannot be.
         NotOnHeapError: `out` is not on the heap.
-        HeapExhaustedError: no room; the heap can be used as before.
+        HeapExhaustedError: no free block is large enough; the heap can be used as before.
         HeapClosedError: the context is closed.
         RuntimeError, TypeError: as torch raises them for the same arguments.
 """
@@ -44,7 +44,7 @@ _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
 
 
 class Options(TypedDict, total=False):
-    """What every factory takes by keyword.
+    """Options that every factory takes by keyword.
 
     Attributes:
         dtype: element type; torch's rules where it is None (that of `out`, if given).

@@ -28,7 +28,7 @@ _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
 
 
 class Local:
-    """A collective of a rank alone: a copy, or nothing.
+    """A collective of a group of one rank: a copy, or nothing.
 
     Args:
         op: the operation.

@@ -61,7 +61,7 @@ def _group_of(members: tuple[int, ...], backend: str) -> Any:
     if world is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
         numbered = "_".join([backend, *map(str, members)])
-        # counted where the members meet: a process may be newer than others, and the store older than the world
+        # counted in the members' store: a process may be newer than others, and the store older than the world
         number = c10d._get_default_store().add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
         name = f"iris_{number}_{numbered}"
         c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made

@@ -37,7 +37,7 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
         seen.add(canonical(name))
         try:
             groups = dict.fromkeys(each for each in _GROUP_HEADER.findall(_entry_points_text(found)) if each in _KINDS)
-        except (OSError, ValueError) as error:  # it may have plugins: nothing else tells
+        except (OSError, ValueError) as error:  # it may have plugins, and nothing else shows it
             logger.warning(
                 "%s is not searched for plugins: entry_points.txt cannot be read: %s. Reinstall it, or delete it",
                 folder,

@@ -1,4 +1,4 @@
-"""What tests of Iris and of its plugins share: a pool of rank processes and the conformance kit.
+"""Test support for Iris and its plugins: a pool of rank processes and the conformance kit.
 
 Needs the extra `iris-core[testing]`.  Names are loaded on first use: rank processes import this package too, and need
 neither pytest nor the kit.

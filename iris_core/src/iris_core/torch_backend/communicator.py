@@ -102,7 +102,7 @@ class Communicator:
 
     @torch.no_grad()
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Return all members' tensors, alike in shape, one behind the other along `dim`."""
+        """Return all members' tensors, which have the same shape, concatenated along `dim`."""
         moved = input_.movedim(dim, 0).contiguous()
         output = moved.new_empty(self.world_size * moved.shape[0], *moved.shape[1:])
         if self.should_use(input_):

@@ -213,7 +213,7 @@ def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _product_gradient(op: str) -> Callable[..., Any]:
-    """The gradient of a and b: that of a plain product, behind or before the dual collective."""
+    """Return the backward function: gradients of a plain product, after or before the dual collective."""
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors

@@ -54,14 +54,14 @@ class Options:
 
 
 class GroupOperations:
-    """torch's methods of a process group, by their names of C++; see the module's first lines.
+    """torch's methods of a process group, by their C++ names; see the module's docstring.
 
     A call without `asyncOp` runs on the current stream.  Others run on a stream of the group; on the CPU in its thread.
 
     Args:
-        store: where the group inside meets.
+        store: the store of the group inside.
         rank, size: this process in the group.
-        timeout: of everything that waits for another member; torch's default leaves what Iris waits for to
+        timeout: bound of every wait for another member; with torch's default, Iris's own waits are bounded by
             IRIS_BARRIER_TIMEOUT and IRIS_DEVICE_TIMEOUT.
         find: returns the process group, once torch has registered it.
         options: see `Options`.
@@ -410,7 +410,7 @@ class GroupOperations:
         self._end("shutdown")
 
     def abort(self) -> None:
-        """Give back what the group has opened, and wait for nobody."""
+        """Give back what the group has opened, without waiting for other members."""
         self._end("abort")
 
     def _end(self, how: str) -> None:

@@ -1,4 +1,4 @@
-"""What the operations of the backend return: `torch.distributed.Work` over a thread's result or a CUDA event."""
+"""Work of the backend's operations: `torch.distributed.Work` over a thread's result or a CUDA event."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DoneWork(dist.Work):
 
 
 class StreamWork(DoneWork):
-    """An operation on a stream of its own; waiting orders the current stream behind it."""
+    """An operation on a stream of its own; `wait` makes the current stream wait for it."""
 
     def __init__(self, result: list[Any], device: torch.device, side: torch.cuda.Stream) -> None:
         super().__init__(result, device)

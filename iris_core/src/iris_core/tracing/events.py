@@ -33,7 +33,7 @@ class Events:
 
     Attributes:
         columns: by name, one value for each event (`iris_core.tracing.layout.COLUMNS`).
-        dropped: events for which there was no room.
+        dropped: number of events that did not fit into the buffers.
     """
 
     def __init__(self, columns: Mapping[str, np.ndarray[Any, Any]], dropped: int) -> None:

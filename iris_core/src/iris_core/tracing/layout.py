@@ -18,7 +18,7 @@ from iris_core.device.context_words import TRACE_WORDS
 
 
 class TraceEvent(enum.IntEnum):
-    """What an event is.  Any other number is the user's; `Tracing.name_event` gives it a name."""
+    """Types of events.  Any other number is the user's; `Tracing.name_event` gives it a name."""
 
     LOAD = 0
     STORE = 1

@@ -40,8 +40,8 @@ MAX_EVENTS = 1_000_000
 class Tracing:
     """Device tracing of one context: `ctx.tracing`.
 
-    Kernels record where they are told to: their context must be made with `tracing=True`, as a constexpr, so that
-    kernels without it have no instruction more.  Then every remote operation of the context is an event, and
+    A kernel records events only if its context is made with `tracing=True`, a constexpr, so that kernels without it
+    have no instruction more.  Then every remote operation of the context is an event, and
     `ctx.tracing.record_event_start` and `record_event_end` in the kernel record others.
 
     Example:

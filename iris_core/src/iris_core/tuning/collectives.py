@@ -1,6 +1,6 @@
-"""Collectives on this machine, for a table from which `ctx.ccl` chooses: which sizes, and data that is checked.
+"""Sizes and verified data for measuring collectives, for the tables from which `ctx.ccl` chooses.
 
-Results can be told element by element.  The elements are integers from -3 to 3, so sums over some ranks are exact in
+Every element of a result is known in advance.  Inputs are integers from -3 to 3, so sums over some ranks are exact in
 every type that collectives reduce and that has negative numbers.
 """
 
@@ -56,7 +56,7 @@ class Sample:
 
     @classmethod
     def of_bytes(cls, op: str, dtype: torch.dtype, rank: int, size: int, nbytes: int) -> Sample:
-        """Make a sample whose full buffer has about so many bytes: whole multiples of 16 for each rank."""
+        """Make a sample whose full buffer has about `nbytes` bytes: whole multiples of 16 for each rank."""
         unit = _UNIT_NBYTES // dtype.itemsize
         return cls(op, dtype, rank, size, max(unit, nbytes // dtype.itemsize // size // unit * unit) * size)
 
@@ -97,9 +97,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to measure, the same on every rank; ArgumentError if that cannot be.
+    """Collectives to measure, the same on every rank; ArgumentError if they are impossible.
 
-    What is found for the first element type also counts for all that are not named.  Sizes are those of the full buffer
+    Times of the first element type also count for all types that are not named.  Sizes are those of the full buffer
     (a gather's output, a scatter's input), each twice the one before.
     """
 

@@ -1,6 +1,6 @@
-"""Fused operations on this machine, for a table from which `ctx.ops` chooses: which shapes, and data that is checked.
+"""Shapes and verified data for measuring fused operations, for the tables from which `ctx.ops` chooses.
 
-Results can be told element by element.  The elements are -1, 0 and 1, most of them 0: sums of products are small whole
+Every element of a result is known in advance.  Inputs are -1, 0 and 1, most of them 0: sums of products are small whole
 numbers, which every element type that is multiplied can hold, so that they are exact in any order, and as TF32, too.
 """
 
@@ -129,7 +129,7 @@ class FusedSample:
         return ((values > 1 - _DENSITY / 2).float() - (values < _DENSITY / 2).float()).to(self.dtype)
 
     def wanted(self, device: str) -> torch.Tensor:
-        """What this rank's output must be, by torch.matmul alone."""
+        """Return the expected output of this rank, computed by torch.matmul."""
         exact, ranks = self.out_dtype, range(self.size)  # torch puts no 8-bit floats together, and multiplies few
         if self.op == "all_gather_matmul":
             whole = torch.cat([self.a(rank, device).to(exact) for rank in ranks], self.gather_dim or 0)
@@ -153,7 +153,7 @@ class FusedSample:
 
 @dataclass(frozen=True)
 class FusedTuneOptions:
-    """What to measure, the same on every rank; ArgumentError if that cannot be.
+    """Fused operations to measure, the same on every rank; ArgumentError if they are impossible.
 
     Operations that gather are measured with both values of gather_dim; `FusedSample.of_layer` says what layers are.
     """

@@ -41,7 +41,7 @@ class Point(NamedTuple):
     """One operation with one size or shape.
 
     Attributes:
-        sample: a `Sample` or `FusedSample`: the call, and data whose result can be told.
+        sample: a `Sample` or `FusedSample`: the call, and data whose result is known.
         config: with which it is called.
         where: the size or shape, for people.
         dtype: element type that the table names; None for the call's.
@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found; the same on every rank.
+    """Results of tuning; the same on every rank.
 
     Attributes:
         device: name of the device, as tables have it.

@@ -66,7 +66,7 @@ def on_all_ranks(
 
     Args:
         world: the ranks.
-        what: what a rank could not do, the words behind "rank 1 ".
+        what: what a rank could not do, the words after "rank 1 ".
         step: what this rank does, alone.
         otherwise: raised where the first rank that failed had an error that is not one of `_KINDS`.
         ranks: the numbers of the ranks in the message; their ranks in `world` by default.

@@ -343,7 +343,7 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
 
 
 def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
-    """Return where the ranks meet; None for a world of one."""
+    """Return the rendezvous of the ranks; None for a world of one."""
     dist: Any = sys.modules.get("torch.distributed")  # where it was not imported, the program has not initialised it
     if dist is not None and dist.is_available() and dist.is_initialized():
         return rendezvous.find_by_torch(group)

@@ -193,7 +193,7 @@ class Rendezvous:
 
 
 def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
-    """Return where the ranks of a group of torch.distributed meet; all ranks for None.
+    """Return the rendezvous of a group of torch.distributed; of all ranks for None.
 
     Its store is used once for each world: it holds what the folder is named after, and nothing else.
     """
@@ -347,7 +347,7 @@ class Opening:
         if said is not None and said["pid"] != peer.pid:
             self._watch(rank, peer, said)
         if card is None or peer.pidfd is None or card["pid"] != peer.pid:
-            return  # not here yet, or somebody's who was here before us
+            return  # not here yet, or of an earlier process
         peer.card = card
         if peer.link is None and rank < self._where.rank:
             self._connect(peer, card)

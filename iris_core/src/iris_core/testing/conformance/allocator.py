@@ -203,7 +203,7 @@ class AllocatorConformance(PluginConformance):
             assert storage._cdata != two.untyped_storage()._cdata, "tensors over the same range share a storage"
 
     def test_host_tensor_is_the_memory(self, allocator: Any, read: Read, write: Write) -> None:
-        """What is written through the tensor is there, and what is there is read through it; both ends included."""
+        """Writes through the tensor reach the memory, and reads through it return the memory; both ends included."""
         for offset in (0, 4097, allocator.nbytes - 300):
             tensor = allocator.tensor(offset, 300, _nothing)
             tensor.copy_(_pattern(300, seed=offset))
@@ -250,7 +250,7 @@ class AllocatorConformance(PluginConformance):
         granule = allocator.granularity
         tensor = allocator.tensor(0, 3 * granule, _nothing)
         tensor.fill_(5)
-        assert int(tensor[-1]) == 5  # waits: memory is given back when nobody uses it any more
+        assert int(tensor[-1]) == 5  # waits: memory is given back when nothing uses it any more
         assert (before := allocator.committed_bytes) >= 3 * granule
         allocator.decommit(granule, granule)
         assert allocator.committed_bytes <= before - granule
@@ -262,7 +262,7 @@ class AllocatorConformance(PluginConformance):
 
     # -- host tier: existing tensors ----------------------------------------------------------------------------------
     def test_host_import_is_the_same_memory(self, opened: Open, importable: Importable) -> None:
-        """What is written to the one tensor is read from the other, at the place that `import_extent` has foretold."""
+        """Data written to one tensor is read from the other, at the place that `import_extent` returned."""
         allocator = opened()
         tensor, _, start = importable(allocator)
         tensor.copy_(_pattern(tensor.numel(), seed=1))
@@ -373,7 +373,7 @@ class AllocatorConformance(PluginConformance):
     def test_peers_in_other_processes(self, pool: RankPool, info: PluginInfo, target: DeviceTarget) -> None:
         """Three ranks see each other's bytes at the same offsets, and what they write arrives at the right rank.
 
-        What they map is as large as the peer's heap, and not owned.
+        The mappings are as large as the peer's heap, and not owned.
         """
         name = installed_plugin(self.kind, info.name).qualified_name
         device = "cpu" if target.torch_device == "cpu" else "cuda"
@@ -501,4 +501,4 @@ def _pattern(nbytes: int, seed: int) -> torch.Tensor:
 
 
 def _nothing() -> None:
-    """A release that nobody waits for."""
+    """A release callback that does nothing."""

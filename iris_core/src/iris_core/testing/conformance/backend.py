@@ -164,7 +164,7 @@ class BackendConformance(PluginConformance):
 
     @pytest.mark.parametrize("protocol", _OPTIONAL, ids=lambda protocol: protocol.__name__)
     def test_static_optional_protocol(self, backend: Any, protocol: type) -> None:
-        """Who has one member of an optional protocol has all of them, called as the core calls them."""
+        """A backend with one member of an optional protocol has all of them, called as the core calls them."""
         names = [name for name in vars(protocol) if not name.startswith("_")]
         if not any(inspect.getattr_static(backend, name, None) for name in names):
             pytest.skip(f"the backend has none of {', '.join(names)}")

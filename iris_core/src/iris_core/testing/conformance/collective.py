@@ -38,14 +38,13 @@ _NUM_BYTES = tuple(4**exponent for exponent in range(3, 15))
 class CollectiveConformance(PluginConformance):
     """Tests of a collective.
 
-    A subclass gives the plugin's name.  What the collective's `supports` refuses, it need not be able to do; the
-    tests call everything else.
+    A subclass gives the plugin's name.  The tests make every call that the collective's `supports` accepts.
 
     Attributes:
         name: name of the plugin.
         allocator: name of the allocator, as for `Iris(allocator=...)`.
         backend: name of the backend.
-        num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
+        num_ranks: ranks of the CPU tier, and the most GPUs of the last tier.
         accumulates_in_float32: half-precision numbers are added up in single precision, as they should; False allows
             a rounding at each step.
 
@@ -69,7 +68,7 @@ class CollectiveConformance(PluginConformance):
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> World:
-        """What runs on ranks, and on how many, in each tier."""
+        """The setup and the number of ranks of each tier."""
         device, ranks = self.ranks_of(request.param, [info])
         name = installed_plugin(self.kind, info.name).name
         return jobs.Setup(name, self.allocator, self.backend, device, self.accumulates_in_float32), ranks

@@ -1,7 +1,7 @@
-"""What collectives are tested with, and what they must give: plain torch on one process, reductions in float64.
+"""Test cases of collectives, and their expected results: plain torch on one process, reductions in float64.
 
-Shapes are torch's: an all_gather puts the inputs one behind the other along the first dimension, and what is divided
-among ranks is divided along the first dimension.  A rooted operation has its input, or its output, on the root alone.
+Shapes are torch's: an all_gather concatenates the inputs along the first dimension, and tensors are divided among ranks
+along the first dimension.  A rooted operation has its input, or its output, on the root alone.
 """
 
 from __future__ import annotations

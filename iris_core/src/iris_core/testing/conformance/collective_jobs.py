@@ -1,4 +1,4 @@
-"""What the suite of collectives runs on ranks: calls, and notes of everything that may not happen beside them."""
+"""Jobs that the suite of collectives runs on ranks: they make calls, and note every forbidden side effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMISES = ("results", "input", "surroundings", "work", "memory")
 STRANGER_WAITS_S = 15.0
 _WORK_TIMEOUT_S = 20.0
 _SLOW_S = 0.1
-_LEAD_NBYTES = 256  # in front of each tensor, and behind it
+_LEAD_NBYTES = 256  # before and after each tensor
 _POISON = 0xA5
 
 Outcome = dict[str, str]
@@ -55,7 +55,7 @@ def call_in_group(setup: Setup, case: Case, folder: str) -> str:
     """Call a case twice in a group; the other ranks do nothing until the members are done.
 
     Returns:
-        What is wrong, also with the tensors of a rank that is no member.
+        The problems, also with the tensors of a rank that is no member.
     """
     with _opened(setup) as (ctx, collective):
         if ctx.cur_rank in case.members:
@@ -90,7 +90,7 @@ def prepare_again(setup: Setup, case: Case, times: int) -> list[int]:
 
 
 class _Tensors:
-    """Input and output of a rank, with room around them in which nobody may write."""
+    """Input and output of a rank, with guard bytes around them that must not change."""
 
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
         self._dtype = getattr(torch, case.dtype)
@@ -119,11 +119,11 @@ class _Tensors:
         return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
 
     def everything(self) -> list[bytes]:
-        """Contents with what is around them."""
+        """Return the contents, with the guard bytes."""
         return [_content(raw) for raw in self._raws]
 
     def surroundings(self) -> list[bytes]:
-        """What is around the tensors, and between their elements."""
+        """Return the bytes around the tensors, and between their elements."""
         kept = []
         for raw in self._raws:
             copy = raw.clone()

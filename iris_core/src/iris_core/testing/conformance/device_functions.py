@@ -66,7 +66,7 @@ def call_all(stack: Stack, form: str) -> dict[str, list[str]] | str:
 
 # -- loads, stores and copies -----------------------------------------------------------------------------------------
 def _data(rank: int) -> list[int]:
-    """What a rank's source has; no two elements of any ranks are equal."""
+    """Return a rank's source data; no two elements of any ranks are equal."""
     return [1000 * (rank + 1) + i for i in range(_LANES)]
 
 
@@ -85,7 +85,7 @@ def _move(rank: Rank, form: str, name: str) -> None:
 
 # -- atomics ----------------------------------------------------------------------------------------------------------
 def _cells(rank: int) -> list[int]:
-    """What a rank's words are at first, of both signs."""
+    """Return the initial values of a rank's words, of both signs."""
     return [(37 * i + 11 * rank) % 101 - 50 for i in range(_LANES)]
 
 
@@ -94,7 +94,7 @@ def _operands(rank: int) -> list[int]:
 
 
 def _compares(target: int) -> list[int]:
-    """What a compare-and-swap on a rank's words expects: every other element is right."""
+    """Return what a compare-and-swap on a rank's words expects: every other element is right."""
     return [cell + i % 2 for i, cell in enumerate(_cells(target))]
 
 
@@ -211,7 +211,7 @@ def _look(rank: Rank, form: str, name: str) -> None:
 
 
 def _barrier(rank: Rank, form: str, name: str) -> None:
-    """Meet in the world, and in groups: only members take part, but what they store goes to all ranks.
+    """Run barriers of the world and of groups: only members take part, but they store to all ranks.
 
     A barrier that counts on the others as well would change their flags.
     """

@@ -44,10 +44,10 @@ print(json.dumps(sorted({"torch", "triton"} & (set(sys.modules) - before))))
 
 
 class OnRanks:
-    """What suites share that run jobs on ranks: on the CPU, on one GPU, on several.
+    """Base of the suites that run jobs on ranks: on the CPU, on one GPU, on several.
 
     Attributes:
-        num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
+        num_ranks: ranks of the CPU tier, and the most GPUs of the last tier.
     """
 
     num_ranks: ClassVar[int] = 3
@@ -100,7 +100,7 @@ class PluginConformance(OnRanks):
 
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:
-        """What the plugin says about itself."""
+        """The plugin's description."""
         return cast("PluginInfo", plugin.iris_plugin_info())
 
     @pytest.fixture
@@ -249,7 +249,7 @@ def parameter_problems(name: str, function: Callable[..., Any], parameters: str)
     Args:
         name: what to call it.
         function: a Python function, a bound method, or an object that wraps one in `fn` as Triton's jit does.
-        parameters: names in order; those behind a | have defaults, and so must what follows them.
+        parameters: names in order; those after a | have defaults, and so must any further ones.
     """
     expected, optional = (each.split() for each in parameters.partition("|")[::2])
     while not inspect.isroutine(function) and hasattr(function, "fn"):

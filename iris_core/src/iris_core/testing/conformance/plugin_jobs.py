@@ -1,4 +1,4 @@
-"""What the suites of plugins and allocators run in other processes: a worker that crashes is a failed test.
+"""Jobs that the suites of plugins and allocators run in other processes: a worker that crashes is a failed test.
 
 Each job returns what is wrong, as sentences.
 """

@@ -33,7 +33,7 @@ class StackConformance(OnRanks):
         allocator: name of the allocator, as for `Iris(allocator=...)`.
         backend: name of the backend.
         programs: module of programs, which docs/conformance_kit.md describes.
-        num_ranks: ranks of the CPU tier, and at most so many GPUs of the last tier.
+        num_ranks: ranks of the CPU tier, and the most GPUs of the last tier.
         timeout_s: bound of the waits in kernels.
 
     Example:
@@ -72,9 +72,9 @@ class StackConformance(OnRanks):
     def test_world_device_function(self, pool: RankPool, world: World, name: str) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
-        Atomics return the old values, and lose nothing of what many programs do; signals set and add, and what was put
-        before is there after them; waits end when their comparison holds and not before; behind a barrier, also of a
-        group, everybody's stores are there, whoever is late, also when it is used again.
+        Atomics return the old values, and lose no update of concurrent programs; signals set and add, and data put
+        before them is visible after them; waits end when their comparison holds and not before; after a barrier, also
+        of a group and also a repeated one, the stores of all members are visible, whoever is late.
         """
         self._judge_call(pool, *world, "function", name)
 
@@ -89,7 +89,7 @@ class StackConformance(OnRanks):
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: World) -> None:
-        """Behind `ctx.device_barrier()` all writes are there, whoever is late; a group waits for its members only."""
+        """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
         self._judge(pool, world, stack_jobs.device_barrier)
 
     def test_world_self_test_passes(self, pool: RankPool, world: World) -> None:
@@ -119,7 +119,7 @@ class StackConformance(OnRanks):
 
 @functools.cache
 def _calls(pool: RankPool, stack: stack_jobs.Stack, ranks: int, form: str) -> list[Any] | IrisError:
-    """What is wrong with all device functions, whose calls run together in the first test that wants one."""
+    """Return the problems of all device functions; their calls run together, in the first test that needs one."""
     try:
         return pool.run(device_functions.call_all, ranks, stack, form, timeout_s=_CALLS_S + 12 * stack.timeout_s)
     except IrisError as error:  # of a rank that raised, ended, or never came back

@@ -1,6 +1,6 @@
-"""What the stack suite runs on ranks: each job returns what is wrong, as sentences; nothing if the backend is right.
+"""Jobs that the stack suite runs on ranks: each returns the problems, as sentences; none if the backend is right.
 
-For what a backend need not have and has not, it is the name of that.
+Where the backend lacks an optional function, a job returns the name of the function.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Rank:
     def together(self, what: str, slow: int | None = None) -> Iterator[None]:
         """Begin with the other ranks, except for a slow one (modulo the number of ranks), and wait for all at the end.
 
-        Who does not wait for the slow rank computes with old data.  What is raised is noted: the others go on.
+        A rank that does not wait for the slow one computes with old data.  Errors are noted: the other ranks go on.
         """
         self._what = what
         self.ctx.barrier()
@@ -82,7 +82,7 @@ class Rank:
             self.note(traceback.format_exc())
         try:
             self.ctx.barrier()
-        except DeviceTimeoutError:  # raised when all ranks have met, so they stay in step
+        except DeviceTimeoutError:  # raised after all ranks have arrived, so they stay in step
             self.note(traceback.format_exc())
 
     def read(self, tensor: torch.Tensor, rank: int) -> list[int]:
@@ -143,7 +143,7 @@ def give_up(stack: Stack) -> list[str] | str:
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
 def device_barrier(stack: Stack) -> list[str] | str:
-    """Behind a barrier all writes are there, whoever is late; the group of the first and the last rank waits alone."""
+    """All writes are visible after a barrier, whoever is late; the group of the first and the last rank waits alone."""
     with opened(stack) as rank:
         if not hasattr(rank.ctx.backend, "device_barrier"):
             return "device_barrier"
@@ -159,7 +159,7 @@ def device_barrier(stack: Stack) -> list[str] | str:
                     for base in rank.ctx.heap.heap_bases:
                         oracle.write_bytes(base + offset + 8 * rank.me, word, rank.ctx.device)
                     rank.ctx.device_barrier(None if members == everyone else ends, sem=sem)
-                    found = slots.tolist()  # before the ranks meet on the host
+                    found = slots.tolist()  # before the barrier on the host
             expected = [1000 * (turn + 1) + each if each in members else 0 for each in everyone]
             if found not in (None, expected):
                 rank.note(f"found {found} instead of {expected}")
