@@ -55,11 +55,12 @@ def test_the_pool_keeps_its_processes(pool):
     assert pool.run(jobs.process_id, 2) == first
 
 
-def test_workers_take_variables_at_their_start_and_have_addresses_of_their_own(pool, monkeypatch):
+def test_workers_take_variables_of_their_pool_and_have_addresses_of_their_own(pool, monkeypatch):
     """Also where one server forks them."""
     pool.run(jobs.process_id, 1)  # the server runs
     monkeypatch.setenv("IRIS_X_TEST", "later")
     with RankPool(environ={"IRIS_Y_TEST": "given"}) as another:
+        monkeypatch.setenv("IRIS_X_TEST", "too late")  # for workers that start only now
         assert another.run(jobs.variable, 2, "IRIS_X_TEST") == ["later"] * 2
         assert another.run(jobs.variable, 2, "IRIS_Y_TEST") == ["given"] * 2
         first, second = another.run(jobs.address, 2)

@@ -33,7 +33,7 @@ class RankPool(RankProcesses):
     Args:
         warm: modules that every worker imports at start.
         timeout_s: bound of one job in seconds.
-        environ: variables of the workers beside those of this process.
+        environ: variables of the workers beside those that this process has when the pool is made.
         torch_distributed: initialise torch.distributed in the ranks as well, for jobs that use it: gloo, and NCCL
             where there are GPUs.  These listen on TCP, without asking who connects.
 
@@ -53,9 +53,10 @@ class RankPool(RankProcesses):
         environ: Mapping[str, str] | None = None,
         torch_distributed: bool = False,
     ) -> None:
+        variables = {**os.environ, **(environ or {})}  # not those of the test that a worker is started in
+
         def start(_: int) -> RankProcess:
-            # jobs may live in test modules, so sys.path goes with them
-            variables, path = {**os.environ, **(environ or {})}, list(sys.path)
+            path = list(sys.path)  # jobs may live in test modules
             return RankProcess(_context(warm), _main, tuple(warm), variables, path, torch_distributed, daemon=True)
 
         super().__init__(start, timeout_s, _GRACE_S)
