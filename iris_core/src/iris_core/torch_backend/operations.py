@@ -8,6 +8,7 @@ GPUs, gloo's on CPUs.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,7 @@ class GroupOperations:
 
     # -- how it runs --------------------------------------------------------------------------------------------------
     def _launch(
-        self, name: str, opts: Any, device: torch.device, tensors: Iterable[Any], result: list[Any],
+        self, name: str, opts: Any, device: torch.device, tensors: Sequence[Any], result: list[Any],
         call: Callable[[Collectives], Any],
     ) -> dist.Work:  # fmt: skip
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
@@ -147,7 +148,7 @@ class GroupOperations:
         is_async = getattr(opts, "asyncOp", True)
 
         def run() -> None:
-            with torch.no_grad():
+            with torch.no_grad() if any(each.requires_grad for each in tensors) else contextlib.nullcontext():
                 call(ctx.ccl)
 
         if device.type == "cuda":
@@ -448,7 +449,7 @@ def _option(opts: Any, name: str, default: Any) -> Any:
 def _reduction(opts: Any) -> tuple[ReduceOp, Any]:
     """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
     said: Any = getattr(opts, "reduceOp", opts)
-    if said is None:
+    if said is None or said == c10d.ReduceOp.SUM:
         return ReduceOp.SUM, None
     if not isinstance(said, c10d.ReduceOp):
         return ReduceOp[said.name], None
