@@ -76,17 +76,17 @@ class HostAllocator:
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the heap that exist as pages now."""
+        """Bytes of the heap that are backed by pages now."""
         if self._fd is None:
             raise HeapClosedError("the heap is closed")
         return os.fstat(self._fd).st_blocks * 512
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Nothing to do: pages come into being when they are touched."""
+        """Do nothing: pages are allocated on first access."""
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Give whole granules back to the system; they read as zero afterwards."""
+        """Return whole granules to the system; they read as zero afterwards."""
         if self._map is None:
             raise HeapClosedError("the heap is closed")
         try:
@@ -105,7 +105,7 @@ class HostAllocator:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
-        """The whole heap as one descriptor."""
+        """Return the whole heap as one descriptor."""
         if self._fd is None:
             raise HeapClosedError("the heap is closed")
         return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._fd),)
@@ -130,7 +130,7 @@ class HostAllocator:
             close_all(each.fd for each in segments if each.fd is not None)
 
     def close(self) -> None:
-        """Drop peers' mappings, then the own one; tensors that still live keep theirs."""
+        """Drop the peers' mappings, then this rank's; live tensors keep theirs."""
         self._peers.clear()
         if self._fd is not None:
             self._fd = None

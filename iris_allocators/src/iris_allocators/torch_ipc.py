@@ -36,12 +36,12 @@ class TorchAllocator:
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
     Args:
-        request: what the heap is to be.
+        request: size, device and settings of the heap.
         driver: calls into the GPU's driver; that of the device by default.
         as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
 
     Raises:
-        HeapError: the device has not that much memory.
+        HeapError: the device is out of memory.
         UnsupportedError: this system cannot share GPU memory by IPC handle.
     """
 
@@ -80,7 +80,7 @@ class TorchAllocator:
         self._payload = (self.base_ptr - allocation).to_bytes(_OFFSET_NBYTES, "little") + handle
 
     def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Nothing to do: the memory is there."""
+        """Do nothing: all memory is allocated at opening."""
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a 1-D uint8 tensor over a range; its storage keeps the pool alive."""
@@ -89,7 +89,7 @@ class TorchAllocator:
         return Range(self.base_ptr + offset_bytes, nbytes, self._pool).tensor(self._as_bytes, on_release)
 
     def export(self) -> Sequence[Segment]:
-        """The heap as one IPC handle and the heap's offset in what the handle stands for."""
+        """Return the heap as one IPC handle, with the heap's offset in the allocation of the handle."""
         if self._pool is None:
             raise HeapClosedError("the heap is closed")
         return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=self._payload),)
@@ -137,7 +137,7 @@ class TorchAllocator:
 
 @contextlib.contextmanager
 def _without_expandable_segments() -> Iterator[None]:
-    """Switch torch's expandable segments off where they are on; afterwards all settings are as before."""
+    """Disable torch's expandable segments within the block, then restore all settings."""
     before = _allocator_settings()
     if "expandable_segments" not in before:
         yield
@@ -151,7 +151,7 @@ def _without_expandable_segments() -> Iterator[None]:
 
 
 def _allocator_settings() -> str:
-    """The settings of torch's allocator, from the environment or set since."""
+    """Return the current settings of torch's allocator."""
     get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if get is None:  # before torch 2.12
         return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])

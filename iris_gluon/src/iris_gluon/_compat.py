@@ -65,9 +65,9 @@ def new_builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:
 
 
 def provide_scratch() -> None:
-    """Let kernels have the global memory that descriptions made inside them need; an allocator that is set stays.
+    """Set Triton's allocator of scratch memory, for descriptors made in kernels, unless one is set.
 
-    Triton asks for it at the launch, and keeps the allocator per context of Python, so for this thread.
+    Triton calls it at the launch, and keeps the allocator per context of Python, so for this thread.
     """
     import torch
 
@@ -82,7 +82,7 @@ def provide_scratch() -> None:
 
 @contextlib.contextmanager
 def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[None]:
-    """Let launches within the block have their scratch memory from a function of bytes, alignment and raw stream."""
+    """Allocate scratch memory of launches within the block by a function of bytes, alignment and raw stream."""
     token = _allocation._allocator.set(allocate)
     try:
         yield
@@ -91,6 +91,6 @@ def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[No
 
 
 def forwarded(name: str) -> Any | None:
-    """Gluon's name for a builtin of Triton's language, if it has one of its own."""
+    """Return Gluon's own version of a builtin of Triton's language, or None."""
     function = getattr(gl, name, None)
     return None if function is getattr(_compat.core, name, None) else function

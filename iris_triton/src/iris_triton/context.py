@@ -130,7 +130,7 @@ class DeviceMethods(Reductions):
 
     @triton.jit
     def signal(self, pointer, value, to_rank, op: constexpr = SET, sem: constexpr = RELEASE, scope: constexpr = SYS):
-        """Change a flag of to_rank after everything that this program has stored so far."""
+        """Update a flag of to_rank after all earlier stores of this program."""
         check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.SIGNAL, to_rank, pointer)
         language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)

@@ -1,7 +1,7 @@
-"""Launching one kernel with the same arguments again and again, except for a few tensors, with little Python.
+"""Low-overhead repeated launches of one kernel, in which only a few tensors change.
 
 Triton's own launch binds, specialises and looks up at every call, which costs tens of microseconds.  Here that happens
-once; later calls hand addresses to the launcher that Triton has compiled.
+once; later calls pass addresses to the launcher that Triton has compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def early_launch(device: str) -> dict[str, Any]:
-    """Return compiler options with which a kernel comes up while the one before it on the stream still runs.
+    """Return the compiler options to start a kernel while the previous one on the stream still runs.
 
     Only for kernels that begin with `iris_triton.language.asm.follow(True)`: {"launch_pdl": True} on NVIDIA GPUs from
     Hopper on, else nothing.
@@ -61,14 +61,14 @@ class BoundKernel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a call needs nothing but addresses; never on the CPU."""
+        """Return whether a call needs addresses only; never on the CPU."""
         return self._run is not None
 
     def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
         """Launch.
 
         Args:
-            stream: a torch stream; None for the current one.  On the CPU it is not looked at.
+            stream: a torch stream; None for the current one.  Ignored on the CPU.
             *tensors: one per name.
         """
         if self._run is None:
@@ -85,7 +85,7 @@ class BoundKernel:
         self._run(raw, values)
 
     def _first(self, stream: Any, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Launch as Triton does, and keep what it has compiled."""
+        """Launch through Triton, and keep the compiled kernel."""
         named = dict(zip(self._names, tensors, strict=True))
         on_stream = contextlib.nullcontext() if self._on_cpu or stream is None else torch.cuda.stream(stream)
         with on_stream:

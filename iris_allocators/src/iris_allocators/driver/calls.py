@@ -86,7 +86,7 @@ class VmmDriver:
             return int(self._call("MemCreate", nbytes, self._properties, 0))
 
     def release(self, handle: int) -> None:
-        """Let go of a handle that `create`, `retain` or `import_fd` returned."""
+        """Release a handle that `create`, `retain` or `import_fd` returned."""
         self._call("MemRelease", handle)
 
     def map(self, ptr: int, nbytes: int, handle: int) -> None:
@@ -127,6 +127,6 @@ class VmmDriver:
         return int(free), int(total)
 
     def synchronize(self) -> None:
-        """Wait until the device has finished everything."""
+        """Wait until the device is idle."""
         with self._current():
             self._call(self._synchronize)

@@ -32,7 +32,7 @@ class Transaction:
         self._steps.append((function, args))
 
     def commit(self) -> None:
-        """All steps have succeeded: nothing is to be undone."""
+        """Keep all steps: forget how to undo them."""
         self._steps.clear()
 
     def __enter__(self) -> Transaction:

@@ -80,7 +80,7 @@ class VmemAllocator:
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth` and `SupportsImportTensor`.
 
     Args:
-        request: what the heap is to be, with `VmemSettings`.
+        request: size, device and settings of the heap, with `VmemSettings`.
         driver: the device's virtual memory management; found by the device's type by default.
         as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
 
@@ -130,7 +130,7 @@ class VmemAllocator:
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Back the granules that a range touches with memory, where they are not yet; none of them if it raises.
+        """Back all granules of a range with memory, unless they are backed already; none of them if it raises.
 
         Raises:
             HeapExhaustedError: the device is out of memory.
@@ -167,10 +167,10 @@ class VmemAllocator:
         self._take_in(pieces)
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Give a range of whole granules back, the own memory and what is mapped of the peers' there.
+        """Unmap a range of whole granules: this rank's memory and the mappings of the peers' there.
 
         Raises:
-            DriverError: the driver refuses; what could be given back is, the rest when the range is committed again.
+            DriverError: the driver refuses; the rest is unmapped when the range is committed again.
         """
         self._check_open()
         end = offset_bytes + nbytes
@@ -192,7 +192,7 @@ class VmemAllocator:
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
     def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Return how much of the heap a tensor's memory needs, where the tensor begins in it, and where it is now."""
+        """Return a tensor's extent in the heap in bytes, its offset there, and its current heap offset (-1: none)."""
         with Transaction() as references:
             external = self._find(tensor, references)
             _, there = self._place(external) or (-1, -1)
@@ -236,10 +236,10 @@ class VmemAllocator:
         return out
 
     def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
-        """Find a tensor's memory; `references` lets go of the handles of its pieces.
+        """Find a tensor's memory; `references` releases the handles of its pieces.
 
         Raises:
-            UnsupportedError: the driver cannot share this memory; the message says what can be done.
+            UnsupportedError: the driver cannot share this memory; the message names alternatives.
         """
         self._check_open()
         begin = tensor.data_ptr()
@@ -296,7 +296,7 @@ class VmemAllocator:
 
     @property
     def has_more(self) -> bool:
-        """Whether the last `export` left something out, so that not too many descriptors are open at a time."""
+        """Whether the last `export` left pieces out, to bound the number of open descriptors."""
         return len(self._fresh) > len(self._offered)
 
     def exchanged(self) -> None:
@@ -400,7 +400,7 @@ class VmemAllocator:
 
 
 def _granule(request: CreateRequest, smallest: int) -> int:
-    """The granule in bytes: as set, or a 64th of the heap within limits."""
+    """Return the granule in bytes: as set, or a 64th of the heap within limits."""
     settings = request.settings
     chosen = settings.granule if isinstance(settings, VmemSettings) else None
     if chosen is not None:

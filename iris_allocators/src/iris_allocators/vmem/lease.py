@@ -1,4 +1,4 @@
-"""How long a heap's addresses and mappings live: until the allocator is closed and the last tensor is gone."""
+"""Lifetime of a heap's addresses and mappings: until the allocator is closed and the last tensor is freed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Lease:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made the heap; a forked one has its objects, but not the device."""
+        """Whether this process created the heap; a forked one has its objects, but not the device."""
         return os.getpid() == self._pid
 
 
 class _Waiter:
-    """One thread, kept, that waits for devices: the driver's own wait has no bound and cannot be interrupted."""
+    """A persistent thread that waits for devices: the driver's own wait is unbounded and uninterruptible."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[VmmDriver, str, threading.Event]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def wait(self, driver: VmmDriver, device: str, timeout_s: float) -> bool:
-        """Whether the device became idle in time."""
+        """Return whether the device became idle within the bound."""
         done = threading.Event()
         self._jobs.put((driver, device, done))
         if self._thread is None or not self._thread.is_alive():  # a forked process has no threads
@@ -63,7 +63,7 @@ _waiter = _Waiter()
 
 
 def idle(driver: VmmDriver, device: str) -> bool:
-    """Wait until the device runs nothing; False if that takes too long, for then nothing may be unmapped."""
+    """Wait until the device is idle; return False after IDLE_TIMEOUT_S: then no memory may be unmapped."""
     if _waiter.wait(driver, device, IDLE_TIMEOUT_S):
         return True
     logger.warning(

@@ -73,7 +73,7 @@ class PieceTable:
         return [piece for piece in before if piece.end > start] + self.within(start, end)
 
     def clear_doomed(self, start: int, end: int) -> None:
-        """Finish dropping what should be gone from [start, end), before something else is mapped there."""
+        """Finish dropping doomed pieces of [start, end), before other pieces are mapped there."""
         self.drop([piece for piece in self.overlapping(start, end) if piece.doomed])
 
     def map(self, pieces: Iterable[tuple[Piece, int]], undo: Transaction) -> None:
@@ -99,14 +99,14 @@ class PieceTable:
             raise
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """Take in pieces that have been mapped."""
+        """Add pieces that have been mapped to the table."""
         for piece in pieces:
             insort(self._offsets, piece.offset_bytes)
             self._pieces[piece.offset_bytes] = piece
             self.nbytes += piece.nbytes
 
     def drop(self, pieces: Sequence[Piece]) -> None:
-        """Unmap pieces and let go of their memory; if some cannot be, the others are, and the first error is raised."""
+        """Unmap pieces and release their memory; on errors continue with the others, then raise the first one."""
         with Transaction() as each:
             for piece in reversed(pieces):
                 each.add(self._drop, piece)

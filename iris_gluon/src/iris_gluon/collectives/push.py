@@ -1,4 +1,4 @@
-"""`gluon_push`: all_gather and all_to_all.  Every rank stores what the others are to get into their memory.
+"""`gluon_push`: all_gather and all_to_all.  Every rank stores its parts into its peers' memory.
 
 Chosen with Config(use_gluon=True), or where a table says so.  A table says which elements go where, as for `pull`.  An
 output that peers can address is stored into: barrier, store, barrier.  Parts for another one land in its landing
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 _ROUNDS_AT = gl.constexpr(43)
-"""A member is told how many elements are wanted of it and, from this bit on, in how many rounds they land."""
+"""A rank publishes to each member how many elements it expects and, from this bit on, in how many rounds they land."""
 
 _COUNT_MASK = gl.constexpr((1 << 43) - 1)
 
 
 @gluon.jit
 def _my_part(count, me, member, SIZE: gl.constexpr, BLOCK: gl.constexpr):
-    """Number of this program among those that share what goes between two members: both know the same.
+    """Return this program's number among those that share the transfer between two members; equal on both.
 
-    What goes to each member begins at another program, so that programs share the work where parts are small.  It is
-    the same in all rounds: only the same program knows when a place in a landing region is free again.  `count` (int64)
-    are the elements that go in the first round.
+    The part for each member begins at another program, so that programs share the work if parts are small.  It is the
+    same in all rounds: only the same program knows when a slot of a landing region is free again.  `count` (int64) are
+    the elements of the first round.
     """
     programs = gl.num_programs(0).to(gl.int64)
     blocks = (count + BLOCK - 1) // BLOCK
@@ -61,7 +61,7 @@ def push(
     in_sizes, in_strides, out_sizes, out_strides,
     SIZE: gl.constexpr, DIRECT: gl.constexpr, IN_DIMS: gl.constexpr, OUT_DIMS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
-    """Store what the table says into the members' memory.
+    """Store the parts in the table into the members' memory.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         stage: the team's landing region; half of it holds a piece from each member.

@@ -84,10 +84,10 @@ barrier can be passed while the product runs, even if other kernels have taken t
 
 
 def beside_copies(shards: Shards, kernel: Callable[..., None]) -> Callable[..., None]:
-    """Return what brings the rows and launches a kernel that waits for them.
+    """Return a function that enqueues the copies and launches a kernel that waits for them.
 
-    They are asked for first: the product waits for words that the copies bring, and a launch may return when its kernel
-    is done (CUDA_LAUNCH_BLOCKING, profilers), or wait for all kernels (when one is loaded).
+    Copies come first: the product waits for words that the copies write, and a launch may block until its kernel is
+    done (CUDA_LAUNCH_BLOCKING, profilers), or until all kernels are (when one is loaded).
     """
 
     def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ def beside_copies(shards: Shards, kernel: Callable[..., None]) -> Callable[..., 
 class HopperGather(Hopper):
     """`hopper_copy_engine_push`: the product waits for words of the copy engines.
 
-    It takes all multiprocessors but one, which is left to the members' barrier.
+    It uses all multiprocessors but one, which is left for the barrier.
     """
 
     serves: ClassVar[Mapping[str, Any]] = {"gather_dim": 0}

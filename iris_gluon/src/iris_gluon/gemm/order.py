@@ -1,4 +1,4 @@
-"""In which order persistent kernels compute the tiles of C: the usual one, and those of fused products."""
+"""Tile orders of persistent kernels: the usual one, and those of fused products."""
 # mypy: ignore-errors
 
 from triton.experimental import gluon
@@ -14,9 +14,9 @@ from iris_triton.language.flags import await_own_flag
 class RowGroups:
     """Groups of row tiles, one after the other; within a group the rows run fastest, then the columns.
 
-    Programs that run at the same time so share few rows of A and few columns of B, which stay in the cache.
+    Concurrent programs then share few rows of A and few columns of B, which stay in the cache.
 
-    An order is any aggregate with these two methods; fused kernels bring their own.
+    An order is any aggregate with these two methods; fused kernels define their own.
 
     Attributes:
         tiles_m, tiles_n: rows and columns of tiles (int32).
@@ -38,7 +38,7 @@ class RowGroups:
 
     @gluon.jit
     def await_operands(self, row, column):
-        """Return when the tile's operands may be loaded: at once.  Called by the loading warp, tile by tile."""
+        """Wait for the tile's operands: return at once.  Called by the loading warp, tile by tile."""
         pass
 
 
@@ -46,8 +46,8 @@ class RowGroups:
 class OwnersInTurn:
     """`chunk` tiles of one owner, then of the next, beginning with the member after this one.
 
-    With as many tiles in a chunk as an owner has, its tiles are one run, and the own ones come last: the rows of A that
-    are in use at a time are few.  With fewer, all links carry something at any time.
+    With all tiles of an owner in one chunk, owners follow each other, this rank last: few rows of A are in use at a
+    time.  With smaller chunks, all links are busy all the time.
 
     Attributes:
         tiles_each: rows of tiles that a member owns (int32).
@@ -86,7 +86,7 @@ class OwnersInTurn:
 
 @aggregate
 class ShardsInTurn:
-    """Rows of one member after the other, beginning with the own ones; those of others when they have been copied.
+    """Rows of one member after the other, beginning with this rank's; peers' rows after they have been copied.
 
     Attributes:
         tiles_each: rows of tiles of a member (int32).
@@ -117,7 +117,7 @@ class ShardsInTurn:
 
     @gluon.jit
     def await_operands(self, row, column):
-        """Return when the rows of A are there.  Called by the loading warp, tile by tile."""
+        """Wait for the rows of A.  Called by the loading warp, tile by tile."""
         if row // self.tiles_each != self.me:
             flag, one = self.flags + row // self.tiles_each, gl.cast(1, gl.int32)
             await_own_flag(flag, one, "reached", "acquire", "sys", self.timeout_ns, self.status, self.rank)

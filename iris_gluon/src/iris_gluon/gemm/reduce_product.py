@@ -70,7 +70,7 @@ _RUN = 1 << 20
 """Tiles in a row of one owner: all that it has."""
 
 _RUN_FLOPS = 2.4e11
-"""From so many multiplications on, the owners' tiles are sent in runs: between both sizes at which it was measured."""
+"""Multiplications from which on each owner's tiles are sent in one run: between the two sizes that were measured."""
 
 
 def _in_runs(request: FusedRequest) -> bool:

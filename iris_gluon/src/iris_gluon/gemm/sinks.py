@@ -1,9 +1,9 @@
-"""Where the finished tiles of `iris_gluon.gemm.multiply_tiles` go.
+"""Sinks for the finished tiles of `iris_gluon.gemm.multiply_tiles`.
 
-A sink is any aggregate with two methods.  `store(part, row, column)` begins to copy a part of a tile from shared memory
-by TMA; `part` is reused as soon as the copies that were begun have read it.  `finish(acc, row, column)` returns what a
-tile's sums (float32) become before they are rounded: the sums themselves, unless something is added.  `row` and
-`column` are where the part, or the tile, begins in C, in elements.
+A sink is any aggregate with two methods.  `store(part, row, column)` starts to copy a part of a tile from shared memory
+by TMA; `part` is reused as soon as the copies have read it.  `finish(acc, row, column)` is the epilogue: it returns a
+tile's sums (float32), for example with a bias, before they are rounded.  `row` and `column` are the first row and
+column of the part, or of the tile, in C.
 """
 # mypy: ignore-errors
 
@@ -16,7 +16,7 @@ from iris_gluon._compat import aggregate, tma_store
 
 @aggregate
 class StoreTile:
-    """One matrix, as in a plain GEMM, or the same place in several.
+    """Store tiles in one matrix, as in a plain GEMM, or at the same offset in several.
 
     Attributes:
         matrices: tuple of tensor descriptors, whose blocks are parts; a descriptor alone is a tuple of one.
@@ -43,7 +43,7 @@ class StoreTile:
 
 @aggregate
 class AddBias:
-    """Another sink, with a bias added to every tile.
+    """Add a bias to every tile before it goes to another sink.
 
     Attributes:
         sink: where the tiles go.

@@ -1,4 +1,4 @@
-"""What Gluon's IR builder has beyond Triton's, computing with numpy.
+"""The operations of Gluon's IR builder beyond Triton's, computed with numpy.
 
 Layouts are properties of types, and have no meaning for arrays: converting one leaves the array as it is.
 """

@@ -1,4 +1,4 @@
-"""One program of a launch: its partitions, which take turns, and what each of them has synchronised with.
+"""One program of a launch: its partitions, which take turns, and their vector clocks.
 
 A kernel begins as one partition.  gl.warp_specialize adds more, which the scheduler runs like programs: exactly one
 goes on at a time, until it waits for an mbarrier that is not ready, polls global memory in vain, or ends.  If none of a
@@ -40,12 +40,12 @@ class Clock:
         self.fenced: dict[Any, int] = {}
 
     def join(self, other: Clock) -> None:
-        """Synchronise with all that the other one has synchronised with."""
+        """Merge another clock into this one."""
         _raise(self.seen, other.seen)
         _raise(self.fenced, other.fenced)
 
     def fence(self) -> None:
-        """Pass on everything seen to the async proxy."""
+        """Make everything seen visible to the async proxy."""
         _raise(self.fenced, self.seen)
 
 
@@ -70,7 +70,7 @@ class Queue:
         return self.issued + 1
 
     def issue(self, line: Line) -> int:
-        """Number the next operation; its time."""
+        """Number the next operation; return its time."""
         self.issued, self.line = self.next_time, line
         return self.issued
 
@@ -147,7 +147,7 @@ class Partition(Program):
         return [copy for copies in groups for copy in copies if not copy.idle]
 
     def wait(self, addresses: Any, data: Any) -> None:
-        """Global memory shows the same value again: others of the program go on first, then other programs."""
+        """Yield because global memory is unchanged: first to other partitions, then to other programs."""
         self.polls = True
         heir = self.cta.next_after(self, working=True)
         if heir is None:
@@ -157,7 +157,7 @@ class Partition(Program):
         self.polls = False
 
     def block(self, ready: Callable[[], bool], waits_for: Callable[[], str]) -> None:
-        """Let the other partitions run until a condition holds; a deadlock if none can go on."""
+        """Run the other partitions until a condition holds; DeadlockError if none is ready."""
         self.ready, self.waits_for = ready, waits_for
         while not ready():
             self.scheduler.hand_over(self, self.cta.next_after(self) or self.cta.fail())
@@ -209,7 +209,7 @@ class Cta:
             raise
 
     def next_after(self, partition: Partition, *, working: bool = False) -> Partition | None:
-        """The next partition that can go on, or None; `working` leaves out those that poll global memory."""
+        """Return the next partition that is ready, or None; `working` leaves out those that poll global memory."""
         at = self._partitions.index(partition)
         for other in (*self._partitions[at + 1 :], *self._partitions[:at]):
             if not other.done and not (working and other.polls) and (other.ready is None or other.ready()):
@@ -217,7 +217,7 @@ class Cta:
         return None
 
     def fail(self) -> NoReturn:
-        """No partition can go on."""
+        """Raise DeadlockError: no partition is ready."""
         parts = [f"{p.name} waits for {p.waits_for()}" for p in self._partitions if not p.done and p.waits_for]
         kernel, pid = current.launch.kernel, self.program.pid
         message = f"kernel {kernel!r}, program {pid}: no partition can go on. {'; '.join(parts)}"

@@ -28,13 +28,13 @@ _functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
 
 def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
-    """Register what the CPU executor calls instead of a jitted device function.
+    """Register the CPU implementation of a jitted device function.
 
-    The implementation gets a `ProgramInfo` and then the call's arguments: constexprs and None as they are, scalars as
-    numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  What it
-    returns becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
-    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.  Or it is a jitted function,
-    which the executor runs with the call's arguments.
+    The implementation gets a `ProgramInfo` and then the call's arguments: constexprs and None unchanged, scalars as
+    numpy scalars, blocks as numpy arrays, pointers as uint64 addresses, bf16 and fp8 values as float32.  Its result
+    becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
+    that holds them, Python floats float32); None stays None and a tuple becomes a tuple.  The implementation may also
+    be a jitted function, which the executor runs with the call's arguments.
 
     Args:
         function: the jitted function.
@@ -62,12 +62,12 @@ def find_entry(function: Any) -> Callable[..., Any] | None:
 
 
 def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
-    """Return what computes inline assembly that is one of the built-in instructions, or None: a loop is more."""
+    """Return the implementation of an inline assembly instruction, or None if it is not one of the built-in ones."""
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
 
 
 def read_clock(program: ProgramInfo) -> int:
-    """Nanoseconds; CPU entry.  What a program waits for may be the time, from now on."""
+    """Return nanoseconds (CPU entry); from now on the program may be waiting for a time."""
     current.program.scheduler.is_bounded = True
     return time.monotonic_ns()
 
@@ -81,7 +81,7 @@ _BUILT_IN: dict[str, Callable[[ProgramInfo], int]] = {
 
 
 def dialect_of(function: Any) -> Any:
-    """Return what runs a jitted kernel; an UnsupportedError if nothing here runs kernels of its language."""
+    """Return the dialect that runs a jitted kernel; UnsupportedError if none is loaded for its language."""
     from iris_triton import _compat
 
     language = _compat.language_of(function)

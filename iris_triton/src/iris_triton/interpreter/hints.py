@@ -1,4 +1,4 @@
-"""Promises of kernels to the compiler, held against the facts: tl.assume, tl.multiple_of, tl.max_contiguous."""
+"""Checks of kernels' compiler hints: tl.assume, tl.multiple_of, tl.max_contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches: which ones run on the CPU, what their arguments become, and running the grid.
+"""Launches on the CPU: interception, conversion of arguments, execution of the grid.
 
 `enable` replaces `JITFunction.run` (and the interpreted functions' and the autotuner's).  A launch runs here if its
 tensors are on the CPU; every other launch, and every warmup, goes on to Triton.
@@ -75,7 +75,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether launches with CPU tensors run on the CPU."""
+    """Return whether launches with CPU tensors run on the CPU."""
     return bool(_originals)
 
 
@@ -87,14 +87,14 @@ def _run_jitted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -
 
 
 def _run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-    """A function decorated while TRITON_INTERPRET=1 was in force."""
+    """Launch a function that was decorated while TRITON_INTERPRET=1 was set."""
     function = jitted(self)
     function.pre_run_hooks = self.pre_run_hooks
     return _run_jitted(function, *args, grid=grid, warmup=warmup, **kwargs)
 
 
 def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The autotuner on the CPU: the first configuration that pruning leaves, as times here mean nothing."""
+    """Launch the first configuration that pruning leaves: the autotuner without timing, which means nothing here."""
     if kwargs.get("warmup") or not _belongs_here(args, kwargs):
         return _originals[_compat.Autotuner](self, *args, **kwargs)
     self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -108,13 +108,13 @@ def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _belongs_here(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a launch has CPU tensors, or no tensors in a process without a GPU."""
+    """Return whether a launch has CPU tensors, or no tensors in a process without a GPU."""
     kinds = {_device_type(value) for value in itertools.chain(args, kwargs.values())} - {""}
     return "cpu" in kinds or not (kinds or _has_gpu())
 
 
 def _device_type(value: Any) -> str:
-    """Device type of a tensor, or of the first tensor in a tuple or descriptor; empty for anything else."""
+    """Return the device type of a tensor, or of the first one in a tuple or descriptor; empty for other values."""
     if isinstance(value, torch.Tensor):
         return value.device.type
     if isinstance(value, tuple):
@@ -136,7 +136,7 @@ class _Kernel:
         self.signature: inspect.Signature = function.signature
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Assign arguments to parameters; returns them and the compiler options among `kwargs`."""
+        """Bind arguments to parameters; return them and the compiler options among `kwargs`."""
         # A kernel that wants to know num_warps has it as a parameter, too.
         options = {key: value for key, value in kwargs.items() if key in _option_names()}
         named = {key: value for key, value in kwargs.items() if key in self.parameters or key not in options}
@@ -153,7 +153,7 @@ _option_names = functools.cache(_compat.launch_option_names)
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Returned by a launch on the CPU, as the compiled kernel is by one on a GPU."""
+    """Result of a launch on the CPU, in place of the compiled kernel."""
 
     name: str
     n_regs: int = 0  # there are no registers
@@ -207,7 +207,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _place(function: Any, error: Exception) -> str:
-    """The running rank, where there is a heap, and the kernel's line that has failed."""
+    """Describe the running rank, if there is a heap, and the kernel's line that failed."""
     place = "".join(f", rank {rank} of {size}" for rank, size in regions.running_ranks())
     file = function.fn.__code__.co_filename
     lines = [n for frame, n in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
@@ -230,7 +230,7 @@ def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int,
 
 
 def _is_one(value: Any) -> bool:
-    """Whether a number becomes a constant of a compiled kernel: Triton compiles anew for integers that are 1."""
+    """Return whether Triton specialises on a number: integers that are 1 become constants of the kernel."""
     return isinstance(value, int) and value == 1 and not isinstance(value, bool)
 
 
@@ -244,14 +244,14 @@ _NUMBERS = (
 
 
 class _Arguments:
-    """Converts the arguments of a launch to what the kernel sees, and notes the storages that it may access."""
+    """Converts the arguments of a launch for the kernel, and records the storages that it may access."""
 
     def __init__(self, kernel: _Kernel) -> None:
         self._kernel, self._dialect = kernel.name, kernel.dialect
         self.storages: list[tuple[int, int, str]] = []
 
     def convert(self, parameter: Any, value: Any) -> Any:
-        """Make what a parameter is in the kernel."""
+        """Convert the argument of one parameter."""
         is_fixed = parameter.do_not_specialize or parameter.annotation_type  # stays a variable, also if it is 1
         if parameter.is_constexpr or (not is_fixed and _is_one(value)):
             return value.value if isinstance(value, tl.constexpr) else value

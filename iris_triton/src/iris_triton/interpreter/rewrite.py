@@ -1,4 +1,4 @@
-"""Turns a jitted function's source into Python that means what Triton's compiler means by it.
+"""Rewrite a jitted function's source to Python with the semantics of Triton's compiler.
 
 Every operator, condition, call and attribute becomes a call of a helper (see `calls` and `operators`), the way the
 compiler visits the same syntax tree.  So nothing of triton.language has to be patched, and the same process can compile

@@ -58,7 +58,7 @@ class Program:
         self.ready: Callable[[], bool] | None = None  # whether it can go on; None: it can
 
     def observe(self, addresses: Any, data: Any) -> None:
-        """Note an atomic or volatile access; hands the baton on if the program is waiting."""
+        """Record an atomic or volatile access; hand the baton over if the program is polling."""
         if self.scheduler.error is not None:
             raise Cancelled
         place, value = _words(addresses), data.tobytes()
@@ -71,7 +71,7 @@ class Program:
             self.progress()
 
     def loaded(self, addresses: Any, data: Any) -> None:
-        """Note a plain load: a loop that reads the same few words thousands of times, and does nothing else, waits."""
+        """Record a plain load: a loop that only reads the same few words thousands of times counts as polling."""
         if addresses.size > _POLLED_WORDS:
             self.idle_loads = 0
             return
@@ -88,11 +88,11 @@ class Program:
             self.observe(addresses, data)
 
     def progress(self) -> None:
-        """Note a store, or something new: the program is working, not only waiting."""
+        """Record a store or a changed value: the program makes progress."""
         self.scheduler.idle_polls = self.idle_loads = 0
 
     def wait(self, addresses: Any, data: Any) -> None:
-        """Let others run, because nothing new was seen there."""
+        """Yield to other programs, because the values there have not changed."""
         self.scheduler.wait(self, addresses, data)
 
 
@@ -102,10 +102,10 @@ def _words(addresses: Any) -> Any:
 
 
 class Scheduler:
-    """One launch: its programs, which of them has the baton, and how long nothing has happened."""
+    """Scheduler of one launch: its programs, the one that has the baton, and the idle time."""
 
     def __init__(self, launch: Any, run: Callable[..., None], timeout_s: float) -> None:
-        """Prepare a `state.Launch`; `run` runs a program, or with a function as second argument that part of one."""
+        """Prepare a `state.Launch`; `run` runs a program, or the part of it given as a second argument (a function)."""
         self._kernel, self._checker, self._run, self._timeout_s = launch.kernel, launch.checker, run, timeout_s
         x, y, z = launch.grid
         self._pids = ((i % x, i // x % y, i // (x * y)) for i in range(x * y * z))
@@ -124,7 +124,7 @@ class Scheduler:
         self.idle_polls = 0
 
     def run(self) -> None:
-        """Run all programs; raises the first error of one, when the others have been unwound."""
+        """Run all programs; raise the first error after the other programs have been unwound."""
         self._threads = 1
         _running.add(self)
         try:
@@ -139,7 +139,7 @@ class Scheduler:
             raise self.error
 
     def start(self, program: Program, body: Callable[[], None]) -> None:
-        """Add a program that runs `body` on a thread of its own, once others hand the baton to it."""
+        """Add a program that runs `body` on its own thread once it gets the baton."""
         baton = program.baton = threading.Semaphore(0)
 
         def task() -> None:
@@ -152,7 +152,7 @@ class Scheduler:
         _threads.run(lambda: self._work(task))
 
     def _work(self, task: Callable[[], None]) -> None:
-        """Run programs on a thread of the launch, then pass the baton on for good."""
+        """Run programs on a thread of the launch, then release the baton."""
         try:
             task()
         except Cancelled:
@@ -186,7 +186,7 @@ class Scheduler:
                 self.error = error
 
     def _take(self, heir: Program | None = None) -> Program | None:
-        """Take a program from those that wait, by default the one that has waited longest and can go on."""
+        """Remove a program from the waiting ones, by default the longest-waiting one that is ready."""
         with self._lock:
             try:
                 heir = heir or next((p for p in self._waiting if p.ready is None or p.ready()), None)
@@ -199,7 +199,7 @@ class Scheduler:
             return heir
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
-        """Let others run, because `program` has seen nothing new there."""
+        """Yield to other programs, because `program` has seen no change there."""
         if self._unstarted and self._in_progress < MAX_WAITING:
             with self._lock:
                 self._threads += 1
@@ -213,7 +213,7 @@ class Scheduler:
             self._idle(program, addresses, data)
 
     def hand_over(self, program: Program, heir: Program | None = None) -> None:
-        """Let another program go on, by default the one that has waited longest, until it is one's turn again."""
+        """Hand the baton to another program, by default the longest-waiting one, and wait for it to come back."""
         heir = self._take(heir)
         if heir is not None and heir.baton is not None:
             self._park(program, heir.baton.release)
@@ -254,7 +254,7 @@ class Scheduler:
         time.sleep(min(self._idle_s / 2, _LONGEST_SLEEP_S))
 
     def _stands_still(self) -> bool:
-        """Whether the programs wait for good: nothing has changed, and neither a thread nor a rank can do that."""
+        """Return whether the launch is deadlocked: no value has changed, and no thread or rank can change one."""
         polls = self.idle_polls
         others = (thread for thread in threading.enumerate() if not thread.name.startswith("iris-"))
         alone = _running == {self} and all(thread is self._launcher for thread in others)

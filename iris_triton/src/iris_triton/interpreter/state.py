@@ -29,14 +29,14 @@ class ProgramInfo:
 
     @property
     def linear_id(self) -> int:
-        """Its place in the order in which programs start; the x axis runs fastest."""
+        """Linear index in the order in which programs start; the x axis runs fastest."""
         x, y, z = self.pid
         return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 @dataclass(slots=True)
 class Launch:
-    """One launch: constant while its programs run, but for what a language adds to `options`."""
+    """One launch: constant while its programs run, except for entries that a language adds to `options`."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -88,7 +88,7 @@ class Line(NamedTuple):
 
 
 def here(libraries: tuple[str, ...] = (_TRITON,)) -> Line:
-    """The line of the user's code that is running, below device functions of libraries, by default of Triton itself."""
+    """Return the running line of the user's code, skipping device functions of libraries, by default Triton's."""
     frame: Any = sys._getframe(1)
     found = Line("", 0)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""From an address in one rank's heap to the same place in another's."""
+"""Translation of an address in one rank's heap to the same offset in another rank's heap."""
 # mypy: ignore-errors
 
 import triton
@@ -33,7 +33,7 @@ def _numbers(hint):
 
 @triton.constexpr_function
 def _is_hint(hint):
-    """Whether a hint is a power of two, or some of them."""
+    """Return whether a hint is a power of two, or a tuple of powers of two."""
     numbers = _numbers(hint) if isinstance(hint, (tuple, list, tl.tuple)) else [hint]
     return all(isinstance(each, int) and each >= 1 and each & (each - 1) == 0 for each in numbers)
 
@@ -53,7 +53,7 @@ def _hint_of(hint, dimension, rank):
 
 @triton.jit
 def _stray(pointer, from_rank, to_rank, heap_bases):
-    """0; on the CPU, what leads out of every heap where the pointer does not lie in the heap of from_rank."""
+    """Return 0; on the CPU, an offset outside every heap if the pointer is not in the heap of from_rank."""
     return 0
 
 
@@ -66,7 +66,7 @@ def _(*given):
 
 @triton.jit
 def check_context(context_tensor, rank, world_size):
-    """Check on the CPU that a context tensor is that of this rank and world; on GPUs it is nothing."""
+    """Check on the CPU that a context tensor is that of this rank and world; does nothing on GPUs."""
 
 
 @cpu_entry(check_context)

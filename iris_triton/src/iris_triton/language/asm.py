@@ -46,7 +46,7 @@ def ticks_after(block):
 
 @triton.jit
 def get_cu_id():
-    """Number of the multiprocessor (NVIDIA) or of the compute unit within its die (AMD); 0 on the CPU.  Uniform."""
+    """Return the ID of the multiprocessor (NVIDIA) or of the compute unit in its die (AMD); 0 on the CPU.  Uniform."""
     tl.static_assert(is_cuda() or is_hip(), _NO_TARGET)
     if is_cuda():
         return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
@@ -58,7 +58,7 @@ def get_cu_id():
 
 @triton.jit
 def get_xcc_id():
-    """Number of the accelerator die within the device (AMD); 0 elsewhere.  Uniform."""
+    """Return the ID of the accelerator die in the device (AMD); 0 elsewhere.  Uniform."""
     if is_hip():
         return tl.inline_asm_elementwise(
             "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID, 0, 16)", "=s", [], dtype=tl.int32, is_pure=True, pack=1
@@ -69,10 +69,10 @@ def get_xcc_id():
 
 @triton.jit
 def wait_clock_ns(timeout_ns):
-    """Time in nanoseconds (int64) for a wait that ends after `timeout_ns`, an int64; never, if that is not positive.
+    """Return the time in nanoseconds (int64) for a wait bounded by `timeout_ns` (int64; unbounded if not positive).
 
-    Uniform: synchronises the threads of the program, so not for divergent code.  The CPU executor takes programs that
-    look at a clock for ones that may go on by themselves; a wait without an end does not.
+    Uniform: synchronises the threads of the program, so not for divergent code.  The CPU executor assumes that programs
+    which read a clock may proceed without a store; an unbounded wait cannot.
     """
     # A maximum over a block with an element in every thread is the same in all.  More elements would cost registers.
     now = ticks_after(lanes(num_threads()))
@@ -111,11 +111,11 @@ def follow(EARLY: tl.constexpr):
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
-    """Let the next kernel on the stream start, if it was launched early, when all programs have come here.
+    """Let the next kernel on the stream start, if it was launched early, once all programs have called this.
 
-    It may take all multiprocessors, and waits there for the end of this one.  So nothing may follow here that waits for
-    another rank: that one may wait for a kernel of another stream of this device, which would find no multiprocessor.
-    A barrier of the program comes before, for its threads may wait for different words.
+    It may occupy all multiprocessors while it waits for the end of this one.  So this kernel must not wait for a peer
+    afterwards: the peer may wait for a kernel of another stream of this device, which would get no multiprocessor.
+    A barrier of the program's threads comes first, as they may wait for different words.
 
     Args:
         EARLY: whether this kernel was launched early.

@@ -1,4 +1,4 @@
-"""Blocks made of scalars or out of nothing, in functions that Gluon kernels call as well.
+"""Index blocks and blocks of scalars, in functions that Gluon kernels call as well.
 
 Gluon compiles functions of Triton by its own rules, under which a new block needs a layout.  The functions here ask who
 is compiling; whatever else makes no block of its own serves both languages as it is.
@@ -17,7 +17,7 @@ def num_threads(_semantic=None, _generator=None):
 
 @core.builtin
 def lanes(count, vector=1, _semantic=None, _generator=None):
-    """Return 0 .. count - 1 as int32; in Gluon a thread has `vector` neighbours, and the next thread the next ones."""
+    """Return 0 .. count - 1 as int32; in Gluon each thread has `vector` consecutive elements."""
     count, vector = core._unwrap_if_constexpr(count), core._unwrap_if_constexpr(vector)
     warps = gluon_warps(_semantic, _generator)
     if warps is None:
@@ -30,13 +30,13 @@ def lanes(count, vector=1, _semantic=None, _generator=None):
 
 @core.builtin
 def places_in(block, _semantic=None):
-    """Return 0, 1, ... for the elements of a one-dimensional block, as int32; they go with it, also in Gluon."""
+    """Return 0, 1, ... for the elements of a one-dimensional block, as int32, with its layout in Gluon."""
     layout = getattr(block.type, "layout", None)
     return _semantic.arange(0, int(block.type.shape[0]), *([] if layout is None else [layout]))
 
 
 def _along(semantic, count, axis, layout):
-    """0 .. count - 1 along an axis of a two-dimensional block with that layout; Triton's blocks have none."""
+    """Return 0 .. count - 1 along an axis of a two-dimensional block with that layout (Gluon only)."""
     if getattr(semantic, "num_warps", None) is None:
         return semantic.arange(0, count)
     from triton.experimental.gluon.language._layouts import SliceLayout
@@ -50,7 +50,7 @@ def _along(semantic, count, axis, layout):
 def axis_of(block, axis, _semantic=None):
     """Return 0, 1, ... along one axis of a two-dimensional block, as int32.
 
-    With an axis added ([:, None] or [None, :]) it goes with the block, also in Gluon: it has a slice of its layout.
+    With an axis added ([:, None] or [None, :]) it broadcasts with the block, also in Gluon: it has a slice layout.
     """
     axis = core._unwrap_if_constexpr(axis)
     return _along(_semantic, int(block.type.shape[axis]), axis, getattr(block.type, "layout", None))
@@ -58,16 +58,16 @@ def axis_of(block, axis, _semantic=None):
 
 @core.builtin
 def axis_for(shape, axis, layout=None, _semantic=None):
-    """As `axis_of`, for a block of this shape that need not exist; Gluon needs its layout."""
+    """Return `axis_of` a block of this shape without the block itself; Gluon needs its layout."""
     axis, layout = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(layout)
     return _along(_semantic, int(core._unwrap_if_constexpr(shape[axis])), axis, layout)
 
 
 @core.builtin
 def spread(value, pointer, _semantic=None):
-    """A scalar as a block like `pointer`; a block, or anything where the pointer is a scalar, as it is.
+    """Broadcast a scalar to the shape of `pointer`; return other values unchanged.
 
-    Gluon's atomics, unlike Triton's, do not do it by themselves.
+    Gluon's atomics, unlike Triton's, do not broadcast.
     """
     value = _semantic.to_tensor(value)
     if pointer.type.is_block() and not value.type.is_block():

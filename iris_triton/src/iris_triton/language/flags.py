@@ -1,4 +1,4 @@
-"""Flag words: changing those of other ranks, and waiting for one's own.
+"""Flag words: set those of peers, and wait for local ones.
 
 There are two forms of each.  On NVIDIA a flag is stored by `st` and polled by `ld` in assembly: a remote atomic costs a
 way more than a store, and a scalar atomic, which one thread does for the others, twice a poll.  Every lane that polls
@@ -39,13 +39,13 @@ _INT64_MAX, _INT64_MIN = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
 # -- what is allowed --------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def is_flag(element_type):
-    """Whether a word of this type can be a flag."""
+    """Return whether a word of this type can be a flag."""
     return element_type.is_int() and element_type.primitive_bitwidth in (32, 64)
 
 
 @triton.constexpr_function
 def is_counter(element_type):
-    """Whether a word of this type can count without end, by wrapping around."""
+    """Return whether a word of this type can be a counter that wraps around."""
     return element_type.is_int_signed() and element_type.primitive_bitwidth in (32, 64)
 
 
@@ -73,9 +73,9 @@ def _power_of_2(n):
 
 @triton.jit
 def lanes_for(count: tl.constexpr):
-    """0, 1, 2, ... for a block of flags of which `count` are meant: on NVIDIA one for each thread or more.
+    """Return 0, 1, 2, ... for a block of at least `count` flags: on NVIDIA at least one for each thread.
 
-    An element that several threads hold would be stored, or polled, by each of them.
+    An element held by several threads would be stored, or polled, by each of them.
     """
     if is_cuda():
         return lanes(max(_power_of_2(count), num_threads()))
@@ -91,7 +91,7 @@ def _store_assembly(bits, sem, scope):
 
 @triton.constexpr_function
 def _constraints(bits, text):
-    """Constraints of inline assembly; "w" stands for the register of a flag."""
+    """Return the constraints of inline assembly; "w" stands for the register of a flag."""
     return text.replace("w", "l" if bits == 64 else "r")
 
 
@@ -113,7 +113,7 @@ def set_flags(targets, value, mask, sem: tl.constexpr, scope: tl.constexpr):
 
 @triton.jit
 def set_flag(target, value, sem: tl.constexpr, scope: tl.constexpr):
-    """Store `value` in one flag; as `set_flags`."""
+    """Store `value` in one flag; see `set_flags`."""
     if is_cuda():
         thread = lanes(num_threads())
         set_flags(target + thread * 0, value, thread == 0, sem, scope)
@@ -160,9 +160,9 @@ SAID:
 
 @triton.constexpr_function
 def _await_assembly(cmp, signed, bits, sem, scope):
-    """Poll until the flag holds, the time is over, or another wait of this rank has reported that its time was over.
+    """Poll until the condition holds, the wait times out, or another wait of this rank has reported a timeout.
 
-    A wait with a negative bound ends when the flag holds, and not before.
+    A wait with a negative bound ends only when the condition holds.
 
     Operands: 0 the value seen last; 1 address of the flag; 2 what to compare with; 3 whether to poll at all; 4 bound in
     nanoseconds, 0 for none; 5 address of the status words, 0 for none; 6 rank; 7 program.
@@ -215,7 +215,7 @@ DONE:
 
 @triton.jit
 def _program():
-    """Linear number of this program."""
+    """Return the linear ID of this program."""
     row = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     return tl.program_id(0) + row * tl.num_programs(0)
 
@@ -224,7 +224,7 @@ def _program():
 def _await_each(
     pointers, expected, mask, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):
-    """Let every thread wait for its flags of a block; returns what each has seen last."""
+    """Wait in every thread for its flags of a block; return the last values seen."""
     element: tl.constexpr = pointers.dtype.element_ty
     bits: tl.constexpr = element.primitive_bitwidth
     text: tl.constexpr = _await_assembly(cmp, element.is_int_signed(), bits, sem, scope)
@@ -255,7 +255,7 @@ def _holds(seen, expected, cmp: tl.constexpr):
 
 @triton.constexpr_function
 def _scope_that_acquires(pointer, sem, scope, on_amd):
-    """The scope, or a larger one where the compiler would forget to acquire.
+    """Return the scope, or a larger one where the compiler would drop the acquire.
 
     For AMD, Triton makes an atomic at device scope on a block of a kernel's own tensor one that addresses a buffer, and
     emits a release in place of the acquire (3.6 and 3.7).
@@ -275,7 +275,7 @@ def poll(pointer, sem: tl.constexpr, scope: tl.constexpr):
 
 @triton.jit
 def missing_flags(seen, expected, cmp: tl.constexpr):
-    """Number of flags (scalar) for which the comparison does not hold."""
+    """Return the number of flags (scalar) for which the comparison does not hold."""
     missing = 1 - _holds(seen, expected, cmp).to(tl.int32)
     if missing.type.is_block():
         missing = tl.sum(missing, axis=0)
@@ -284,7 +284,7 @@ def missing_flags(seen, expected, cmp: tl.constexpr):
 
 @triton.jit
 def _given_up(status_word):
-    """Whether a wait of this rank has timed out before: the results are lost, so no other one waits that long again."""
+    """Return whether a wait of this rank has timed out before: results are invalid, so later waits end early."""
     given_up = status_word != 0
     if given_up:
         status = status_word.to(tl.pointer_type(tl.int64))
@@ -294,7 +294,7 @@ def _given_up(status_word):
 
 @triton.jit
 def _order_stores(word):
-    """Let all devices see the stores of this program so far before the next ones; `word`, an own int64, stays."""
+    """Order earlier stores of this program before later ones, for all devices; `word`, a local int64, is unchanged."""
     if is_cuda():
         tl.inline_asm_elementwise("fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     else:  # a release waits for the stores before it; an acquire would only discard what is cached
@@ -303,7 +303,7 @@ def _order_stores(word):
 
 @triton.jit
 def begin_report(status_word, PART: tl.constexpr):
-    """Claim the part of the status words that begins at word PART; returns where to write it, 0 if it is taken."""
+    """Claim the part of the status words that begins at word PART; return its address, 0 if it is taken."""
     row = tl.cast(0, tl.int64)
     if status_word != 0:
         status = status_word.to(tl.pointer_type(tl.int64))
@@ -341,7 +341,7 @@ def publish_report(status_word, row, rank, code, PART: tl.constexpr):
 def report_wait(
     status_word, rank, pointer, expected, seen, cmp: tl.constexpr, PART: tl.constexpr, SENDER: tl.constexpr
 ):
-    """Describe a wait in the status words, unless another one is described there."""
+    """Report a wait in the status words, unless they already hold a report."""
     address = pointer.to(tl.int64)
     wanted = expected.to(tl.int64)
     last = seen.to(tl.int64)
@@ -369,7 +369,7 @@ def report_wait(
 
 @triton.jit
 def look_at_clock(start, timeout_ns, status_word):
-    """Return whether the time is over, and when the wait began as far as known (0: this is the first look)."""
+    """Return whether the wait has timed out, and its start time (pass 0 at the first call)."""
     bound = tl.cast(timeout_ns, tl.int64)
     now = wait_clock_ns(bound)
     if start == 0:
@@ -387,7 +387,7 @@ def _count(pointer):
 
 @triton.jit
 def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
-    """Where a wait for flags ends: at the first one that holds, or at 0 when all do; else how many there are."""
+    """Return the index of the first flag that holds (ANY), or 0 if all hold; otherwise the number of flags."""
     if ANY:
         return tl.min(tl.where(_holds(seen, expected, cmp), places_in(seen), _count(seen)), axis=0)
     else:
@@ -396,7 +396,7 @@ def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
 
 @triton.jit
 def _last(pointer, seen, scope: tl.constexpr):
-    """Return the flags as a wait has seen them last: of a block, as they are now."""
+    """Return the last value seen of a flag, or the current values of a block."""
     if pointer.type.is_block():
         return poll(pointer, "relaxed", scope)
     else:

@@ -1,4 +1,4 @@
-"""Synchronisation between ranks from inside kernels: signal, wait and its kin, put_signal, barrier.
+"""Synchronisation between ranks inside kernels: signal, wait, wait_any, test, put_signal, barrier.
 
 `iris_triton.language` describes the common arguments.  A *flag* is a word of a symmetric tensor, a 32- or 64-bit
 integer.  The sender stores data and signals (release); the receiver waits (acquire) and reads the data.
@@ -23,7 +23,7 @@ _MEMBERS = tl.constexpr(32)  # ranks that a barrier signals and awaits at a time
 # -- sending ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def gather_stores():
-    """Bring earlier stores and loads of all threads of this program before what any of its threads releases next."""
+    """Order earlier loads and stores of all threads of this program before the next release of any of its threads."""
     wait_stores()
     tl.debug_barrier()
 
@@ -43,7 +43,7 @@ def signal(
     pointer, value, from_rank, to_rank, heap_bases, op: tl.constexpr = SET, sem: tl.constexpr = RELEASE,
     scope: tl.constexpr = SYS
 ):  # fmt: skip
-    """Change a flag of to_rank after everything that this program has stored so far.
+    """Update a flag of to_rank after all earlier stores of this program.
 
     Whoever sees the new value by `wait` also sees those stores.  Synchronises the threads of the program, so it must
     not be called from divergent code; branches on scalars are fine.
@@ -94,13 +94,13 @@ def put_signal(
 # -- receiving --------------------------------------------------------------------------------------------------------
 @triton.jit
 def _address(pointer):
-    """An optional pointer as int64, 0 for None."""
+    """Convert an optional pointer to int64, 0 for None."""
     return tl.cast(0 if pointer is None else pointer, tl.int64)
 
 
 @triton.jit
 def _check_flags(pointer, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
-    """Refuse what cannot be awaited, or looked at."""
+    """Check the arguments of a wait or test at compile time."""
     tl.static_assert(_flags.is_comparison(cmp), 'cmp of wait must be "eq", "ne", "gt", "ge", "lt" or "le"')
     tl.static_assert(
         _is_order(sem, scope, "acquire"), 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'
@@ -170,7 +170,7 @@ def wait_any(
 
 @triton.jit
 def _look(pointer, sem: tl.constexpr, scope: tl.constexpr):
-    """Look at flags once, for all threads of the program."""
+    """Load flags once for all threads of the program."""
     seen = _flags.poll(pointer, sem, scope)
     tl.debug_barrier()  # the compiler lets one thread look, and makes the others wait only if they need what it saw
     return seen
@@ -206,7 +206,7 @@ def test(pointer, value, cmp: tl.constexpr = GE, sem: tl.constexpr = ACQUIRE, sc
 
 @triton.jit
 def _check_group(rank, start, stride, size, world_size):
-    """Without debug=True the compiler drops all of this on GPUs."""
+    """Assert that the group of a barrier is valid; on GPUs only with debug=True."""
     start = tl.cast(start, tl.int32)
     stride = tl.cast(stride, tl.int32)
     size = tl.cast(size, tl.int32)
@@ -232,7 +232,7 @@ def tell_members(words, index, value, rank, start, stride, size, heap_bases):
 
 @triton.jit
 def await_members(words, value, rank, start, stride, size, timeout_ns, status_word):
-    """Wait until the own word of every member of a group has reached `value`; acquires."""
+    """Wait until this rank's word for every member of a group has reached `value`; acquires."""
     lane = _flags.lanes_for(_MEMBERS)
     for first in range(0, size, lane.shape[0]):
         member = first + lane

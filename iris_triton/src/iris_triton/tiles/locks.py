@@ -1,4 +1,4 @@
-"""The words by which tile-level collectives synchronise: how many, making them, checking them."""
+"""Synchronisation words (`locks`) of tile-level collectives: number, creation, checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIXED_WORDS = 3
 
 
 def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, variant: str = "two_shot") -> int:
-    """Return how many words `locks` must have.
+    """Return the number of words that `locks` must have.
 
     Args:
         M, N: rows and columns of the tensor that is cut into tiles (of `dst_view`).
@@ -72,7 +72,7 @@ def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: s
 def check_locks(
     ctx: Iris, locks: torch.Tensor, M: int, N: int, block_m: int, block_n: int, variant: str = "two_shot"
 ) -> None:
-    """Refuse `locks` that a kernel would run out of, before it is launched.
+    """Check before a launch that `locks` has enough words for a kernel.
 
     Args:
         ctx: the open context.

@@ -44,14 +44,14 @@ _TIMEOUT_WORD, _STATUS_WORD = tl.constexpr(_layout.TIMEOUT_WORD), tl.constexpr(_
 
 @triton.jit
 def wait_bound(heap_bases, world_size):
-    """How long waits may take (nanoseconds, int64), and the address of the status words (int64)."""
+    """Return the bound of waits (nanoseconds, int64) and the address of the status words (int64)."""
     words = heap_bases + world_size
     return tl.load(words + _TIMEOUT_WORD), tl.load(words + _STATUS_WORD)
 
 
 @aggregate
 class Row:
-    """The words of one tile, in the caller's memory, and the stamp of the call that is under way.
+    """The words of one tile, in the caller's memory, and the stamp of the current call.
 
     `rank`, `size` and `heap_bases` are those of the device context: the caller, and the world.
     """
@@ -64,48 +64,48 @@ class Row:
 
     @triton.jit
     def arrived(self, rank):
-        """The word of a rank's arrival."""
+        """Return a pointer to the word of a rank's arrival."""
         return self.words + rank
 
     @triton.jit
     def passed(self, rank):
-        """The word of a rank's second signal."""
+        """Return a pointer to the word of a rank's second signal."""
         return self.words + self.size + rank
 
     @triton.jit
     def done(self):
-        """The word of the result."""
+        """Return a pointer to the word of the result."""
         return self.words + 2 * self.size + 2
 
     @triton.jit
     def tell(self, word, rank):
-        """Set one word of a rank to the stamp; what this program has gathered (`gather_stores`) is visible then."""
+        """Set one word of a rank to the stamp; releases the stores ordered by `gather_stores`."""
         target = translate(word, self.rank, rank, self.heap_bases)
         set_flag(target, self.stamp, "release", "sys")
 
     @triton.jit
     def tell_all(self, word):
-        """Set the same word of every rank to the stamp; as `tell`."""
+        """Set the same word of every rank to the stamp; see `tell`."""
         tell_members(word, 0, self.stamp, self.rank, 0, 1, self.size, self.heap_bases)
 
     @triton.jit
     def wait(self, word):
-        """Wait until an own word has reached the stamp."""
+        """Wait until a local word has reached the stamp."""
         timeout_ns, status = wait_bound(self.heap_bases, self.size)
         await_flag(word, self.stamp, "reached", "acquire", "sys", timeout_ns, status, self.rank)
 
     @triton.jit
     def wait_all(self, words):
-        """Wait until as many words as there are ranks have reached the stamp."""
+        """Wait until one word for each rank has reached the stamp."""
         timeout_ns, status = wait_bound(self.heap_bases, self.size)
         await_members(words, self.stamp, self.rank, 0, 1, self.size, timeout_ns, status)
 
     @triton.jit
     def is_last(self, home):
-        """Arrive at the tile's home; returns whether all others have (then their parts are visible).
+        """Arrive at the tile's home; return whether all peers have arrived (then their parts are visible).
 
-        No rank waits here.  The last one makes the count 0 again.  All ranks add to it, and none is a call ahead: it
-        begins the next one when `done` of this one is set, which the last rank does later than the count.
+        No rank waits here.  The last rank resets the count to 0.  No rank is a call ahead: it begins the next call
+        when `done` of this one is set, which the last rank does after resetting the count.
         """
         count = self.words + 2 * self.size + 1
         before = atomic_add(count, 1, self.rank, home, self.heap_bases, sem="acq_rel", scope="sys")
@@ -117,14 +117,14 @@ class Row:
 
     @triton.jit
     def end(self):
-        """Keep the stamp for the next call on this tile."""
+        """Store the stamp for the next call on this tile."""
         tl.store(self.words + 2 * self.size, self.stamp)
         tl.debug_barrier()  # before the next call reads it
 
 
 @triton.jit
 def _last_call(locks, tile_id, ctx):
-    """The row of a tile with the stamp of the last call on it."""
+    """Return the row of a tile with the stamp of the last call on it."""
     tl.static_assert(locks.dtype.element_ty == tl.int64, "locks must be int64: see iris_triton.tiles.make_locks")
     words = locks + tl.cast(tile_id, tl.int64) * (2 * ctx.world_size + _FIXED_WORDS)
     return Row(words, tl.load(words + 2 * ctx.world_size), ctx.rank, ctx.world_size, ctx.heap_bases)
@@ -132,7 +132,7 @@ def _last_call(locks, tile_id, ctx):
 
 @triton.jit
 def await_raised(locks, tile_id, ctx):
-    """Wait until all ranks have raised their int32 flag of a tile; their parts are visible then."""
+    """Wait until all ranks have set their int32 flag of a tile; then their parts are visible."""
     word = locks + tl.cast(tile_id, tl.int64)
     timeout_ns, status = wait_bound(ctx.heap_bases, ctx.world_size)
     one = tl.cast(1, tl.int32)
@@ -145,7 +145,7 @@ def await_raised(locks, tile_id, ctx):
 
 @triton.jit
 def _await_end(row):
-    """Wait until the call with the row's stamp is over: all parts are read, and this rank has the result."""
+    """Wait until the call with the row's stamp has completed: all parts are read, and this rank has the result."""
     kind = row.stamp & _KIND_MASK
     if kind == ONE_READS:
         row.wait(row.done())
@@ -155,7 +155,7 @@ def _await_end(row):
 
 @triton.jit
 def begin(locks, tile_id, ctx, KIND: tl.constexpr):
-    """Begin a call on a tile when the one before is over; returns its `Row`."""
+    """Begin a call on a tile after the previous one has completed; return its `Row`."""
     last = _last_call(locks, tile_id, ctx)
     _await_end(last)
     stamp = last.stamp - (last.stamp & _KIND_MASK) + _KINDS + KIND

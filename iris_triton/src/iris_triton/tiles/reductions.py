@@ -45,7 +45,7 @@ def _variant_code(variant):
 
 @aggregate
 class AllReduceConfig:
-    """Which algorithm `all_reduce` uses, and its words.
+    """Algorithm of `all_reduce`, and its locks.
 
     Attributes:
         variant_code: 0 or "atomic", 1 or "ring", 2 or "one_shot", 3 or "two_shot", 4 or "spinlock" (constexpr).
@@ -67,7 +67,7 @@ class AllReduceConfig:
 # -- parts and results ------------------------------------------------------------------------------------------------
 @triton.jit
 def _sum(tile, src_view, ctx):
-    """The sum of all ranks' parts, in rank order; the next part is on its way while one is added."""
+    """Return the sum of all ranks' parts, in rank order; the next part is prefetched while one is added."""
     ptr, mask = src_view.tile_ptr(tile)
     acc = widened(load(ptr, ctx.rank, 0, ctx.heap_bases, mask))
     ahead = load(ptr, ctx.rank, 1 % ctx.world_size, ctx.heap_bases, mask)
@@ -96,7 +96,7 @@ def _store_own(tile, dst_view, value):
 
 @triton.constexpr_function
 def _raised_by_kernel(locks):
-    """Whether the kernel raises flags itself, as in AMD's Iris."""
+    """Return whether the kernel sets flags itself, as in AMD's Iris."""
     element = locks.dtype.element_ty
     if element not in (tl.int32, tl.int64):
         raise ValueError(
@@ -108,14 +108,14 @@ def _raised_by_kernel(locks):
 
 @triton.jit
 def _owner(tile, dst_view, tile_id, ctx):
-    """The rank that gets a tile in reduce_scatter: all have a block of them, the last one also what is left over."""
+    """Return the owner of a tile in reduce_scatter: ranks own equal blocks, the last rank also the remainder."""
     share = dst_view.number_of_tiles(tile.block_m, tile.block_n) // ctx.world_size
     return tl.where(share == 0, ctx.world_size - 1, tl.minimum(tile_id // tl.maximum(share, 1), ctx.world_size - 1))
 
 
 @triton.jit
 def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride, ctx):
-    """The rank for which the tile is one of start_tile, start_tile + stride, ... reduces and stores to all."""
+    """Reduce and store to all on the rank whose tiles start_tile, start_tile + stride, ... include this one."""
     own = (number >= start_tile) & ((number - start_tile) % stride == 0)
     if _raised_by_kernel(locks):
         if own:
@@ -137,7 +137,7 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
 # -- ring -------------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _carrier(part, sums, result):
-    """Where sums are kept on their way, without being rounded."""
+    """Return the view that stores partial sums without rounding: "src", "dst" or "both"."""
     if sums == part:
         return "src"
     if sums == result:
@@ -152,7 +152,7 @@ def _carrier(part, sums, result):
 
 @triton.jit
 def _keep_sum(tile, src_view, dst_view, acc):
-    """Store a sum in own memory, where the next rank reads it."""
+    """Store a partial sum in local memory, where the next rank reads it."""
     src, mask = src_view.tile_ptr(tile)
     dst, _ = dst_view.tile_ptr(tile)
     carrier: tl.constexpr = _carrier(src_view.ptr.dtype.element_ty, acc.dtype, dst_view.ptr.dtype.element_ty)
@@ -172,7 +172,7 @@ def _keep_sum(tile, src_view, dst_view, acc):
 
 @triton.jit
 def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
-    """Load the sum that a rank has kept."""
+    """Load the partial sum of a rank."""
     src, mask = src_view.tile_ptr(tile)
     dst, _ = dst_view.tile_ptr(tile)
     carrier: tl.constexpr = _carrier(src_view.ptr.dtype.element_ty, sums, dst_view.ptr.dtype.element_ty)
@@ -189,14 +189,14 @@ def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
 # -- without parts in memory ------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _can_add(element):
-    """Whether memory can add elements of a type by itself."""
+    """Return whether there are atomic additions of an element type."""
     bits = element.primitive_bitwidth
     return element.is_fp16() or element.is_bf16() or (bits in (32, 64) and (element.is_floating() or element.is_int()))
 
 
 @triton.jit
 def _lock(lock, peer, ctx):
-    """Take a rank's lock; returns whether that was possible in time."""
+    """Acquire a rank's lock; return whether it was acquired within the bound."""
     one = tl.cast(1, lock.dtype.element_ty)
     there = translate(lock, ctx.rank, peer, ctx.heap_bases)
     timeout_ns, status = wait_bound(ctx.heap_bases, ctx.world_size)

@@ -17,7 +17,7 @@ from iris_triton.language.blocks import axis_for, axis_of
 
 @triton.constexpr_function
 def _number(value):
-    """A Python number as a constexpr; what the kernel computes stays as it is."""
+    """Convert a Python number to a constexpr; leave values that the kernel computes unchanged."""
     return value if isinstance(value, tl.tensor) else tl.constexpr(getattr(value, "value", value))
 
 
@@ -271,7 +271,7 @@ class TensorView:
 
     @triton.jit
     def number_of_tiles(self, block_m, block_n):
-        """Return how many tiles cover the matrix."""
+        """Return the number of tiles that cover the matrix."""
         return tl.cdiv(self.M, block_m) * tl.cdiv(self.N, block_n)
 
 
@@ -283,7 +283,7 @@ def make_tensor_view(ptr, M, N, stride_m, stride_n):
 
 @triton.jit
 def number_of(tile, view, given=None):
-    """Return which tile of `view` it is, row by row (scalar); or the number that is `given`."""
+    """Return the tile's number in `view`, row by row (scalar), or `given` if there is one."""
     if given is not None:
         return given
     else:

@@ -1,4 +1,4 @@
-"""Accesses of kernels to global memory: each one passes here, is checked, and is noted for the scheduler.
+"""Global memory accesses of kernels: every access is checked here and recorded for the scheduler.
 
 Triton's native load and store go through memory element by element.  Where all active lanes lie in one accessible
 range, a numpy array over it does it several times faster.  Elements that are not aligned to their size, and ranges that

@@ -1,4 +1,4 @@
-"""Where kernels may read and write: blocks of symmetric heaps, regions named by the user, tensor arguments.
+"""Accessible memory of kernels: blocks of symmetric heaps, regions named by the user, tensor arguments.
 
 `Regions` is an immutable sorted table; it is rebuilt only when a heap's `version` or the registrations change.  A
 `BoundsChecker` belongs to one launch: the table plus the launch's tensor arguments.
