@@ -158,6 +158,6 @@ def test_explain(pool, num_ranks, device):
         assert {"one_shot", "two_shot", "local"} <= set(names)
         assert algorithm in names
         assert f"all_reduce: {algorithm}, " in text
-        assert "local (local): no, it serves a rank alone, and the group has 2" in text
+        assert "local (local): no, it serves groups of one rank, and this group has 2" in text
         assert "no algorithm" in refused_text
         assert "it has no use for num_xcds of the config" in refused_text

@@ -48,7 +48,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(pool, num_ranks):
             "reduction": "it does not reduce by bxor",
             "average of integers": "it does not reduce by avg",
             "config": "it has no use for comm_sms of the config",
-            "a rank alone": "a rank alone has no peer",
+            "a rank alone": "a group of one rank has no peer",
         }
         assert {what: text.partition("cannot serve this call: ")[2] for what, text in said.items()} == reasons
         assert not {"gloo", ""} & chosen  # if nothing is named

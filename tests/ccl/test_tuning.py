@@ -94,7 +94,7 @@ def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["--max", "many"], "--max many: a size is"),
-        (["--ranks", "1", "--device", "cpu"], "a rank alone has nothing to choose"),
+        (["--ranks", "1", "--device", "cpu"], "one rank leaves nothing to choose"),
         (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
         (["--op", "magic"], "no operation magic"),
     ],

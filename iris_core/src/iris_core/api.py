@@ -219,14 +219,14 @@ class Iris(TensorFactories):
         or dropped; a barrier of a group does not.  With a stream, blocks that other streams use stay as they are.
 
         Args:
-            stream: a torch stream, whose work alone is waited for; None for the whole device.  On the CPU a kernel is
+            stream: the torch stream to wait for; None for the whole device.  On the CPU a kernel is
                 finished when its launch returns, and device work are the calls with `async_op=True`.
             group: a process group of torch.distributed; None for the whole world.
 
         Raises:
             SymmetryError: the ranks' allocation histories differ.
             DeviceTimeoutError: a wait inside a kernel reached IRIS_DEVICE_TIMEOUT, here or on another rank that it
-                concerns; raised after all ranks have come, once on each.
+                concerns; raised after all ranks have arrived, once on each.
             DeviceError: likewise, the members of a group called a collective differently; or on the CPU, an
                 asynchronous call failed that no caller has waited for.
             CollectiveTimeoutError, PeerLostError: a rank did not arrive in time, or its process ended.
@@ -251,15 +251,15 @@ class Iris(TensorFactories):
         Collective: every rank of the world, or of `group`, calls it, and no other.  Barriers of the same ranks pair in
         the order of the calls, whatever streams they are on; those that a graph captures pair with the same graph's on
         the other members, so all capture their graphs in the same order (see docs/synchronisation.md).
-        Stream: what is launched on the stream afterwards begins when every member has come here with its stream.  It
+        Stream: work launched on the stream afterwards begins when every member's stream has reached the barrier.  It
         can be captured in a graph, and replayed any number of times, once it has been called with the same group and
         `sem`.  The first call of a group is an exchange between the hosts of its members.  On the CPU the host waits.
 
         Args:
             group: a process group of torch.distributed with any ranks of this world; None for all.
             stream: a torch stream; None for the current one.
-            sem: "release": what this rank has stored on the stream before is visible to all members afterwards;
-                "relaxed": they wait for each other and nothing is handed over, which is faster.
+            sem: "release": earlier stores of this rank on the stream are visible to all members afterwards;
+                "relaxed": the members wait for each other without that guarantee, which is faster.
 
         Raises:
             CapabilityError: the backend has no such barrier.
@@ -287,7 +287,7 @@ class Iris(TensorFactories):
         Collective: every rank calls it; `value` counts on rank `src` only.
 
         Args:
-            value: tensors, arrays and lists of numbers come back as numpy arrays; what else can be pickled, as it is.
+            value: tensors, arrays and lists of numbers come back as numpy arrays; else as it is, if it can be pickled.
             src: the rank whose value is sent.
             source_rank: older name of `src`.
 
@@ -322,8 +322,8 @@ class Iris(TensorFactories):
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the heap with the content of `external`.
 
-        Collective: every rank calls it with a tensor of the same shape, strides and dtype.  The ranks compare what they
-        pass before anything is taken, so what is wrong on one rank is raised on all.  Where the allocator can share
+        Collective: every rank calls it with a tensor of the same shape, strides and dtype.  The ranks compare their
+        tensors before anything is imported, so an error of one rank is raised on all.  Where the allocator can share
         memory (capability "import-tensor"), the result shares `external`'s; elsewhere it is a copy.  A tensor that is
         on the heap already, at the same offset on every rank, is returned as it is.
 
@@ -349,8 +349,8 @@ class Iris(TensorFactories):
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor, for operators and copies of torch that this rank starts.
 
-        Local.  The result is like the tensor, on this rank's device; its memory is the other rank's.  Nothing orders
-        what is done with it: a barrier, or a signal, comes before and after.  It must not be used any more when the
+        Local.  The result is like the tensor, on this rank's device; its memory is the other rank's.  Accesses
+        to it are not ordered: use a barrier, or a signal, before and after.  It must not be used any more when the
         other rank has freed the tensor, or a context is closed.
 
         Args:
@@ -376,10 +376,10 @@ class Iris(TensorFactories):
 
         Inside `torch.cuda.use_mem_pool(ctx.mem_pool())` the results of all torch operators of this thread lie on the
         heap.  They are symmetric if every rank does the same there: the same operations with the same sizes, in the
-        same order, for any may wait for the other ranks; and tensors end their lives at the same places (none in a
-        reference cycle), for torch reuses their memory at once.  What torch makes once and keeps, like the workspace of
-        matrix products, is better made before, outside.  Different requests for segments raise SymmetryError at the
-        next barrier.  How torch divides a segment is not compared; `ctx.heap.offset_of(tensor)` says where it lies.
+        same order, as any may wait for the other ranks; and tensors are freed at the same places (none is in a
+        reference cycle), as torch reuses their memory at once.  Allocate memory that torch keeps, like the workspace of
+        matrix products, before and outside.  Different requests for segments raise SymmetryError at the next barrier.
+        How torch divides a segment is not compared; `ctx.heap.offset_of(tensor)` returns a tensor's place.
 
         Segments that torch no longer uses go back to the heap with `torch.cuda.empty_cache()` on every rank, and with
         the pool.  When there is no memory for a segment, the operator raises torch.OutOfMemoryError and the reason is
@@ -474,13 +474,13 @@ class Iris(TensorFactories):
     def close(self) -> None:
         """Wait for the other ranks, then give everything back.  Idempotent.
 
-        Collective: every rank calls it.  If a rank is gone or does not come, the others close all the same and log it.
+        Collective: every rank calls it.  If a rank does not arrive, the others close all the same and log it.
         Tensors that still live keep their memory and can be read; kernels must not use them any more.
 
         Raises:
-            DeviceTimeoutError, DeviceError: what `barrier()` raises of kernels, collectives and asynchronous calls, and
-                no call has raised yet.  The context is closed all the same.  While another exception is handled, and at
-                the end of a `with` block that failed, it is logged instead.
+            DeviceTimeoutError, DeviceError: those that `barrier()` raises of kernels, collectives and asynchronous
+                calls, unless a call has raised them.  The context is closed all the same.  While another exception is
+                handled, and at the end of a `with` block that failed, it is logged instead.
         """
         self._close(synchronize=True, failing=sys.exc_info()[0] is not None)
 
@@ -540,7 +540,7 @@ _open: weakref.WeakSet[Iris] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a process that was forked off: contexts are the parent's."""
+    """Close all contexts in a forked process: they are the parent's."""
     for context in list(_open):
         if not context._closed:
             why = (
@@ -556,19 +556,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _tell_allocated(context: weakref.ref[Iris], offset_bytes: int, nbytes: int) -> None:
-    """Notify observers of an allocation; what calls this does not keep the context alive."""
+    """Notify observers of an allocation, by a function that does not keep the context alive."""
     if "iris_allocated" in MAY_BE_WATCHED and (found := context()) is not None:
         notify("iris_allocated", context=found, offset_bytes=offset_bytes, nbytes=nbytes)
 
 
 def _close_here(closing: contextlib.ExitStack, pid: int) -> None:
-    """Undo the opening, but not in a process that was forked off: groups and descriptors are its parent's."""
+    """Undo the opening, except in a forked process: groups and descriptors are its parent's."""
     if os.getpid() == pid:
         closing.close()
 
 
 def _broadcastable(value: Any) -> Any:
-    """Tensors, arrays and numeric lists become numpy arrays; the rest stays what it is."""
+    """Convert tensors, arrays and numeric lists to numpy arrays; return anything else as it is."""
     import numpy as np
     import torch
 

@@ -168,7 +168,7 @@ class MemoryMap(Protocol):
 
 
 class DeviceBackend(Protocol):
-    """A device-side language: what kernels are written in."""
+    """A device-side language in which kernels are written."""
 
     @property
     def info(self) -> PluginInfo:
@@ -219,7 +219,7 @@ class SupportsDeviceBarrier(Protocol):
 
         Args:
             slot: the group's flags.
-            sem: "release" if what this rank has done on the stream before must be visible afterwards; or "relaxed".
+            sem: "release" if this rank's earlier work on the stream must be visible afterwards; or "relaxed".
             stream: a torch stream; None for the current one.
         """
 
@@ -308,7 +308,7 @@ class SupportsTracing(Protocol):
         """Ticks of the clock that events are recorded with."""
 
     def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
-        """Tell kernels where events go.
+        """Set the buffers to which kernels write events.
 
         Args:
             context: the context tensor, which is changed in place: captured graphs record as well.
@@ -324,7 +324,7 @@ class SupportsSelfTest(Protocol):
     """A backend that can test remote access between all pairs of ranks, for `iris doctor`."""
 
     def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
-        """Do each operation on each peer's memory, and yield what this rank can say of the result.
+        """Run each operation on each peer's memory, and yield this rank's findings on the result.
 
         Collective: every rank of the context calls it.  Of a world of one the rank is its own peer.  Waits inside
         kernels are bounded by the context's IRIS_DEVICE_TIMEOUT.

@@ -35,8 +35,8 @@ class Collectives:
     """The collectives of one context: `ctx.ccl`.
 
     Collective: every member of the group calls an operation with the same arguments, in the same order, and no other
-    rank does.  Alike must be: dtypes, numbers of elements, strides, reduction, root, config, and whether a tensor lies
-    on the heap; its place there may differ.
+    rank does.  These must be equal: dtypes, numbers of elements, strides, reduction, root, config, and whether a tensor
+    lies on the heap; its place there may differ.
 
     Tensors may have any shape and any strides and may lie on the heap or not; those on the heap that are contiguous
     are worked on where they are, others go through a workspace.  An operation works in place where torch's does.
@@ -96,7 +96,7 @@ class Collectives:
 
         Args:
             output: of the input's shape; may be the input.
-            input: what this rank gives.
+            input: this rank's contribution.
             op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
                 integers, and of their averages, wrap around.
         """
@@ -181,7 +181,7 @@ class Collectives:
         """Give the tensor of one member to all.
 
         Args:
-            tensor: what rank `src` gives and the others get.
+            tensor: the input on rank `src`, the output on the others.
             src: a rank of this context's world, also where a group is given.
         """
         own = src == self._binder.rank
@@ -200,8 +200,8 @@ class Collectives:
         """Reduce the inputs of all members into the output of one.
 
         Args:
-            output: on rank `dst`, of the input's shape; may be the input.  Elsewhere it is not looked at.
-            input: what this rank gives.
+            output: on rank `dst`, of the input's shape; may be the input.  Ignored on other ranks.
+            input: this rank's contribution.
             dst: a rank of this context's world, also where a group is given.
             op: as in `all_reduce`.
         """
@@ -220,7 +220,7 @@ class Collectives:
         """Put the inputs of all members, in the group's order, into the output of one.
 
         Args:
-            output: on rank `dst`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
+            output: on rank `dst`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
             input: (M, ...); on rank `dst` it may be its part of the output.
             dst: a rank of this context's world, also where a group is given.
         """
@@ -240,7 +240,7 @@ class Collectives:
 
         Args:
             output: (M, ...); on rank `src` it may be its part of the input.
-            input: on rank `src`, (size * M, ...) or (size, M, ...).  Elsewhere it is not looked at.
+            input: on rank `src`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
             src: a rank of this context's world, also where a group is given.
         """
         inp = input if src == self._binder.rank else None
@@ -262,7 +262,7 @@ class Collectives:
         other large messages, one of them receives first, or the calls are asynchronous.
 
         Args:
-            tensor: what is sent.
+            tensor: the tensor to send.
             dst: a rank of this context's world, also where a group is given.
         """
         return self._run("send", None, tensor, group, async_op, config, dst)
@@ -278,8 +278,8 @@ class Collectives:
         """Receive a tensor from another rank; see `send`.
 
         Args:
-            tensor: of as many elements, and of the same dtype, as what is sent.  Else it stays as it is, the message is
-                gone, and the next call of both ranks raises DeviceError.
+            tensor: of the same dtype and number of elements as the one sent.  Else it stays unchanged, the message is
+                lost, and the next call of both ranks raises DeviceError.
             src: a rank of this context's world, also where a group is given.
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
@@ -291,11 +291,11 @@ class Collectives:
             return self._binder.barrier(group, async_op)
 
     def reset(self, group: Group = None) -> None:
-        """Put a group's collectives and barriers back to their beginning, after a wait has timed out.
+        """Reset a group's collectives and barriers after a wait has timed out.
 
-        Collective: every member calls it, after the DeviceTimeoutError: a rank that gave up waiting is not where the
-        others are.  What kernels of the members have reported and no call has raised yet is dropped.  It waits for the
-        device and for the other members' hosts.  What was captured in graphs can be replayed afterwards.
+        Collective: every member calls it, after the DeviceTimeoutError: a rank whose wait timed out is out of step
+        with the others.  Reports of the members' kernels that no call has raised yet are dropped.  It waits for the
+        device and for the other members' hosts.  Captured graphs can be replayed afterwards.
 
         Args:
             group: see `Collectives`; messages between two ranks belong to the whole world.
@@ -303,7 +303,7 @@ class Collectives:
         Raises:
             IrisError: this rank is not a member of the group.
             HeapClosedError: the context is closed.
-            CollectiveTimeoutError, PeerLostError: a member did not come.
+            CollectiveTimeoutError, PeerLostError: a member did not arrive.
         """
         self._binder.reset(group)
 
@@ -335,7 +335,7 @@ class Collectives:
         return found
 
     def team(self, members: Sequence[int]) -> Team:
-        """Return what an algorithm gets for some ranks of this world, in this order (see docs/collectives.md).
+        """Return the team of some ranks of this world, in this order, as algorithms get it (see docs/collectives.md).
 
         Collective, the first time: every member calls it, and no other rank.
         """

@@ -171,5 +171,5 @@ def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     if device == "cuda" and not 2 <= ranks <= gpus:
         raise ArgumentError(f"{ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here")
     if ranks < 2:
-        raise ArgumentError("a rank alone has nothing to choose: --ranks 2 or more")
+        raise ArgumentError("one rank leaves nothing to choose: --ranks 2 or more")
     return ranks, device

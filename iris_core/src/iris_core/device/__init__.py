@@ -1,1 +1,1 @@
-"""The context tensor, the status page and the device barrier: how host and kernels know of each other."""
+"""The context tensor, the status page and the device barrier: what host and kernels share."""

@@ -4,7 +4,7 @@ Counters are never reset, so a barrier that was captured in a graph can be repla
 of the same ranks must use the flags in the same order on all of them, and the order of launches on a device is that of
 the host only within a stream.  So:
 
-- What is launched without a graph comes in the order of the host's calls (`iris_core.device.launch_order`).
+- Launches outside graphs come in the order of the host's calls (`iris_core.device.launch_order`).
 - Nothing orders replays of a graph with other launches.  So barriers that are captured have a slot of their own, one
   for each graph; within the graph they are ordered like others, and CUDA lets no graph run beside itself.  The slots
   are reserved at the first call of a group, and handed out in the order of captures.
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class DeviceBarriers:
-    """The barriers of one rank, with room for `graphs` graphs of each group, a 64th of the system area is enough."""
+    """The barriers of one rank, with slots for `graphs` graphs of each group, which a 64th of the system area holds."""
 
     def __init__(self, heap: SymmetricHeap, world: World, backend: DeviceBackend, graphs: int) -> None:
         self._heap, self._area, self._world = heap, heap.system_area, world
@@ -95,12 +95,12 @@ class DeviceBarriers:
         return _Group(members, words, targets, cast("SupportsDeviceBarrier", self._backend))
 
     def reset(self, members: tuple[int, ...]) -> None:
-        """Put a group's barriers back to their beginning; see `ctx.ccl.reset`."""
+        """Reset a group's barriers; see `ctx.ccl.reset`."""
         if (found := self._groups.get(tuple(sorted(members)))) is not None:
             found.reset()
 
     def explain_report(self, report: Report) -> Meaning | None:
-        """Say what a report means, if it is about the flags of a group in which this rank is; else None."""
+        """Explain a report; None if it is not about the flags of a group that this rank is a member of."""
         for members, begin in list(self._offsets.items()):
             word, width = (report.offset_bytes - begin) // _WORD, len(members) + 1
             if report.rank in members and 0 <= word < self._num_slots(len(members)) * width:
@@ -184,7 +184,7 @@ class _Group:
 
 
 def _nothing(stream: Any = None) -> None:
-    """The barrier of one rank; and what drops one that no later one waits for."""
+    """Do nothing: the barrier of one rank, and the drop of one that no later one waits for."""
 
 
 def _slot_nbytes(size: int) -> int:

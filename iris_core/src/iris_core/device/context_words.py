@@ -36,7 +36,7 @@ CONTEXT_MAGIC = 0x49524953_0000
 
 HEADER_WORDS = 2
 MAGIC_WORD, TIMEOUT_WORD, STATUS_WORD, TRACE_WORD = 0, 1, 2, 3
-"""Offsets of the words behind the heap bases, counted from word 2 + world_size."""
+"""Offsets of the words after the heap bases, counted from word 2 + world_size."""
 
 TRACE_WORDS = 17
 

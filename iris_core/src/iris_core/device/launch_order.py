@@ -46,7 +46,7 @@ class DeviceOrder:
             return launch(plan, *tensors)
 
     def mark(self) -> Any:
-        """Return an event that has happened when everything launched so far is done; None if there was nothing."""
+        """Return an event that is complete when everything launched so far is done; None if there was nothing."""
         if self._last is None or capture_of(self._last) != 0:
             return None
         return self._last.record_event()
@@ -90,9 +90,9 @@ def current_capture(index: int) -> int | None:
 
 
 def capture_of(stream: Any) -> int | None:
-    """Return the number of the capture that a torch stream is part of: 0 for none, None where it cannot be asked for.
+    """Return the number of the capture that a torch stream is part of: 0 for none, None if it cannot be queried.
 
-    It is asked for through cuda-bindings, which torch's CUDA wheels bring.
+    The query needs cuda-bindings, which torch's CUDA wheels bring.
     """
     with torch.cuda.stream(stream):
         if not torch.cuda.is_current_stream_capturing():

@@ -165,7 +165,7 @@ class KernelReports:
 
     # -- what is new --------------------------------------------------------------------------------------------------
     def raise_new(self) -> None:
-        """Raise what concerns this rank and was not raised here before; for a call, before it launches anything.
+        """Raise the reports that concern this rank and were not raised before; for a call, before it launches anything.
 
         While a graph is captured nothing is raised: the next call does it.
         """
@@ -176,7 +176,7 @@ class KernelReports:
             raise error
 
     def error(self, *, at_end: bool = False) -> DeviceError | None:
-        """Return what concerns this rank and was not returned before, as an error; None if nothing.
+        """Return the reports that concern this rank and were not returned before, as an error; None if there are none.
 
         Later waits of this rank can report again, but not `at_end`, where the device may be broken.
         """
@@ -218,7 +218,7 @@ class KernelReports:
         return self._page.words[self._page.first(rank) + BASE]
 
     def _meaning(self, report: Report) -> Meaning | None:
-        """Return what a report means to this rank; None if it does not concern it."""
+        """Return the meaning of a report to this rank; None if it does not concern it."""
         meaning = next((found for each in self.describers if (found := each(report)) is not None), None)
         if meaning is not None:
             return meaning if self._rank in meaning.members else None
@@ -240,7 +240,7 @@ class KernelReports:
             self.words[: len(_PARTS) * context_words.PART_WORDS].zero_()
 
     def close(self) -> None:
-        """End the thread; and let go of the page, if nothing reads it, and the device, which may write, is idle."""
+        """End the thread; close the page if nothing reads it and the device, which may write, is idle."""
         quiet = self._watchdog is None or self._watchdog.close()
         self._watchdog = None
         self.describers.clear()

@@ -97,7 +97,7 @@ class StatusPage:
         return found.value
 
     def close(self) -> None:
-        """Take the page away from the device, where nothing runs any more."""
+        """Unregister the page from the device, where nothing runs any more."""
         if self.address in _registered:
             try:
                 self._call(3)

@@ -1,7 +1,7 @@
-"""From a call of `ctx.ccl` or `ctx.ops` to what can be launched again and again: request, agreement, choice, plan.
+"""From a call of `ctx.ccl` or `ctx.ops` to a launch that can be repeated: request, agreement, choice, plan.
 
-This is the slow path.  It may exchange between the members' hosts, so nothing in it may depend on what differs between
-them.
+This is the slow path.  It may exchange between the members' hosts, so its decisions may depend only on facts that are
+equal on all members.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 GENERATION = 512
-"""Launches of a generation; there are two, so at least as many of the last kinds of calls are known."""
+"""Launches of a generation; there are two, so at least this number of recent launches is kept."""
 
 _WORKSPACE = {True: 32 << 20, False: 256 << 20}
 """Bound of workspaces where IRIS_CCL_WORKSPACE says nothing, by whether ranks compute on CPUs."""
@@ -135,7 +135,7 @@ class Bound:
             work.wait()
 
     def let_capture(self, other: Bound) -> None:
-        """Let another algorithm serve where a graph is captured: the device needs less time for it, the CPU more."""
+        """Use another algorithm while a graph is captured: one that takes less device time and more CPU time."""
         if isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
             return
         self._in_graphs, eagerly = other, self._launch
@@ -155,13 +155,13 @@ class Bound:
 
     @property
     def droppable(self) -> bool:
-        """Whether it can be made again: graphs that captured it need nothing of it, or what they need is held."""
+        """Whether it can be dropped and made again: graphs that captured it need nothing of it, or that is held."""
         if self._in_graphs is not None and not self._in_graphs.droppable:
             return False
         return isinstance(self.request, FusedRequest) or getattr(self._algorithm, "drops_plans", False)
 
     def mark(self) -> Any:
-        """Return an event that has happened when the team's launches so far are done; None if there is none."""
+        """Return an event that is complete when the team's launches so far are done; None if there is none."""
         return self._order.mark()
 
     def _notify(self) -> None:
@@ -170,7 +170,7 @@ class Bound:
 
 
 class Nothing:
-    """A call that moves no element: its tensors are empty on all members."""
+    """The launch of a call whose tensors are empty on all members: it does nothing."""
 
     droppable = True
     workspace: Any = None
@@ -193,8 +193,8 @@ class Launches(dict[Any, Any]):
     """Bound calls by key, and `scratch`, the local memory of their plans.
 
     An LRU cache, approximated by two generations, so that a hit is one lookup in a dict.  When the young generation is
-    full, it becomes the old one, and the rest of that is dropped; an old entry that is used again becomes young.  What
-    cannot be dropped stays.
+    full, it becomes the old one, and the rest of that is dropped; an old entry that is used again becomes young.
+    Entries that cannot be dropped stay.
     """
 
     def __init__(self) -> None:
@@ -205,11 +205,11 @@ class Launches(dict[Any, Any]):
         self._lock = threading.Lock()
 
     def recall(self, key: Any) -> Any:
-        """Take one out of the old generation; None if it is not there.  `keep` makes it young."""
+        """Take a launch out of the old generation; None if it is not there.  `keep` makes it young."""
         return self.old.pop(key, None)
 
     def keep(self, key: Any, launch: Any) -> list[Any]:
-        """Make one known; returns those that are not any more."""
+        """Add a launch to the young generation; return those that were dropped."""
         dropped: list[Any] = []
         with self._lock:  # of threads that call with different groups
             if len(self) - self._staying >= GENERATION:
@@ -278,9 +278,9 @@ class Binder:
 
     # -- the slow path ------------------------------------------------------------------------------------------------
     def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound | Nothing:
-        """Return what serves a call, and keep it under its key, if it can have one.
+        """Return the bound launch of a call, and keep it under its key, if it can have one.
 
-        Collective: every member of the group comes here with its first call of a kind; what one refuses then, all do.
+        Collective: every member of the group calls it with its first call of a kind; if one refuses then, all do.
         `holder` returns where the launch is kept; by default with the context's.
         """
         members, here = self.members_of(call.group), self._here
@@ -309,11 +309,11 @@ class Binder:
         return bound
 
     def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
-        """Raise an error on all members that come to compare such a call; see `Members.refuse`."""
+        """Raise an error on all members that compare such a call; see `Members.refuse`."""
         self.members.refuse(self.members_of(group), op, lambda: shared_facts(request), error)
 
     def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Nothing:
-        """Compare a call that moves nothing; its config may name only algorithms that there are."""
+        """Compare a call with empty tensors; its config may name existing algorithms only."""
         shared = shared_facts(request)
         if not isinstance(request, FusedRequest):
             try:
@@ -332,7 +332,7 @@ class Binder:
     ) -> Bound:
         """Choose an algorithm for a request, agree on it and on its config, and prepare it: on all members or on none.
 
-        Collective: every member calls it with the same, and no other rank; where it is a part of what they prepare,
+        Collective: every member calls it with the same request, and no other rank; as a part of another preparation,
         `within` their team.  An algorithm that the config names is not replaced by another one.
         """
         context, agreed, members, op = self.open(), self.members, request.members, request.op
@@ -377,7 +377,7 @@ class Binder:
     def _serve_by(
         self, launch: choice.Launch, request: Request, config: LaunchConfig | None, scratch: Scratch | None
     ) -> Bound:
-        """Return what serves a request by an algorithm that is named, with fields of its config; see `serve`."""
+        """Return the bound launch of a request by a named algorithm, with fields of its config; see `serve`."""
         name, given = launch
         own: Any = config or (FusedConfig() if isinstance(request, FusedRequest) else Config())
         return self.serve(choice.with_config(request, given), replace(own, algorithm=name), scratch=scratch)
@@ -409,14 +409,14 @@ class Binder:
         return work
 
     def reset(self, group: Group) -> None:
-        """Put a team back to its beginning."""
+        """Reset a team to its initial state."""
         self.open()
         self._heap.streams.synchronize()
         team = self.team(self._world.members_of(group))
         team.reset(partial(self._barriers.reset, team.members))
 
     def forget(self, why: str) -> None:
-        """Refuse all calls from now on; a process that was forked off, whose parent goes on, does no more than this."""
+        """Refuse all calls from now on; in a forked process, whose parent goes on, nothing else is done."""
         self._closed = why
         self.gpu = None  # CUDA refuses every question there
         self.bound.clear()
@@ -468,7 +468,7 @@ class Binder:
         return order
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Let a tensor's memory not be used again before a stream is done with it."""
+        """Keep a tensor's memory from being reused before a stream is done with it."""
         try:
             if self._heap.is_symmetric(tensor):
                 self._heap.record_stream(tensor, stream)

@@ -51,7 +51,7 @@ class LaunchConfig:
         return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")
 
     def _check(self) -> None:
-        """Refuse further values that cannot be."""
+        """Raise ArgumentError for further impossible values."""
 
     def _variant_of(self, op: str) -> str:
         return f"{op}_variant"  # the field that names algorithms of an operation
@@ -90,7 +90,7 @@ class LaunchConfig:
 class Config(LaunchConfig):
     """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
 
-    A field that is given is a wish that must be fulfilled: an algorithm that has no use for it is not chosen, and is
+    A field that is given is binding: an algorithm that has no use for it is not chosen, and is
     refused when it was named.  The fields are those of the reference system but its rings', and `algorithm`.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Measure algorithms at the first call of a kind, on the call's own tensors; all members of the group together."""
+"""Measure algorithms at the first call of a kind, on the call's own tensors, on all members of the group together."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _LAUNCHED, _REFUSED, _BROKEN = range(3)
 class FirstCalls:
     """First calls of a kind for which no measured point is near: algorithms are measured for them (IRIS_TUNE, `mode`).
 
-    `bind` makes what serves a request by a launch, on all members or on none; `chooser` returns the algorithms for a
-    request.  While first calls are measured half of the heap stays the users'.
+    `bind` makes the bound launch of a request, on all members or on none; `chooser` returns the algorithms for a
+    request.  While first calls are measured, half of the heap is left to users.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class FirstCalls:
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
 
-        Nothing is where a measured point is near for the group's first member, whose choice then counts for all:
+        Nothing is measured if a measured point is near for the group's first member, whose choice then counts for all:
         members may have read their tables at different times.
 
-        Collective: every member comes here with its first call of a kind.  The output's values are lost.
+        Collective: every member calls it with its first call of a kind.  The output's values are lost.
         """
         ranks, config = request.members, call.config
         if len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None:

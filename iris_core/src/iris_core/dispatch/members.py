@@ -2,7 +2,7 @@
 
 If one member refuses, all refuse: the outcome of a check may depend on the rank, so it is exchanged where the members
 exchange anyway, at the first call of a kind.  Later calls exchange nothing; a member that refuses one does so alone.
-Where the others may know their call, and not come to compare it, no member waits long for them.
+Where the others may have agreed on their call before, and so do not compare it, no member waits long for them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Members:
         self.served_by: dict[Any, str] = {}
 
     def knows(self, members: tuple[int, ...], begin: Facts) -> bool:
-        """Whether the members have agreed on such a kind; `begin` is the operation, or all that is shared."""
+        """Whether the members have agreed on such a request; `begin` is the operation, or all shared facts."""
         return _digest(members, begin) in self._begun
 
     def add(self, members: tuple[int, ...], facts: Facts, number: int, *begins: Facts) -> None:
@@ -69,7 +69,7 @@ class Members:
         latest.append((number, ", ".join(f"{name} {value}" for name, value in facts.items())))
 
     def describe(self, members: tuple[int, ...], number: int) -> str:
-        """Describe the kind that has a number."""
+        """Describe the request that has a number."""
         latest = tuple(self._latest.get(members, ()))  # another thread may add to them
         texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
@@ -77,7 +77,7 @@ class Members:
     def left_out(self, members: tuple[int, ...], shared: Facts) -> dict[str, str]:
         """Return algorithms for which memory was exhausted at the first call of a kind, on all members, with reasons.
 
-        A member may plan a call again that others have kept, and has to come to the same algorithm.
+        A member may plan a call again that others have kept, and must choose the same algorithm.
         """
         return self._left_out.setdefault((members, *shared.values()), {})
 
@@ -86,7 +86,7 @@ class Members:
         return self._settled.get(_kind_of(request, shared, config))
 
     def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
-        """Let all such calls be served alike, whatever is measured later; what is remembered first counts."""
+        """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
         self._settled.setdefault(_kind_of(request, shared, config), settled)
 
     def gather(self, members: tuple[int, ...], shared: Facts, row: Any) -> list[Any]:
@@ -100,7 +100,7 @@ class Members:
         return [rows[order.index(rank)] for rank in members]
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
-        """Compare with the other members what must be equal, once: RankMismatchError on all if something differs."""
+        """Compare facts that must be equal on all members, once: RankMismatchError on all if one differs."""
         number, is_new = self.number(members, facts["operation"], facts)
         if is_new:
             self.add(members, facts, number, {"operation": facts["operation"]})
@@ -115,8 +115,8 @@ class Members:
     ) -> NoReturn:
         """Raise this member's error, on all members that compare such a call.
 
-        Collective where no call of this operation was agreed on; where one was, the others may know theirs, and this
-        member waits for none: those that come to compare, or to another exchange, learn that it has refused.
+        Collective where no call of this operation was agreed on; where one was, the others may not compare theirs, and
+        this member waits for none: those in a comparison, or in another exchange, learn that it has refused.
 
         `shared` returns the facts of the call, or raises if it does not even have these.
         """
@@ -141,7 +141,7 @@ class Members:
         layout: str = "",
         before: str = "",
     ) -> tuple[int, bool]:
-        """Return a kind's number, and whether the members have just compared it.
+        """Return a request's number, and whether the members have just compared it.
 
         `layout` is that of this member's tensors, on which the choice of the algorithm depends; `before` names the
         algorithm of such calls before, if there were any: the others may go on with that.
@@ -173,7 +173,7 @@ class Members:
         layout: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Compare with the other members what must be equal, the order of the group first; all raise what one does.
+        """Compare facts that must be equal on all members, the order of the group first; all raise an error of one.
 
         Members that name the group in different orders find each other: they exchange in the order of ranks.
         """

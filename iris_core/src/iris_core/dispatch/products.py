@@ -1,6 +1,6 @@
-"""Calls of `ctx.ops`: what may be asked for, and its description as a `FusedRequest`.
+"""Calls of `ctx.ops`: their checks, and their description as a `FusedRequest`.
 
-A wrong call is refused here, before anything is launched or said to other ranks.
+A wrong call is refused here, before anything is launched or sent to other ranks.
 """
 
 from __future__ import annotations

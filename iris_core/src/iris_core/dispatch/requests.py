@@ -1,6 +1,6 @@
-"""Calls of collectives: what may be asked for, and its description as a `CollectiveRequest`.
+"""Calls of collectives: their checks, and their description as a `CollectiveRequest`.
 
-A wrong call is refused here, before anything is launched or said to other ranks.
+A wrong call is refused here, before anything is launched or sent to other ranks.
 """
 
 from __future__ import annotations

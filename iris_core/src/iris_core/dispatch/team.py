@@ -1,7 +1,7 @@
 """The ranks of one group: who they are, how kernels reach their memory, and what algorithms prepare with.
 
 A team is made by its members alone, the first time they call a collective together.  Its regions are symmetric memory
-that is never freed or moved: captured graphs know the addresses.
+that is never freed or moved: captured graphs hold the addresses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ A plan that was given a tensor keeps it, so memory that has become too small liv
 
 
 class Step(enum.IntEnum):
-    """How far a member's host is while the team makes plans."""
+    """The step of a member's host while the team makes plans."""
 
     PREPARED = 0
     FAILED = 1
@@ -222,11 +222,11 @@ class Team:
         return self._regions[_MAIL][0]
 
     def tell_step(self, step: Step) -> list[int]:
-        """Say how far this member's host is; returns what all say.  Collective: every member calls it."""
+        """Exchange the step of this member's host; return those of all.  Collective: every member calls it."""
         return [each for (each,) in self.world.all_gather_ints([step])]
 
     def ask(self, what: str) -> None:
-        """Make sure that all members ask for the same while they make a plan, and none has failed.
+        """Check that all members ask for the same while they make a plan, and none has failed.
 
         Collective: every member calls it; `what` is for the message.
 
@@ -238,7 +238,7 @@ class Team:
             raise StepsDifferError(f"not every member asks for {what}", steps)
 
     def warn_once(self, what: str, reason: str) -> None:
-        """Log what this group does without, and why; its first member does, once."""
+        """Log a restriction of this group with its reason: once, on its first member."""
         if self.rank == 0 and what not in self._warned:
             self._warned.add(what)
             logger.warning("group of ranks %s: %s: %s", ", ".join(map(str, self.members)), what, reason)
@@ -270,7 +270,7 @@ class Team:
         return region
 
     def hold(self, memory: torch.Tensor) -> None:
-        """Let memory of a plan live as long as the team: a graph knows it."""
+        """Keep a plan's memory as long as the team: a captured graph uses it."""
         self._held[memory.data_ptr()] = memory
 
     def reset(self, more: Callable[[], None]) -> None:
@@ -425,7 +425,7 @@ class Host:
         self.team, self.processors = team, processors
 
     def collective(self, request: CollectiveRequest, config: Config | None = None) -> Any:
-        """Return what serves a collective: a `Bound`, whose `launch` runs it as a part of an operation.
+        """Return the `Bound` of a collective, whose `launch` runs it as a part of an operation.
 
         A `config` may name the algorithm.
 

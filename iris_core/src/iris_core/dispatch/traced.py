@@ -1,6 +1,6 @@
 """Calls of `ctx.ccl` and `ctx.ops` in compiled code: `torch.compile` keeps each as one operator, in one graph.
 
-What is not a tensor is known while the code is traced; it stays here, under a name that the operator has.
+Arguments that are not tensors are constants of the trace; they stay here, under a name that the operator has.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _calls: dict[str, tuple[str, str, bool, tuple[Any, ...]]] = {}
 def trace(owner: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...]) -> bool:
     """Put a call into the graph that is being traced: `owner._run(op, out, x, [b, bias,] *arguments)`.
 
-    Return whether it is there.  What writes nothing could be left out of a graph, and what would have to be recorded
-    for gradients is refused where the call is made.
+    Return whether it was put there.  A call that writes nothing could be dropped from a graph, and one that torch would
+    have to record for gradients is refused where it is made.
     """
     needed = any(each is not None and each.requires_grad for each in (out, x, b, bias))
     if out is None or (torch.is_grad_enabled() and needed):

@@ -273,7 +273,7 @@ class Scope:
 
 
 def _put(record: Record, scope: Scope | None) -> None:
-    """Let a scope, or none, be the one that frees a block."""
+    """Set the scope that frees a block; None for no scope."""
     if record.scope is not None:
         del record.scope._records[record.number]
     record.scope = scope

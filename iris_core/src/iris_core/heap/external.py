@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import SupportsImportTensor
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
-"""The words of messages behind the ranks that could not go on."""
+"""Text of messages after the ranks that could not go on."""
 
 
 class Passed(NamedTuple):
@@ -57,7 +57,7 @@ class Passed(NamedTuple):
 
 
 def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
-    """Return what as_symmetric has to know of this rank's tensor, or raise what it says.  Local."""
+    """Return the facts of this rank's tensor that as_symmetric needs, or raise its errors.  Local."""
     if not isinstance(external, torch.Tensor):
         raise TypeError(f"as_symmetric takes a torch tensor, not {type(external).__name__}")
     if external.layout is not torch.strided:
@@ -88,7 +88,7 @@ def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
 
 
 def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Passed:
-    """Make sure that as_symmetric can go on with the same kind of tensor on every rank.
+    """Check that every rank passes the same kind of tensor to as_symmetric.
 
     Collective: every rank calls it.  One exchange when all agree.
     """

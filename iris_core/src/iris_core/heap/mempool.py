@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from iris_core.types import DeviceTarget
 
 ALIGNMENT = 512
-"""What torch's caching allocator expects of a segment's address, in bytes."""
+"""Alignment in bytes that torch's caching allocator expects of a segment's address."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
@@ -65,7 +65,7 @@ class _Segments:
 
 
 def _without_tracebacks(error: Exception) -> Exception:
-    """The error, which is kept, and must not keep the heap."""
+    """Return the error without its traceback: it is kept, and must not keep the heap alive."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

@@ -108,7 +108,7 @@ class SubAllocator:
         return sorted(self._by_start.items())
 
     def free_below(self, end: int) -> tuple[int, int]:
-        """Return how many bytes are free below a place, at or above `limit`, and the most in one piece."""
+        """Return how many bytes are free below an offset, at or above `limit`, and the most in one piece."""
         most = 0
         for size, start in reversed(self._by_size):
             most = max(most, min(size, end - start))

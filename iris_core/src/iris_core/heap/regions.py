@@ -7,8 +7,8 @@ If that is not enough, groups use the upper end of the heap: users' allocations 
 lie below a limit that is equal on all.  Above it, the members of a group agree on a range below the regions that any of
 them has already.  When allocations need more, all ranks raise the limit together, at most up to the lowest region.
 
-Only a group's members take part, so a group never waits for other ranks.  Nothing is ever given back: captured graphs
-may know it.
+Only a group's members take part, so a group never waits for other ranks.  Ranges are never given back: captured graphs
+may use them.
 
 Threads of a rank may take regions for several groups, and for allocations, at the same time.  Each rank has a lock, and
 a step holds those of all members, taken in the order of ranks, so that no two steps wait for each other.

@@ -109,8 +109,8 @@ class Host:
 class HostStream:
     """Calls in order in a thread of this process; failed calls go to `failures` with the name of the operation.
 
-    A call that was launched while one before it was under way, or had failed and no caller knew, fails with that one:
-    it would go on from where the peers are not.
+    A call that was launched while an earlier one ran, or had failed and its error was not raised, fails with that one:
+    its peers would be out of step.
     """
 
     def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
@@ -220,7 +220,7 @@ class StreamOrder:
         self._limit = _FIRST_PRUNING
 
     def check_not_capturing(self, what: str) -> None:
-        """Refuse what would be repeated by a graph without the heap's knowledge."""
+        """Raise HeapError during a capture: the graph would repeat the operation without the heap's knowledge."""
         if self.streams.is_capturing():
             raise HeapError(
                 f"{what}: the current stream is being captured into a graph, which uses its memory at every replay, "

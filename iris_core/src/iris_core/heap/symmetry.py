@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
-"""The words of messages behind the ranks that could not wait for their device."""
+"""Text of messages after the ranks that could not wait for their device."""
 
 
 class Step(NamedTuple):

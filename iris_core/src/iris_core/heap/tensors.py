@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
 
 class FactoryOptions(Options, total=False):
-    """`Options`, and what factories take that are not like another tensor.
+    """`Options`, and those of factories that do not copy another tensor's layout.
 
     Attributes:
         out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
@@ -71,18 +71,18 @@ class FactoryOptions(Options, total=False):
 
 
 class SizedOptions(FactoryOptions, total=False):
-    """`FactoryOptions`, and what factories take that have any number of arguments.
+    """`FactoryOptions`, and those of factories that take sizes as positional arguments.
 
     Attributes:
-        size: instead of them.  They are sizes one by one or as one (nested) tuple or list; `()` makes a tensor without
-            dimensions.
+        size: instead of the positional arguments, which are sizes one by one or as one (nested) tuple or list; `()`
+            makes a tensor without dimensions.
     """
 
     size: Sequence[int] | None
 
 
 class LikeOptions(Options, total=False):
-    """`Options`, and what factories take that are like another tensor.
+    """`Options`, and those of factories that copy another tensor's layout.
 
     Attributes:
         memory_format: torch.preserve_format, the default, keeps the order of strides.
@@ -322,7 +322,7 @@ class TensorFactories:
         device: Device = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """Check the options, and make what torch would make of them."""
+        """Check the options, and make the tensor that torch would make of them."""
         self._check_place(name, device, layout)
         if pin_memory:
             raise UnsupportedError(

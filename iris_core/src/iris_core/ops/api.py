@@ -43,7 +43,7 @@ class FusedWorkspace:
     It serves one context: another one may use it after `reset()` or `clear()`, or when the first one was closed.
     A graph that was captured with it needs it for its replays, neither reset nor cleared.
 
-    Nothing has to be reset between calls: flags count, and are never set back.
+    Nothing has to be reset between calls: flags are counters that only grow.
 
     Attributes:
         operation: of the last call; empty before the first one.
@@ -141,7 +141,7 @@ class Operations:
     | matmul_all_gather, gather_dim=1 | (M, K) | (K, N) | (M, W * N), beside each other |
 
     Collective: every member of the group calls an operation with the same arguments, in the same order, with the same
-    group's collectives, and no other rank does.  Alike must be: dtypes, shapes, config, options, and whether a tensor
+    group's collectives, and no other rank does.  These must be equal: dtypes, shapes, config, options, whether a tensor
     that others work on (A where it is gathered, the output where products are) lies on the heap with dense rows that
     begin at multiples of 16 bytes; its place there may differ.
 
@@ -154,7 +154,7 @@ class Operations:
     Stream, graphs: as with `ctx.ccl`.  An operation can be captured once it was called with tensors of the same kind.
 
     Arguments that they share:
-        output: what is written; shares no memory with the others.
+        output: the result; shares no memory with the others.
         A, B: the operands.
         bias: added once to the result: (N,) or (1, N) for each column, (M, 1) for each row, where (M, N) is what the
             output has; with matmul_all_gather it is what this member computes.  Where members share a result, that is
@@ -165,7 +165,7 @@ class Operations:
         group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
             dimension, or a list of such ranks; None for all.
 
-    All return the workspace, which knows the call; with `async_op` the handle.
+    All return the workspace, which holds the plan of the call; with `async_op` the handle.
 
     All raise what collectives do (see `Collectives`), an ArgumentError also where torch would record gradients.
 
@@ -298,7 +298,7 @@ class Operations:
         return self._binder.members_of(group)
 
     def refuse(self, op: str, error: Exception, group: Group = None) -> NoReturn:
-        """Raise what is wrong with this member's call before it is one: on all members that come to compare theirs.
+        """Raise the error of this member's invalid call, on all members that compare theirs.
 
         Collective where no such operation was called before, like the call itself; else this member waits for none.
         """
@@ -306,7 +306,7 @@ class Operations:
 
     # -- plans, and where they are kept -------------------------------------------------------------------------------
     def _bind(self, call: FusedCall, key: Any, workspace: FusedWorkspace | None) -> Any:
-        """Return what serves a call; it knows the workspace that it returns, which knows it."""
+        """Return the bound launch of a call, which refers to its workspace and is referred to by it."""
         bound = self._binder.bind(call, key, partial(self._holder, call.op, workspace))
         if bound.workspace is None:
             own = FusedWorkspace() if workspace is None else workspace
@@ -335,7 +335,7 @@ class Operations:
         return workspace.calls
 
     def _let_go(self) -> None:
-        """Drop all plans, those of callers' workspaces, too."""
+        """Drop all plans, including those of callers' workspaces."""
         self._held.clear()
         for workspace in list(self._workspaces):
             if workspace.owner is self._binder:

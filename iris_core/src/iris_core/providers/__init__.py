@@ -35,14 +35,14 @@ class Local:
     """
 
     name = "local"
-    info: ClassVar = everywhere("local", "collectives of a rank alone")
+    info: ClassVar = everywhere("local", "collectives of groups of one rank")
 
     def __init__(self, op: str) -> None:
         self.op = op
 
     def supports(self, request: CollectiveRequest) -> Availability:
         if request.group_size > 1:
-            return Availability.no(f"it serves a rank alone, and the group has {request.group_size}")
+            return Availability.no(f"it serves groups of one rank, and this group has {request.group_size}")
         if request.options.get("config"):
             return Availability.no(f"it has no use for {', '.join(request.options['config'])} of the config")
         return Availability.yes()

@@ -44,7 +44,7 @@ def _group_problem(request: CollectiveRequest | FusedRequest, backend: str) -> s
     """Say why there can be no process group for a request; empty if there can."""
     members = request.members
     if len(members) < 2:
-        return "a rank alone has no peer"
+        return "a group of one rank has no peer"
     if not (dist.is_available() and dist.is_initialized()):
         return "torch.distributed is not initialised (torch.distributed.init_process_group)"
     if list(members) != sorted(members):

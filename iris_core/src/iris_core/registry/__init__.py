@@ -1,6 +1,6 @@
 """Registry of plugins: discover -> load -> check -> register.
 
-The only room that touches pluggy and importlib_metadata.  Discovering reads entry points and imports nothing; a plugin
+The only package that uses pluggy and importlib_metadata.  Discovering reads entry points and imports nothing; a plugin
 is imported when it is chosen.  One that cannot be used stays listed with its state and reason, and hurts no other one.
 """
 
@@ -137,7 +137,7 @@ class Registry:
     def register(self, kind: PluginKind, plugin: Any, name: str | None = None) -> PluginRecord:
         """Add an object whose methods are marked with `hookimpl`, without an entry point, for tests and notebooks.
 
-        Its name is by default what the plugin says of itself.
+        Its name is by default the one in the plugin's description.
 
         Raises:
             PluginLoadError: the object is not a valid plugin of this kind.

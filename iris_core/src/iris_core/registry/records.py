@@ -46,7 +46,7 @@ class PluginRecord:
         entry_point: what the entry point names ("module:object").
         state: where it stands.
         reason: why, if it cannot be used.
-        info: what the plugin says about itself, once loaded; observers may say nothing.
+        info: the plugin's description, once loaded; observers may have none.
         error: what went wrong, if it is broken or incompatible.
         plugin: the imported object.
         manager: its own pluggy manager, once it has passed the checks.
@@ -180,7 +180,7 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
 
 
 def check_info(record: PluginRecord, info: Any) -> PluginInfo:
-    """Check what a plugin says about itself; the API first, because the rest may depend on it."""
+    """Check a plugin's description; the API first, because the rest may depend on it."""
 
     def check(right: bool, expected: str, got: Any) -> None:
         if not right:

@@ -192,7 +192,7 @@ def _missing(allocator: _Candidate, backend: _Candidate) -> frozenset[str]:
 
 
 def _unmet(candidate: _Candidate, partner: _Candidate) -> str:
-    """Say what keeps two from working together; empty if nothing does."""
+    """Return the reason why two plugins cannot work together; empty if they can."""
     if candidate.record.kind is PluginKind.ALLOCATOR:
         missing = _missing(candidate, partner)
         return f"{partner.record.name} needs {_listed(missing)}, which it lacks" if missing else ""

@@ -28,7 +28,7 @@ DTYPES = (*PLAIN, TF32, *FP8)
 """Element types that can be measured; "tf32" is float32 where TF32 is allowed."""
 
 LAYERS = tuple((m, n, k) for n, k in ((28672, 8192), (14336, 4096), (11008, 4096)) for m in (8192, 2048, 512))
-"""Rows, and weights (N, K) of large language models, that are measured where nobody says what."""
+"""Rows, and weights (N, K) of large language models, that are measured by default."""
 
 SPOILED = 77.0
 """No element of any operand, and of no result."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _USEFUL = 2.0
-"""An algorithm gets an entry where it takes at most so many times as long as the best: for calls that the better ones
+"""An algorithm gets an entry if its time is at most this multiple of the best one: for calls that the better ones
 cannot serve."""
 _MAX_ENTRIES = 4
 _GRACE_S = 600.0

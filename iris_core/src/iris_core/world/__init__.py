@@ -1,7 +1,7 @@
-"""The ranks of one host: who they are, how they find each other, and how they talk.
+"""The ranks of one host: their rendezvous, connections and exchanges.
 
 Ranks find each other in a folder that only their user can enter (`rendezvous`), and have a unix socket for each pair
-(`exchange`), over which all exchanges go (`group`).  What one rank refuses, all refuse (`failures`).  `launch` starts
+(`exchange`), over which all exchanges go (`group`).  If one rank refuses, all refuse (`failures`).  `launch` starts
 ranks.  Importing this imports neither torch nor triton.
 """
 

@@ -1,4 +1,4 @@
-"""Connections between the ranks of one host: frames of bytes, descriptors beside them, and ranks that are gone or late.
+"""Connections between the ranks of one host: frames of bytes, descriptors beside them, and ranks that are lost or late.
 
 Each pair of ranks has one connection, a stream of a unix socket, for all worlds that both are in.  Frames say which
 world's exchange they belong to, and which one of them, so ranks may use worlds in any order and from several threads:
@@ -66,7 +66,7 @@ class Link:
         return bool(self._out)
 
     def post(self, world: int, number: int, frame: Frame) -> None:
-        """Send a frame, as far as there is room; its descriptors must stay open until nothing is `pending`."""
+        """Send a frame, as far as the socket takes it; its descriptors must stay open until nothing is `pending`."""
         kind, call, payload, fds, _ = frame
         data = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call + payload
         parts = [fds[at : at + _FDS_PER_MESSAGE] for at in range(0, len(fds), _FDS_PER_MESSAGE)] or [()]
@@ -75,7 +75,7 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is pending, as far as there is room."""
+        """Send pending frames, as far as the socket takes them."""
         while self._out:
             data, fds = self._out[0]
             try:
@@ -130,7 +130,7 @@ class Link:
                 self._arrived[world].append((number, Frame(kind, call, payload, fds, num_fds)))
 
     def take(self, world: int, number: int) -> Frame | None:
-        """Return the peer's frame of an exchange, None if it is not there yet; drop those that came before it."""
+        """Return the peer's frame of an exchange, None if it has not arrived; drop earlier ones."""
         frames = self._arrived.get(world)
         while frames and frames[0][0] <= number:
             at, frame = frames.popleft()
@@ -149,7 +149,7 @@ class Link:
         self.ended = True
 
     def close(self) -> None:
-        """Hang up, and close descriptors that were not taken."""
+        """Close the connection, and descriptors that were not taken."""
         self._connection.close()
         close_all([*self._fds, *(fd for frames in self._arrived.values() for _, frame in frames for fd in frame.fds)])
         self._arrived.clear()
@@ -233,7 +233,7 @@ class Exchanges:
             raise HeapClosedError(self._closed)
 
     def close(self) -> None:
-        """Let the peers know, and hang up.  Idempotent."""
+        """Notify the peers, and close the connections.  Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -252,7 +252,7 @@ class Exchanges:
         self._changed.notify_all()
 
     def refuse(self, why: str) -> None:
-        """In a process that was forked off: let go of the parent's connections, and send nothing."""
+        """Drop the parent's connections in a forked process, without sending anything."""
         self._changed = threading.Condition(threading.Lock())  # another thread of the parent may have held it
         with self._changed:
             self._hang_up(why)
@@ -273,7 +273,7 @@ class Exchanges:
         return self._first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
 
     def _receive(self, timeout_s: float) -> None:
-        """Wait until something has arrived, or there is room for what is to be sent."""
+        """Wait until data has arrived, or a socket takes pending data."""
         if self._polling:
             self._changed.wait(timeout_s)
             self.check_usable()

@@ -125,7 +125,7 @@ def raise_described(
 
 
 def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
-    """Compare what must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
+    """Compare facts that must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
 
     Collective: every rank calls it.
     """

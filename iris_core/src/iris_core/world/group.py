@@ -189,7 +189,7 @@ class World:
         )
 
     def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
-        """Return the error of an exchange that took too long: missing ranks, and the calls in which others wait."""
+        """Return the error of an exchange that timed out: missing ranks, and the calls in which others wait."""
         assert self._exchanges is not None
         me = self._ranks[self.rank]
         present = {rank: [frame.call.decode()] for rank, frame in found.items()} | {me: [sent.call.decode()]}
@@ -270,7 +270,7 @@ class World:
             self._exchanges.check_peers(self._peers)
 
     def close(self) -> None:
-        """Tell the peers and hang up, for all worlds of these ranks; of some of the ranks, do nothing.  Local."""
+        """Notify the peers and close the connections, for all worlds of these ranks; no-op for a subworld.  Local."""
         if self._root is self and self._exchanges is not None:
             self._exchanges.close()
 
@@ -320,7 +320,7 @@ class Arrival:
 
 @contextlib.contextmanager
 def arrive(group: dist.ProcessGroup | None) -> Iterator[Arrival]:
-    """Let the other ranks know this process; if the block raises before it has opened the world, they raise as well."""
+    """Announce this process to the other ranks; if the block raises before it has opened the world, they raise, too."""
     arrival = Arrival(_find(group))
     try:
         yield arrival

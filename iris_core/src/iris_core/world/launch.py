@@ -343,7 +343,7 @@ def _collect(processes: Sequence[RankProcess], job: str, timeout_s: float, grace
 
 
 def _stack(process: RankProcess, folder: str, rank: int) -> str:
-    """Let a rank write the stacks of its threads, and return them: it is going to be killed."""
+    """Return the stacks of a rank's threads, which the rank writes before it is killed."""
     with contextlib.suppress(OSError):
         os.kill(process.process.pid or 0, _STACK_SIGNAL)
         time.sleep(_STACK_S)

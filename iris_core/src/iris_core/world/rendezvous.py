@@ -70,13 +70,13 @@ class Folder:
         with contextlib.suppress(KeyError):
             owner += f" ({pwd.getpwuid(found.st_uid).pw_name})"
         return IrisError(
-            f"{self.path} belongs to user {owner} and has mode {stat.filemode(found.st_mode)}; ranks meet only in a "
+            f"{self.path} belongs to user {owner} and has mode {stat.filemode(found.st_mode)}; ranks use only a "
             f"folder of their own user, {os.geteuid()}, that no other user can enter. Remove it, or set "
             "XDG_RUNTIME_DIR or TMPDIR to a folder of this user"
         )
 
     def write(self, name: str, content: Mapping[str, Any], *, first: bool = False) -> Mapping[str, Any]:
-        """Write a file, all of it at once; if it is to be the `first` one, return what an earlier one says instead."""
+        """Write a file atomically; if it is to be the `first` one, return the content of an earlier one instead."""
         temporary = f".{secrets.token_hex(8)}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         with open(fd, "w") as file:
@@ -93,7 +93,7 @@ class Folder:
         return content
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return what a file says; None if there is none."""
+        """Return the content of a file; None if there is none."""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Make or find the folder of this user for all that ranks leave for each other."""
+    """Make or find this user's folder for the files that ranks share."""
     refused: Exception | None = None
     for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         path = os.path.join(place, f"iris-{os.geteuid()}")
@@ -138,7 +138,7 @@ def private_folder() -> str:
             if isinstance(e, IrisError):
                 logger.warning("%s", e)
             refused = e
-    raise refused if isinstance(refused, IrisError) else IrisError(f"ranks find no folder to meet in: {refused}")
+    raise refused if isinstance(refused, IrisError) else IrisError(f"no folder for the rendezvous of ranks: {refused}")
 
 
 def named_folder(*parts: str) -> str:
@@ -269,7 +269,7 @@ class Opening:
         return Exchanges(links, pidfds, self.first_error, self._leave)
 
     def fail(self, error: BaseException) -> BaseException:
-        """Let go of everything, and let the others know why this rank cannot go on; return the first error."""
+        """Release everything, and publish why this rank cannot go on; return the first error."""
         try:
             if isinstance(error, OSError) and not isinstance(error, IrisError):
                 more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -284,13 +284,13 @@ class Opening:
             self._folder.close()
 
     def _leave(self) -> None:
-        """Let go of the folder, when the world is closed; its files stay for others if this process was forked off."""
+        """Close the folder with the world; its files stay if this process was forked off."""
         if self._where.remove and self._folder.fd >= 0 and os.getpid() == self._pid:
             self._folder.leave(self._where.rank)
         self._folder.close()
 
     def first_error(self, error: IrisError) -> IrisError:
-        """Let the other ranks know of an error, unless one has known something before; return the first one."""
+        """Publish an error to the other ranks, unless there is an earlier one; return the first one."""
         kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
         ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -341,7 +341,7 @@ class Opening:
             pause = min(1.5 * pause, most)
 
     def _look_after(self, rank: int, peer: _Peer) -> None:
-        """Go as far with one peer as one can."""
+        """Advance the connection with one peer as far as possible."""
         card = peer.card or self._folder.read(f"card.{self._where.name}.{rank}")
         said = None if card is not None and card["pid"] == peer.pid else self._folder.read(f"pid.{rank}")
         if said is not None and said["pid"] != peer.pid:
@@ -355,7 +355,7 @@ class Opening:
             self._prove(peer, peer.link)
 
     def _watch(self, rank: int, peer: _Peer, said: Mapping[str, Any]) -> None:
-        """Get hold of the process of a peer."""
+        """Open a descriptor of a peer's process."""
         pid, pidfd = said["pid"], None
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
@@ -404,7 +404,7 @@ class Opening:
         peer.link.post(0, 0, Frame(_HELLO, payload=bytes.fromhex(card["token"])))
 
     def _prove(self, peer: _Peer, link: Link) -> None:
-        """Look whether a peer has shown this rank's token; hang up if not."""
+        """Check that a peer has shown this rank's token; close the connection if not."""
         link.receive()
         hello = link.take(0, 0)
         if hello is not None:

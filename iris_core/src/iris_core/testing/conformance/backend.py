@@ -43,7 +43,7 @@ FUNCTIONS: Mapping[str, str] = {
     "load_acquire": "pointer",
     "barrier": "flags rank world_size heap_bases | rank_start rank_stride group_size",
 }
-"""The device functions and their parameters in the order in which users' kernels pass them; those behind | have
+"""The device functions and their parameters in the order in which users' kernels pass them; those after | have
 defaults."""
 
 

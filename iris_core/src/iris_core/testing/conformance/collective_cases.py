@@ -40,7 +40,7 @@ ARITHMETIC = ("avg", "product", "min", "max")  # and "sum", which is usual
 BITWISE = ("band", "bor", "bxor")
 PLACES = ("heap", "skewed", "ordinary", "strided")
 """Where tensors lie: on the heap; there, but elsewhere on each rank and aligned to an element only; in ordinary memory;
-on the heap with a gap behind each element."""
+on the heap with a gap after each element."""
 
 
 @dataclass(frozen=True)
