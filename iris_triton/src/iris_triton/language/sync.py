@@ -127,7 +127,7 @@ def wait(
         scope: "sys"; "gpu" if the sender is on the same device.
         timeout_ns: bound in nanoseconds; 0 for none.  After the bound wait returns although the condition may not
             hold: compare the returned value, or have the host check the status words.  With a negative one it reports
-            to the status words every |timeout_ns| and keeps waiting.
+            to the status words every abs(timeout_ns) and keeps waiting.
         status: pointer to the status words (int64[STATUS_WORDS], iris_core.device.context_words), to which the first
             wait that times out reports; None reports nothing.
         rank: the caller, for that report.
