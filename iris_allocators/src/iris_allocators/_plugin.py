@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from iris_allocators.info import HOST_INFO, TORCH_INFO, VMEM_INFO
-from iris_core.hooks import hookimpl
-from iris_core.types import Availability, DeviceType, PluginInfo
+from iris_core.hooks import ProviderPlugin, hookimpl
+from iris_core.types import Availability, DeviceType
 
 if TYPE_CHECKING:
-    from iris_core.protocols import Allocator
-    from iris_core.settings import PluginSettings
-    from iris_core.types import CreateRequest, DeviceTarget
+    from iris_core.types import DeviceTarget
 
 _BINDINGS = {
     DeviceType.CUDA: ("cuda.bindings", "cuda-bindings is not installed; torch's CUDA wheels bring it"),
@@ -23,28 +20,7 @@ _BINDINGS = {
 }
 
 
-class AllocatorPlugin:
-    """Provides one allocator; `allocator` and `settings` name its classes, as `pkgutil.resolve_name` takes them."""
-
-    def __init__(self, info: PluginInfo, allocator: str, settings: str) -> None:
-        self._info, self._allocator, self._settings = info, allocator, settings
-
-    @hookimpl
-    def iris_plugin_info(self) -> PluginInfo:
-        return self._info
-
-    @hookimpl
-    def iris_plugin_settings(self) -> type[PluginSettings]:
-        found: type[PluginSettings] = resolve_name(self._settings)
-        return found
-
-    @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> Allocator:
-        found: Allocator = resolve_name(self._allocator)(request)
-        return found
-
-
-class HostPlugin(AllocatorPlugin):
+class HostPlugin(ProviderPlugin):
     """Provides the "host" allocator."""
 
     @hookimpl
@@ -57,7 +33,7 @@ class HostPlugin(AllocatorPlugin):
         return Availability.yes()
 
 
-class GpuPlugin(AllocatorPlugin):
+class GpuPlugin(ProviderPlugin):
     """Provides an allocator of GPU memory."""
 
     @hookimpl

@@ -23,6 +23,7 @@ nor triton: listing plugins has to stay cheap.
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -83,6 +84,31 @@ class ProviderHooks:
         Called in a process of its own, with those devices of this machine that the plugin works on (perhaps none).  It
         may import anything and open devices.  What is missing, or a call that fails, is a finding, not an exception.
         """
+
+
+class ProviderPlugin:
+    """Base of provider plugins: all hooks but `iris_plugin_probe`, which a subclass adds, and the optional one.
+
+    `provider` and `settings` name classes, such as "package.module:Class"; they are imported when they are needed.
+    """
+
+    def __init__(self, info: PluginInfo, provider: str, settings: str) -> None:
+        self._info, self._provider, self._settings = info, provider, settings
+
+    @hookimpl
+    def iris_plugin_info(self) -> PluginInfo:
+        """Return `info`."""
+        return self._info
+
+    @hookimpl
+    def iris_plugin_settings(self) -> type[PluginSettings]:
+        """Return the class that `settings` names."""
+        return resolve_name(self._settings)  # type: ignore[no-any-return]
+
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> Any:
+        """Make one of the class that `provider` names, from the request."""
+        return resolve_name(self._provider)(request)
 
 
 class ObserverHooks:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.hooks import hookimpl
+from iris_core.hooks import ProviderPlugin, hookimpl
 from iris_core.types import Availability
 from iris_gluon.info import GLUON_INFO
-from iris_triton._plugin import BackendPlugin, triton_home
 from iris_triton._plugin import plugin as triton
+from iris_triton._plugin import triton_home
 
 if TYPE_CHECKING:
     from iris_core.types import DeviceTarget
 
 
-class GluonPlugin(BackendPlugin):
+class GluonPlugin(ProviderPlugin):
     """Provides the "gluon" backend."""
 
     @hookimpl

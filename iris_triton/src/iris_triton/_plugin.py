@@ -6,18 +6,15 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from iris_core.diagnosis import Finding, Verdict
-from iris_core.hooks import hookimpl
-from iris_core.types import Availability, DeviceType, PluginInfo
+from iris_core.hooks import ProviderPlugin, hookimpl
+from iris_core.types import Availability, DeviceType
 from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
-    from iris_core.settings import PluginSettings
-    from iris_core.types import CreateRequest, DeviceTarget
-    from iris_triton.backend import TritonBackend
+    from iris_core.types import DeviceTarget
 
 OLDEST_TRITON = (3, 6)  # the tested releases stand in `iris_triton._compat`
 OLDEST_CUDA = 70  # compute capability that the device functions compile for
@@ -83,28 +80,7 @@ def compiler_problem(target: DeviceTarget) -> str:
     )
 
 
-class BackendPlugin:
-    """Provides a backend; `backend` and `settings` name its classes, as `pkgutil.resolve_name` takes them."""
-
-    def __init__(self, info: PluginInfo, backend: str, settings: str) -> None:
-        self._info, self._backend, self._settings = info, backend, settings
-
-    @hookimpl
-    def iris_plugin_info(self) -> PluginInfo:
-        return self._info
-
-    @hookimpl
-    def iris_plugin_settings(self) -> type[PluginSettings]:
-        found: type[PluginSettings] = resolve_name(self._settings)
-        return found
-
-    @hookimpl
-    def iris_plugin_create(self, request: CreateRequest) -> TritonBackend:
-        found: TritonBackend = resolve_name(self._backend)(request)
-        return found
-
-
-class TritonPlugin(BackendPlugin):
+class TritonPlugin(ProviderPlugin):
     """Provides the "triton" backend."""
 
     @hookimpl
