@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
-from iris_core.torch_backend import library
+from iris_core.torch_backend import fsdp, library
 from iris_core.torch_backend.adapters import IS_BACKEND
 
 SHAPES = [(), (0,), (5,), (3, 4)]
@@ -278,3 +279,26 @@ def gradients(store):
             wrong[name] = "compiled"
     dist.destroy_process_group()
     return wrong
+
+
+def fsdp_on_the_heap(store):
+    """Return whether FSDP2 trains alike with buffers on the heap, and how many blocks there are after each step."""
+    rank, _ = start(store)
+    ctx = torch_backend.context_of()
+    parameters, blocks = [], []
+    for on_heap in (False, True):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
+        for each in (*net, net):
+            fully_shard(each)
+        if on_heap:
+            fsdp.use_heap(net, ctx)
+        for step in range(4):
+            net(whole((3, 8), torch.float32, 10 * rank + step)).square().mean().backward()
+            for each in net.parameters():
+                each.data.sub_(0.01 * each.grad)
+                each.grad = None
+            blocks.append(ctx.stats().num_blocks)
+        parameters.append([each.full_tensor() for each in net.parameters()])
+    dist.destroy_process_group()
+    return all(map(torch.equal, *parameters)), blocks

@@ -67,6 +67,13 @@ def test_tensors_of_a_mesh(on_ranks):
     assert on_ranks(jobs.tensors_of_a_mesh, 2) == [(True, [5.0] * 3)] * 2
 
 
+def test_fsdp_with_buffers_on_the_heap(on_ranks):
+    for is_equal, blocks in on_ranks(jobs.fsdp_on_the_heap, 3):
+        assert is_equal
+        assert blocks[:4] == [blocks[0]] * 4
+        assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3  # what the first step has made is used again
+
+
 def test_gradients_are_those_of_the_sum_of_all_losses(on_ranks):
     assert on_ranks(jobs.gradients, 2) == [{}, {}]
 

@@ -184,7 +184,7 @@ class GroupOperations:
 
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
         tensors = _listed(tensors)
-        op, factor = _reduction(opts)
+        op, factor = reduction(opts)
         first = tensors[0]
         if not all(self._serves(each, op) for each in tensors):
             return self._pass_on(name, first, tensors, opts)
@@ -199,7 +199,7 @@ class GroupOperations:
 
     def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:
         (tensor,) = _listed(tensors)
-        op, factor = _reduction(opts)
+        op, factor = reduction(opts)
         if not self._serves(tensor, op):
             return self._pass_on("reduce", tensor, [tensor], opts)
         root = _option(opts, "rootRank", 0)
@@ -213,7 +213,7 @@ class GroupOperations:
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         (output,) = _listed(outputs)
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        op, factor = _reduction(opts)
+        op, factor = reduction(opts)
         if not self._serves(output, op):
             return self._pass_on("reduce_scatter", output, [output], [parts], opts)
 
@@ -235,14 +235,14 @@ class GroupOperations:
         return self._reduce_scatter(name, outputs, inputs, opts, (outputs, inputs, opts))
 
     def _reduce_scatter(self, name: str, outputs: Any, inputs: Any, opts: Any, given: Sequence[Any]) -> dist.Work:
-        op, factor = _reduction(opts)
+        op, factor = reduction(opts)
         if not all(self._serves(each, op) for each in outputs):
             return self._pass_on(name, outputs[0], *given)
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
                 scaled = input if factor is None else input * factor
-                ccl.reduce_scatter(output, _as_parts(scaled, output, self._size), op)
+                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -294,7 +294,7 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                ccl.all_gather(_as_parts(output, input, self._size), input)
+                ccl.all_gather(as_parts(output, input, self._size), input)
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -446,12 +446,12 @@ def _option(opts: Any, name: str, default: Any) -> Any:
     return opts if isinstance(opts, int) else getattr(opts, name, default)
 
 
-def _reduction(opts: Any) -> tuple[ReduceOp, Any]:
+def reduction(opts: Any) -> tuple[ReduceOp, Any]:
     """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
     said: Any = getattr(opts, "reduceOp", opts)
     if said is None or said == c10d.ReduceOp.SUM:
         return ReduceOp.SUM, None
-    if not isinstance(said, c10d.ReduceOp):
+    if hasattr(said, "name"):  # an enumerator, of either library
         return ReduceOp[said.name], None
     state: Any = said.__getstate__()
     kind, factor = state
@@ -464,7 +464,7 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return len({each.shape for each in tensors}) == 1
 
 
-def _as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
+def as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
     """View a tensor of all members' elements as (size, ...) of a part; torch looks at the number of elements only."""
     if whole.numel() != size * part.numel():
         raise ArgumentError(f"a tensor of {whole.numel()} elements is not {size} times one of {part.numel()}")

@@ -1,0 +1,124 @@
+"""FSDP2 with buffers on the symmetric heap: what it gathers and scatters is neither staged nor copied.
+
+FSDP2 asks an object for the buffers and for the collective (`set_custom_all_gather`, `set_custom_reduce_scatter`); on a
+process group of backend "iris", `set_allocate_memory_from_process_group_for_comm(True)` takes the same buffers.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from iris_core.errors import ArgumentError
+from iris_core.torch_backend.operations import as_parts, reduction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+    from iris_core.api import Iris
+
+
+class Buffers:
+    """Tensors on a context's heap, each used again on its stream when nothing refers to it any longer.
+
+    Collective: all ranks take and drop buffers of the same sizes in the same order, as FSDP2 does; then they lie at the
+    same offsets.  FSDP2 orders its streams before it drops a buffer, as it must with torch's own allocator.
+    """
+
+    def __init__(self, ctx: Iris) -> None:
+        self._context = weakref.ref(ctx)
+        self._made: dict[int, list[tuple[torch.Tensor, int]]] = {}  # by stream: memory, and references when unused
+
+    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of (numel,), uninitialised, on the smallest unused buffer that holds it, or on a new one."""
+        ctx = self._context()
+        if ctx is None:
+            raise ArgumentError("the context of these buffers is gone")
+        nbytes = numel * dtype.itemsize
+        stream = torch.cuda.current_stream(ctx.device).cuda_stream if ctx.device != "cpu" else 0
+        made = self._made.setdefault(stream, [])
+        unused = [each for each, references in made if each.nbytes >= nbytes and _references(each) == references]
+        if unused:
+            memory = min(unused, key=lambda each: each.nbytes)
+        else:
+            memory = ctx.empty(max(nbytes, 1), dtype=torch.uint8)
+            made.append((memory, _references(memory)))
+        return memory[:nbytes].view(dtype)
+
+
+def _references(tensor: torch.Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+class _Communication:
+    def __init__(self, ctx: Iris, buffers: Buffers | None = None) -> None:
+        self.context, self._buffers = ctx, buffers or Buffers(ctx)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._buffers.take(math.prod(size), dtype).view(*size)
+
+    def _check(self, group: dist.ProcessGroup) -> None:
+        if group.size() != self.context.num_ranks:
+            raise ArgumentError(f"FSDP2 shards over {group.size()} ranks, and the context has {self.context.num_ranks}")
+
+
+class AllGather(_Communication):
+    """FSDP2's all-gather: `module.set_custom_all_gather(AllGather(ctx))`.  See `use_heap`."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Gather all ranks' inputs, (n,), into the output, (world size * n,), in the order of the current stream."""
+        self._check(group)
+        self.context.ccl.all_gather(as_parts(output_tensor, input_tensor, group.size()), input_tensor)
+
+
+class ReduceScatter(_Communication):
+    """FSDP2's reduce-scatter: `module.set_custom_reduce_scatter(ReduceScatter(ctx))`.  See `use_heap`."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
+        async_op: bool = False,
+    ) -> None:  # fmt: skip
+        """Reduce all ranks' inputs, (world size * n,), to this rank's part, (n,), in the current stream's order."""
+        self._check(group)
+        kind, factor = reduction(op)
+        if factor is not None:
+            input_tensor.mul_(factor)  # FSDP2 does not read it again
+        self.context.ccl.reduce_scatter(output_tensor, as_parts(input_tensor, output_tensor, group.size()), kind)
+
+
+def use_heap(net: torch.nn.Module, ctx: Iris) -> None:
+    """Let all FSDP2 modules in `net` communicate by `ctx.ccl`, with buffers on its heap.
+
+    Local.  The group that the modules are sharded over may have any backend; its ranks are those of the context.  The
+    heap holds, for each rank, two gathered layers, two layers' gradients before they are scattered, and the shards of
+    all gradients until they are dropped (`zero_grad`).
+
+    Args:
+        net: modules to which `fully_shard` was applied.
+        ctx: an open context, whose device is the parameters'.
+
+    Raises:
+        ArgumentError: there is no FSDP2 module in it.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from iris_core.torch_backend import fsdp
+        >>> for block in net:                                                                        # doctest: +SKIP
+        ...     fully_shard(block)
+        >>> fsdp.use_heap(net, Iris("2GiB", group=dist.group.WORLD))                                 # doctest: +SKIP
+    """
+    modules = [each for each in net.modules() if isinstance(each, FSDPModule)]
+    if not modules:
+        raise ArgumentError("use_heap: fully_shard was applied to no module here")
+    buffers = Buffers(ctx)
+    for each in modules:
+        each.set_custom_all_gather(AllGather(ctx, buffers))  # type: ignore[arg-type]
+        each.set_custom_reduce_scatter(ReduceScatter(ctx, buffers))  # type: ignore[arg-type]
