@@ -61,6 +61,7 @@ class _Communication:
         self.context, self._buffers = ctx, buffers or Buffers(ctx)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a buffer of a size on the context's heap, uninitialised.  Collective."""
         return self._buffers.take(math.prod(size), dtype).view(*size)
 
     def _check(self, group: dist.ProcessGroup) -> None:
