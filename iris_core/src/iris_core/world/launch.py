@@ -136,6 +136,8 @@ class RankProcesses:
             if rank not in self._processes:
                 self._processes[rank] = self._start(rank)
         if self._size != num_ranks:
+            for each in self._processes.values():  # together: NCCL's groups wait for their members when they end
+                each.send(())
             self._worlds += 1
             self._size = num_ranks
         folder = os.path.join(self._folder.name, f"world-{self._worlds}")
@@ -190,9 +192,9 @@ class RankProcess:
         self.busy = False
         self.spoilt = False  # it can run no further job
 
-    def send(self, job: tuple[str, int, int, bytes] | None) -> None:
-        """Give it a job, or none: then it ends.  If it is gone, waiting for its answer says so."""
-        self.busy = True
+    def send(self, job: tuple[str, int, int, bytes] | tuple[()] | None) -> None:
+        """Give it a job; an empty one lets it leave its world, and None end.  If it is gone, waiting for it says so."""
+        self.busy = bool(job)
         with contextlib.suppress(OSError):
             self.pipe.send(job)
 
@@ -258,13 +260,14 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
             job = pipe.recv()
         except EOFError:  # the launcher is gone
             return
-        if job is None:
+        if not job:
             _leave_torch()
-            return
+            if job is None:
+                return
+            continue
         folder, rank, num_ranks, call = job
         try:
             if folder != joined:
-                _leave_torch()
                 stacks = open(f"{folder}/stack-{rank}", "w")  # noqa: SIM115 - as long as this world lasts
                 faulthandler.register(_STACK_SIGNAL, stacks)
                 join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
