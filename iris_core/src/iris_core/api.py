@@ -53,6 +53,10 @@ class Iris(TensorFactories):
             of an allocator or backend that was not chosen are checked, too, and a warning says that they are not used.
         barrier_timeout: bound in seconds of barriers and exchanges of the host; IRIS_BARRIER_TIMEOUT or 300 by default.
         device_timeout: bound in seconds of waits inside kernels; IRIS_DEVICE_TIMEOUT or none by default.
+        deterministic: whether reductions of `ctx.ccl` and `ctx.ops` promise the same bits for the same inputs, shapes
+            and members: in every call, whatever is measured, wherever tensors lie, and on all ranks of an all_reduce.
+            Those that cannot are refused.  By default IRIS_DETERMINISTIC, then what
+            torch.use_deterministic_algorithms says now; see docs/collectives.md.
 
     Raises:
         SettingsError: a size, name or option is wrong.
@@ -87,12 +91,13 @@ class Iris(TensorFactories):
         options: Mapping[str, Mapping[str, Any]] | None = None,
         barrier_timeout: float | None = None,
         device_timeout: float | None = None,
+        deterministic: bool | None = None,
     ) -> None:
         self._closed = _CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
-        asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout}
+        asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout, "deterministic": deterministic}
         with world.arrive(group) as arrival:
             self._open_all(arrival, asked, dict(options or {}))
 

@@ -145,6 +145,7 @@ def open_heap(
     workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
     facts = plan_facts(plan, int(settings.heap_size))
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
+    facts["deterministic"] = str(settings.deterministic)
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)

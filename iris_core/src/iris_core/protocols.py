@@ -358,7 +358,10 @@ class Algorithm(Protocol[R]):
     Optional members: `measured_only = True`, if it is to be chosen where it was measured and by name only;
     `always_measured = True`, if first calls are to measure it whatever it estimates; `tunings(request)`, which
     returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each another
-    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, if that may be the longer time.
+    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, if that may be the longer time;
+    `deterministic = True`, if a reduction's bits depend on inputs, shapes and members alone (docs/collectives.md).  One
+    of `ctx.ccl` then starts with the first member's elements, goes on in the group's order, floats of less than 32 bits
+    as float32, and rounds once, so that all of these algorithms have the same bits.
     """
 
     @property

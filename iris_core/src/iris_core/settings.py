@@ -89,6 +89,12 @@ def _names(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _wants_torch_determinism() -> bool:
+    import torch  # plugins import this module, and have to be light
+
+    return bool(torch.get_deterministic_debug_mode() == 2)  # what is not deterministic raises; 1 is warn_only
+
+
 class IrisSettings(SettingsBase):
     """Settings of the core.  Sizes accept "64MiB", "1GiB" or a number of bytes."""
 
@@ -106,6 +112,9 @@ class IrisSettings(SettingsBase):
     """Whether the first call of a kind measures algorithms where no table has a measured point near to it: "first"
     measures the few that may be the fastest, "exhaustive" all with all their launches, also near measured points, "off"
     none; unset: first on GPUs, off on CPUs."""
+    deterministic: bool = Field(default_factory=_wants_torch_determinism)
+    """Whether reductions have the same bits in every call, by whatever algorithm (docs/collectives.md); unset: whether
+    torch.use_deterministic_algorithms(True) was called before, without warn_only."""
     cache_dir: str = Field(
         default_factory=lambda: os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "iris")
     )

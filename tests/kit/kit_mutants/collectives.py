@@ -23,6 +23,8 @@ KILLERS = {
     "dropped-last": ["world_calls[host-results]"],
     "nothing-for-nothing": ["world_calls[host-results]"],
     "half-precision": ["world_calls[host-results]"],
+    "last-first": ["world_promised_bits[host]"],
+    "rounded-twice": ["world_promised_bits[host]"],
     "own-rounding": ["world_calls[host-agreement]"],
     "one-too-far": ["world_calls[host-surroundings]"],
     "scratch-input": ["world_calls[host-input]"],
@@ -106,6 +108,23 @@ class HalfPrecision(Exchange):
         if plan.request.options["reduction"] != "sum":
             return super().reduce(plan, inputs)
         return functools.reduce(REDUCE["sum"], inputs)
+
+
+class LastFirst(Exchange):
+    """Promises its bits, and adds up in another order."""
+
+    def reduce(self, plan, inputs):
+        return super().reduce(plan, inputs[::-1])
+
+
+class RoundedTwice(Exchange):
+    """Promises its bits, and rounds a sum before it is divided."""
+
+    def reduce(self, plan, inputs):
+        if plan.request.options["reduction"] != "avg":
+            return super().reduce(plan, inputs)
+        total = functools.reduce(REDUCE["sum"], [each.double() for each in inputs])
+        return total.to(inputs[0].dtype) / len(inputs)
 
 
 class OwnRounding(Exchange):

@@ -190,9 +190,9 @@ COLLECTIVES = {
             PluginKind.COLLECTIVE,
             "collectives",
             "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision "
-            "own-rounding one-too-far scratch-input never-done once no-entry no-exit own-first takes-memory "
-            "borrows-memory plans-pile-up whole-world other-peers raises silent-no never yes-man free-of-charge "
-            "cheaper-by-the-dozen other-names",
+            "last-first rounded-twice own-rounding one-too-far scratch-input never-done once no-entry no-exit "
+            "own-first takes-memory borrows-memory plans-pile-up whole-world other-peers raises silent-no never "
+            "yes-man free-of-charge cheaper-by-the-dozen other-names",
         )
     ),
 }

@@ -359,7 +359,7 @@ class Binder:
                 plan = prepare_alike(team, f"{algorithm.name!r} for {op}", make) if is_new else make()
                 break
             except UnsupportedError as error:  # memory is exhausted
-                if is_named or not (is_new or team.size == 1):
+                if is_named or chooser.is_fixed(request) or not (is_new or team.size == 1):
                     raise
                 left_out[algorithm.name] = str(error).partition("\n")[0]
                 team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
@@ -486,7 +486,8 @@ class Binder:
             cache = Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")
             tables = choice.Tables(cache, self.providers.tables(is_fused), device)
             found, unusable = self.providers.found(is_fused)
-            self._choosers[is_fused] = choice.Chooser(found, tables, unusable)
+            is_deterministic = self.open().settings.deterministic
+            self._choosers[is_fused] = choice.Chooser(found, tables, unusable, deterministic=is_deterministic)
         return self._choosers[is_fused]
 
     def add(self, algorithms: Sequence[Any]) -> None:

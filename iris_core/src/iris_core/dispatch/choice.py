@@ -110,6 +110,11 @@ fastest, up to the second its configs serve, wherever tensors lie, and up to the
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
 
+_NOT_PROMISED = (
+    "it does not promise its bits, and this context wants that of reductions (deterministic=True, IRIS_DETERMINISTIC "
+    "or torch.use_deterministic_algorithms)"
+)
+
 Launch = tuple[str, Mapping[str, Any]]
 """An algorithm's name, and fields of its config."""
 
@@ -130,11 +135,20 @@ class Choice(NamedTuple):
 
 
 class Chooser:
-    """The algorithms of one context, the first of each name; `unusable` are plugins that brought none, with reasons."""
+    """The algorithms of one context, the first of each name; `unusable` are plugins that brought none, with reasons.
+
+    If the context is `deterministic`, only algorithms that promise the bits of reductions serve them.
+    """
 
     def __init__(
-        self, algorithms: Iterable[Algorithm[Any]], tables: Tables, unusable: Iterable[tuple[str, str]]
+        self,
+        algorithms: Iterable[Algorithm[Any]],
+        tables: Tables,
+        unusable: Iterable[tuple[str, str]],
+        *,
+        deterministic: bool = False,
     ) -> None:
+        self._deterministic = deterministic
         self._by_op: dict[str, dict[str, Algorithm[Any]]] = {}
         for each in algorithms:
             self._by_op.setdefault(each.op, {}).setdefault(each.name, each)
@@ -165,7 +179,7 @@ class Chooser:
         if settled is not None and serves(*settled[:2]):
             name, given, why, in_graphs = settled
             return Choice(known[name], why, with_config(request, given), in_graphs)
-        found = self.tables.nearest(request)
+        found = self._nearest(request)
         if serving := [each for each in found.entries if serves(each.algorithm, each.config)]:
             best = min(serving, key=lambda each: self.seconds(request, each.algorithm, each.seconds))
             captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
@@ -179,6 +193,8 @@ class Chooser:
                     answers[name] = Availability.no(left_out[name]) if no else self._supports(each, request, config)
             usable = [name for name, answer in answers.items() if answer]
             if usable and not by_name:
+                if self.is_fixed(request):
+                    return Choice(known[usable[0]], "the first one that promises its bits", request)
                 cheapest = min(usable, key=lambda name: known[name].cost(request))
                 why = "the cheapest by its model" if len(usable) > 1 else "the only one that can"
                 return Choice(known[cheapest], why, request)
@@ -222,6 +238,8 @@ class Chooser:
             for name, each in self._by_op.get(request.op, {}).items()
             if self._supports(each, request, config)
         }
+        if self.is_fixed(request):
+            return []
         if not few:
             return [(name, {}) for name in usable]
         entries = [each for each in self.tables.nearest(request).entries if each.algorithm in usable]
@@ -247,7 +265,7 @@ class Chooser:
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
-        found = self.tables.nearest(request)
+        found = self._nearest(request)
         tabled = {entry.algorithm: entry for entry in reversed(found.entries)}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
@@ -262,10 +280,23 @@ class Chooser:
             candidates.append(Candidate(name, each.info.name, answer.ok, reason, seconds, entry, is_near))
         return Explanation(request.op, chosen, why, tuple(candidates))
 
+    def is_fixed(self, request: Request) -> bool:
+        """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""
+        return isinstance(request, FusedRequest) and self._promises(request)
+
+    def _promises(self, request: Request) -> bool:
+        """Whether a request reduces over members, in a context that promises its bits."""
+        return self._deterministic and "reduce" in request.op and request.group_size > 1
+
+    def _nearest(self, request: Request) -> Found:
+        return Found() if self.is_fixed(request) else self.tables.nearest(request)
+
     def _supports(self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None) -> Availability:
         """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
         if config is not None and config.use_gluon and algorithm.info.name != "gluon":
             return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
+        if self._promises(request) and getattr(algorithm, "deterministic", False) is not True:
+            return Availability.no(_NOT_PROMISED)
         answer, problem = self._ask(algorithm, "supports", request)
         if answer:
             _, problem = self._ask(algorithm, "cost", request)

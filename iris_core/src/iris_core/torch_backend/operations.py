@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from iris_core.api import Iris
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.settings import load_settings
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork
 from iris_core.types import ReduceOp
 
@@ -46,12 +47,15 @@ class Options:
     Args:
         heap_size, allocator, backend: as of `Iris`.
         devices: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu".
+        deterministic: as of `Iris`, asked for when the group is made.  Reductions of floats and complex numbers that go
+            to the group inside are refused then.
     """
 
     heap_size: int | str | None = None
     allocator: str = "auto"
     backend: str = "auto"
     devices: tuple[str, ...] | None = None
+    deterministic: bool | None = None
 
 
 class GroupOperations:
@@ -80,6 +84,7 @@ class GroupOperations:
         self._store, self._rank, self._size, self._timeout, self._find = store, rank, size, timeout, find
         self._bound = None if timeout == c10d._DEFAULT_PG_TIMEOUT else timeout.total_seconds()
         self._options = options or Options()
+        self._deterministic = load_settings(deterministic=self._options.deterministic).deterministic
         self._devices = self._options.devices or ("cuda" if torch.cuda.is_available() else "cpu",)
         self._contexts: dict[str, Iris] = {}
         # gloo connects all members at once, and only two of them may come to the first message
@@ -106,7 +111,7 @@ class GroupOperations:
             given = self._options
             ctx = self._contexts[device.type] = Iris(
                 given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=self._find(),
-                barrier_timeout=self._bound, device_timeout=self._bound,
+                barrier_timeout=self._bound, device_timeout=self._bound, deterministic=self._deterministic,
             )  # fmt: skip
         return ctx
 
@@ -121,9 +126,17 @@ class GroupOperations:
 
     def _serves(self, tensor: torch.Tensor, op: Any = None) -> bool:
         """Whether Iris runs a call; the same on all members, which call with the same dtype and reduction."""
-        if tensor.device.type not in self._devices or tensor.layout is not torch.strided:
-            return False
-        return op is None or reduces(op, tensor.dtype)
+        is_here = tensor.device.type in self._devices and tensor.layout is torch.strided
+        if op is None:
+            return is_here
+        serves = is_here and reduces(op, tensor.dtype)
+        if self._deterministic and not serves and (tensor.is_floating_point() or tensor.is_complex()):
+            raise UnsupportedError(
+                f"{op.name} of {tensor.dtype} on {tensor.device.type} goes to gloo or NCCL, which do not promise its "
+                "bits, and this group wants that (Options.deterministic, IRIS_DETERMINISTIC or "
+                "torch.use_deterministic_algorithms)"
+            )
+        return serves
 
     def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any) -> dist.Work:
         inner = self.inner(tensor.device.type)

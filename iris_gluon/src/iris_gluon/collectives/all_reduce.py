@@ -117,6 +117,7 @@ def two_shot(
 class TwoShot(GluonCollective):
     """all_reduce in two steps."""
 
+    deterministic = True
     variants = ("two_shot",)
 
     def cost(self, request: CollectiveRequest) -> float:

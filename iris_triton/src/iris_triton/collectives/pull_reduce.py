@@ -80,6 +80,8 @@ def pull_reduce(
 class PullReduce(KernelCollective):
     """all_reduce in one step, reduce, or reduce_scatter."""
 
+    deterministic = True
+
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two barriers; every input comes over the links to the ranks that reduce it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes

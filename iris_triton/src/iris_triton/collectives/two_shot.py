@@ -99,6 +99,8 @@ def two_shot(
 class TwoShot(KernelCollective):
     """all_reduce in two steps."""
 
+    deterministic = True
+
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: receive shards, send results; one more barrier if peers cannot address the output."""
         moved = 2 * request.nbytes * (request.group_size - 1) / request.group_size

@@ -126,6 +126,7 @@ def matmul_reduce(
 class Reduce(Fused):
     """`push` and `two_shot`."""
 
+    deterministic = True
     exposed = 1 / 4  # of the sums
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:

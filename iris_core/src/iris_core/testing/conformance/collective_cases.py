@@ -144,15 +144,20 @@ def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what each rank of the group gets for these inputs; reductions as float64 or int64."""
     size = len(inputs)
     if case.op in REDUCING:
-        wide = torch.float64 if inputs[0].is_floating_point() else torch.int64
-        total = _REDUCE[case.reduction](torch.stack([each.to(wide) for each in inputs]), 0)
-        return list(total.tensor_split(size)) if case.op == "reduce_scatter" else [total] * size
+        return _reduced(case, inputs, torch.float64 if inputs[0].is_floating_point() else torch.int64)
     if case.op == "all_to_all":
         chunks = [each.tensor_split(size) for each in inputs]
         return [torch.cat([chunks[peer][rank] for peer in range(size)]) for rank in range(size)]
     if case.op == "scatter":
         return list(inputs[case.root].tensor_split(size))
     return [inputs[case.root] if case.op == "broadcast" else torch.cat(list(inputs))] * size
+
+
+def promised(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what each rank of the group gets from a `deterministic` algorithm, to the bit."""
+    dtype = inputs[0].dtype
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    return [each.to(dtype) for each in _reduced(case, inputs, wide)]
 
 
 def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, in_float32: bool) -> str:
@@ -182,15 +187,22 @@ def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, i
     return f"{what}: {len(places)} of {wrong.numel()} are wrong, the first at {places[0]}"
 
 
-_REDUCE: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "sum": torch.sum,
-    "avg": torch.mean,
-    "product": torch.prod,
-    "min": torch.amin,
-    "max": torch.amax,
-    "band": lambda rows, _: functools.reduce(torch.bitwise_and, rows),
-    "bor": lambda rows, _: functools.reduce(torch.bitwise_or, rows),
-    "bxor": lambda rows, _: functools.reduce(torch.bitwise_xor, rows),
+def _reduced(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype) -> list[torch.Tensor]:
+    """Reduce in the group's order, as `wide`."""
+    total = functools.reduce(_COMBINE[case.reduction], [each.to(wide) for each in inputs])
+    result = total / len(inputs) if case.reduction == "avg" else total
+    return list(result.tensor_split(len(inputs))) if case.op == "reduce_scatter" else [result] * len(inputs)
+
+
+_COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
 }
 
 
