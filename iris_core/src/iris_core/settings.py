@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
@@ -89,10 +90,9 @@ def _names(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-def _wants_torch_determinism() -> bool:
-    import torch  # plugins import this module, and have to be light
-
-    return bool(torch.get_deterministic_debug_mode() == 2)  # what is not deterministic raises; 1 is warn_only
+def _torch_is_deterministic() -> bool:
+    torch = sys.modules.get("torch")  # importing it would make `iris plugins` slow
+    return torch is not None and torch.get_deterministic_debug_mode() == 2  # 1 is warn_only
 
 
 class IrisSettings(SettingsBase):
@@ -112,7 +112,7 @@ class IrisSettings(SettingsBase):
     """Whether the first call of a kind measures algorithms where no table has a measured point near to it: "first"
     measures the few that may be the fastest, "exhaustive" all with all their launches, also near measured points, "off"
     none; unset: first on GPUs, off on CPUs."""
-    deterministic: bool = Field(default_factory=_wants_torch_determinism)
+    deterministic: bool = Field(default_factory=_torch_is_deterministic)
     """Whether reductions have the same bits in every call, by whatever algorithm (docs/collectives.md); unset: whether
     torch.use_deterministic_algorithms(True) was called before, without warn_only."""
     cache_dir: str = Field(

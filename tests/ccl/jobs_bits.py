@@ -1,0 +1,195 @@
+"""Rank jobs of test_bits: the bits of reductions in contexts that promise them; they run on CPU ranks and on GPUs."""
+
+import functools
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from emulation import emulation
+from jobs_ccl import bits
+from jobs_common import environment
+
+from iris_core import Iris
+from iris_core.ccl import Config, ReduceOp
+from iris_core.dispatch.choice import file_name
+from iris_core.dispatch.tables import Entry, write_table
+from iris_core.errors import IrisError, UnsupportedError
+from iris_core.ops import FusedConfig
+from iris_core.testing.conformance.collective_cases import Case, promised
+
+ALGORITHMS = {
+    ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("all_reduce", "gluon_two_shot"), ("reduce", "pull"),
+    ("reduce_scatter", "pull"),
+    *(("all_reduce", f"{each}_one_shot") for each in ("ll", "ll128", "sentinel")),
+    *(("all_reduce", f"{each}_two_shot") for each in ("ll128", "sentinel")),
+    *(("reduce_scatter", f"{each}_mailbox") for each in ("ll", "ll128", "sentinel")),
+}  # fmt: skip
+"""All that promise their bits; reduce_scatter in the layout of tiles has another result."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+COUNT = 203
+
+
+def inputs_of(dtype, size):
+    """Every rank's numbers: a large one of the first rank is taken away again by the last one.
+
+    In between, small ones are rounded away or not: that depends on the order, and on the type of the sum.
+    """
+    generator = torch.Generator().manual_seed(5)
+    digits = {torch.float64: 52, torch.float32: 23}.get(dtype, 24)
+    large = (torch.rand(size * COUNT, generator=generator, dtype=torch.float64) + 1) * 2.0**10
+    rows = [large]
+    for _ in range(size - 2):
+        rows.append(torch.randn(size * COUNT, generator=generator, dtype=torch.float64) * 2.0 ** (12 - digits))
+    rows.append(-large + torch.randn(size * COUNT, generator=generator, dtype=torch.float64))
+    return [row.to(dtype).view(size, COUNT) for row in rows]
+
+
+def order_matters(dtype, size):
+    """Whether the sum of these numbers has other bits in another order, and in their own type."""
+    inputs = inputs_of(dtype, size)
+    case = Case("all_reduce", reduction="sum")
+    right = promised(case, inputs)[0]
+    return not torch.equal(right, promised(case, inputs[-1:] + inputs[:-1])[0]), not torch.equal(
+        right, functools.reduce(torch.add, inputs)
+    )
+
+
+def wrong_bits(device, places, turns):
+    """Call every algorithm that promises its bits; returns which there are, and where other bits came."""
+    tried, wrong, own = set(), [], random.Random()
+    with emulation(), Iris("24MiB", device=device, backend="gluon", deterministic=True) as ctx:
+        size, rank = ctx.num_ranks, ctx.cur_rank
+        reductions = ("sum", "avg", "product", "max")
+        ctx.ccl.explain("all_reduce", ctx.zeros(1), ctx.zeros(1))
+        by_op = ctx.ccl._binder._choosers[False]._by_op
+        known = [each for op in ("all_reduce", "reduce_scatter", "reduce") for each in by_op[op].values()]
+        for each in known:
+            op, name = each.op, each.name
+            if getattr(each, "deterministic", False) is not True or "tiles" in each.layouts:
+                continue
+            tried.add((op, name))
+            for number, dtype in enumerate(DTYPES):
+                inputs = inputs_of(dtype, size)
+                for place in places:
+                    make = torch.empty if place == "ordinary" else ctx.empty
+                    x = make(size, COUNT, dtype=dtype, device=ctx.device)
+                    out = (
+                        x
+                        if place == "in place" and op == "all_reduce"
+                        else make(1 if op == "reduce_scatter" else size, COUNT, dtype=dtype, device=ctx.device)
+                    )
+                    for turn in range(turns):
+                        reduction = reductions[turn and (turn + number) % 4]
+                        x.copy_(inputs[rank])
+                        case = Case(op, dtype=str(dtype).removeprefix("torch."), reduction=reduction, root=size - 1)
+                        time.sleep(0.01 * own.random() * (own.random() < 0.2))
+                        how = {"op": ReduceOp[reduction.upper()], "config": Config(algorithm=name)}
+                        try:
+                            if op == "reduce":
+                                ctx.ccl.reduce(out if rank == size - 1 else None, x, size - 1, **how)
+                            else:
+                                getattr(ctx.ccl, op)(out, x, **how)
+                        except UnsupportedError as error:
+                            if "words of float64" not in str(error):
+                                raise
+                            continue
+                        if op != "reduce" or rank == size - 1:
+                            right = promised(case, inputs)[rank]
+                            if not torch.equal(bits(out.cpu()), bits(right)):
+                                wrong.append(f"{name}: {case}, {place}, call {turn}")
+        ctx.barrier()
+    return tried, wrong
+
+
+def refusals(device):
+    """What is said to those who name algorithms that promise nothing, then what calls without a name are served by."""
+    said = []
+    with emulation(), Iris("24MiB", device=device, deterministic=True) as ctx:
+        size = ctx.num_ranks
+        x, y = ctx.ones(64), ctx.zeros(64)
+        a, b, product = ctx.ones(16 * size, 16), ctx.ones(16, 16), ctx.zeros(16, 16)
+        whole = ctx.zeros(16 * size, 16)
+        torchs = "gloo" if device == "cpu" else "nccl"
+
+        def named(call):
+            try:
+                call()
+            except IrisError as error:
+                said.append(f"{type(error).__name__}: {error}")
+
+        named(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm="sentinel_split")))
+        named(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm=torchs)))
+        named(lambda: ctx.ops.matmul_all_reduce(whole, a, b, config=FusedConfig(algorithm="unfused")))
+        named(lambda: ctx.ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm="copy_engine")))
+        named(lambda: ctx.ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm=torchs)))
+        ctx.ccl.all_reduce(y, x)
+        ctx.ccl.all_gather(ctx.zeros(size, 64), x, config=Config(algorithm=torchs))  # rounds nothing
+        text = str(ctx.ccl.explain("all_reduce", y, x))
+        ctx.barrier()
+        return said, y.unique().tolist(), text
+
+
+def of_products(device, cache, fastest):
+    """The bits of products that are reduced, by operation, place and call, and whether sums are those of plain torch.
+
+    By a table in `cache`, an algorithm of `fastest` takes no time.
+    """
+    found, size = {}, dist.get_world_size()
+    if dist.get_rank() == 0 and fastest:
+        name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
+        entries = [
+            Entry(op, "*", (48 * size, 40, 72), fastest, 1e-9, place)
+            for op in ("matmul_all_reduce", "matmul_reduce_scatter")
+            for place in ("heap", "ordinary")
+        ]
+        write_table(cache / "ops" / file_name(name, size), name, size, {}, entries)
+    dist.barrier()
+    with environment(IRIS_CACHE_DIR=str(cache)), Iris("24MiB", device=device, deterministic=True) as ctx:
+        rank = ctx.cur_rank
+        m, n, k = 48 * size, 40, 72
+        generator = torch.Generator().manual_seed(rank)
+        for dtype in (torch.float32, torch.bfloat16):
+            a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
+            bias = torch.linspace(-1, 1, n).to(dtype)
+            for op in ("matmul_all_reduce", "matmul_reduce_scatter"):
+                rows = m if op == "matmul_all_reduce" else m // size
+                for place in ("heap", "ordinary", "skewed", "transposed"):
+                    make = ctx.empty if place == "heap" else torch.empty
+                    tensors = []
+                    for tensor in (a, b, bias, torch.empty(rows, n, dtype=dtype)):
+                        shape = tensor.shape[::-1] if place == "transposed" else tensor.shape
+                        raw = make(tensor.numel() + 1, dtype=dtype, device=ctx.device)
+                        mine = (raw[1:] if place == "skewed" else raw[:-1]).view(shape)
+                        tensors.append(mine.t() if place == "transposed" and mine.dim() == 2 else mine)
+                        tensors[-1].copy_(tensor)
+                    *operands, out = tensors
+                    for turn in range(2):
+                        time.sleep(0.01 * random.random())
+                        getattr(ctx.ops, op)(out, *operands)
+                        found[op, dtype, place, turn] = bytes(bits(out.cpu()).tolist())
+                    found.setdefault("served by", set()).add(ctx.ops.explain(op, out, *operands).algorithm)
+                # products that are exact: the sums alone round
+                inputs = [each.flatten()[: m // 2, None] for each in inputs_of(dtype, size)]
+                x = ctx.zeros(m, 1, dtype=dtype)
+                x[: m // 2].copy_(inputs[rank])
+                out, ones = ctx.zeros(rows, 16, dtype=dtype), ctx.ones(1, 16, dtype=dtype)
+                getattr(ctx.ops, op)(out, x, ones)
+                right = torch.zeros(m, 1)
+                for each in inputs:
+                    right[: m // 2] += each.float()
+                right = right.to(dtype).expand(m, 16)
+                part = right if op == "matmul_all_reduce" else right.chunk(size)[rank]
+                found[op, dtype, "sums"] = torch.equal(bits(out.cpu()), bits(part))
+        ctx.barrier()
+    return found
+
+
+def differing(device):
+    """What ranks that do not ask for the same are told."""
+    try:
+        Iris("8MiB", device=device, deterministic=dist.get_rank() == 0)
+    except IrisError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,52 @@
+"""`Iris(deterministic=True)`: every algorithm that promises its bits gives those of plain torch; others are refused."""
+
+import jobs_bits as jobs
+import pytest
+from rank_counts import rank_counts
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_the_data_tells_orders_and_roundings_apart(num_ranks):
+    for dtype in jobs.DTYPES:
+        order, rounding = jobs.order_matters(dtype, num_ranks)
+        assert order
+        assert rounding == (dtype.itemsize == 2)
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 4]))
+def test_every_algorithm_gives_the_bits_of_plain_torch(pool, num_ranks, device):
+    places = ("heap", "ordinary", "in place")
+    for tried, wrong in pool.run(jobs.wrong_bits, num_ranks, device, places, 3):
+        assert tried == jobs.ALGORITHMS
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_those_that_promise_nothing_are_refused_on_all_ranks(pool, num_ranks, device):
+    for said, served, text in pool.run(jobs.refusals, num_ranks, device):
+        assert len(said) == 5
+        assert all(each.startswith("UnsupportedError: ") and "does not promise its bits" in each for each in said)
+        assert served == [num_ranks]
+        assert "no, it does not promise its bits" in text
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 4]))
+def test_products_have_the_same_bits_wherever_tensors_lie_and_whatever_is_measured(pool, num_ranks, device, tmp_path):
+    first, *others = (
+        pool.run(jobs.of_products, num_ranks, device, tmp_path / str(fastest), fastest)
+        for fastest in (None, "unfused", "copy_engine")
+    )
+    assert all(other == first for other in others)
+    for found in first:
+        assert found.pop("served by") == {"two_shot", "push"}
+        assert all(value for key, value in found.items() if key[-1] == "sums")
+        assert len({(key[:2], value) for key, value in found.items() if key[-1] != "sums"}) == 4
+    whole = [[value for key, value in found.items() if key[0] == "matmul_all_reduce"] for found in first]
+    assert all(each == whole[0] for each in whole)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_all_ranks_ask_for_the_same(pool, num_ranks, device):
+    for said in pool.run(jobs.differing, num_ranks, device):
+        assert said.startswith("RankMismatchError")
+        assert "deterministic" in said
