@@ -1,6 +1,7 @@
 """Rank jobs of test_bits: the bits of reductions in contexts that promise them; they run on CPU ranks and on GPUs."""
 
 import functools
+import itertools
 import random
 import time
 
@@ -32,28 +33,27 @@ COUNT = 203
 
 
 def inputs_of(dtype, size):
-    """Every rank's numbers: a large one of the first rank is taken away again by the last one.
+    """Every rank's numbers: of each place, a large one, small ones, and one that takes the large one away again.
 
-    In between, small ones are rounded away or not: that depends on the order, and on the type of the sum.
+    Small ones are rounded or not: that depends on the order, and on the type of the sum.  Ranks take turns with them.
     """
     generator = torch.Generator().manual_seed(5)
-    digits = {torch.float64: 52, torch.float32: 23}.get(dtype, 24)
-    large = (torch.rand(size * COUNT, generator=generator, dtype=torch.float64) + 1) * 2.0**10
-    rows = [large]
-    for _ in range(size - 2):
-        rows.append(torch.randn(size * COUNT, generator=generator, dtype=torch.float64) * 2.0 ** (12 - digits))
-    rows.append(-large + torch.randn(size * COUNT, generator=generator, dtype=torch.float64))
-    return [row.to(dtype).view(size, COUNT) for row in rows]
+    shape, digits = (size, size * COUNT), {torch.float64: 52, torch.float32: 23}.get(dtype, 24)
+    rows = torch.randn(shape, generator=generator, dtype=torch.float64) * 2.0 ** (12 - digits)
+    rows[0] = (torch.rand(shape[1], generator=generator, dtype=torch.float64) + 1) * 2.0**10
+    rows[1] = -rows[0] + torch.randn(shape[1], generator=generator, dtype=torch.float64)
+    turns = (torch.arange(size)[:, None] + torch.arange(shape[1])) % size
+    return [row.view(size, COUNT) for row in rows.gather(0, turns).to(dtype)]
 
 
-def order_matters(dtype, size):
-    """Whether the sum of these numbers has other bits in another order, and in their own type."""
-    inputs = inputs_of(dtype, size)
-    case = Case("all_reduce", reduction="sum")
-    right = promised(case, inputs)[0]
-    return not torch.equal(right, promised(case, inputs[-1:] + inputs[:-1])[0]), not torch.equal(
-        right, functools.reduce(torch.add, inputs)
-    )
+def orders_alike(dtype, size):
+    """Other orders, and sums in the type itself (None), that give the same bits of these numbers."""
+    inputs, case = inputs_of(dtype, size), Case("all_reduce", reduction="sum")
+    found = {None: functools.reduce(torch.add, inputs)}
+    for order in itertools.permutations(range(size)):
+        found[order] = promised(case, [inputs[rank] for rank in order])[0]
+    right = found.pop(tuple(range(size)))
+    return {order for order, result in found.items() if torch.equal(result, right)}
 
 
 def wrong_bits(device, places, turns):
@@ -131,17 +131,17 @@ def refusals(device):
         return said, y.unique().tolist(), text
 
 
-def of_products(device, cache, fastest):
+def of_products(device, cache, measured):
     """The bits of products that are reduced, by operation, place and call, and whether sums are those of plain torch.
 
-    By a table in `cache`, an algorithm of `fastest` takes no time.
+    If something was `measured`, a table in `cache` says of other launches that they take no time.
     """
     found, size = {}, dist.get_world_size()
-    if dist.get_rank() == 0 and fastest:
+    if dist.get_rank() == 0 and measured:
         name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
         entries = [
-            Entry(op, "*", (48 * size, 40, 72), fastest, 1e-9, place)
-            for op in ("matmul_all_reduce", "matmul_reduce_scatter")
+            Entry(op, "*", (48 * size, 40, 72), algorithm, 1e-9, place, config={"block_size_k": 16})
+            for op, algorithm in (("matmul_all_reduce", "two_shot"), ("matmul_reduce_scatter", "push"))
             for place in ("heap", "ordinary")
         ]
         write_table(cache / "ops" / file_name(name, size), name, size, {}, entries)
