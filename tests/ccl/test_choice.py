@@ -112,6 +112,22 @@ def test_what_has_no_room_is_left_out(tmp_path):
     assert "slow (triton): no, no room" in str(choice.explain(REQUEST, None, {"slow": "no room"}))
 
 
+def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
+    table_file(tmp_path)
+    known = [
+        Algorithm("slow", 2.0), Algorithm("sworn", 1.0, deterministic=True), Algorithm("said", 0.1, deterministic="yes")
+    ]  # fmt: skip
+    choice = Chooser(known, Tables(tmp_path, [], "cpu"), (), deterministic=True)
+    assert choice.choose(REQUEST, None).algorithm.name == "sworn"  # though another one was measured
+    assert choice.contenders(REQUEST, None, few=False) == [("sworn", {})]
+    with pytest.raises(UnsupportedError, match="'slow' cannot serve this call: it does not promise its bits"):
+        choice.choose(REQUEST, Config(algorithm="slow"))
+    with pytest.raises(UnsupportedError, match=r"(?s)slow: it does not .*\n  sworn: full\n  said: it does not"):
+        choice.choose(REQUEST, None, {"sworn": "full"})
+    assert "slow (triton): no, it does not promise its bits" in str(choice.explain(REQUEST, None))
+    assert choice.choose(replace(REQUEST, group_size=1), None).algorithm.name == "slow"  # nothing is added up
+
+
 def test_nobody_can():
     choice = chooser(Algorithm("slow", 2.0, "too slow"), unusable=[("collective 'third'", "broken: it raised")])
     with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  slow: too slow\n  collective 'third': broken"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 from pydantic import ByteSize, ValidationError
 
 from iris_core.errors import SettingsError
@@ -82,6 +83,24 @@ def test_an_argument_beats_the_environment_and_none_does_not(monkeypatch):
     assert load_settings(heap_size="2MiB").source("heap_size") == "argument"
     assert load_settings(heap_size=None).heap_size == 1 << 20
     assert load_settings(heap_size=None).source("heap_size") == "environment"
+
+
+def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is_said(monkeypatch):
+    assert not load_settings().deterministic
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert load_settings().deterministic
+        assert load_settings().source("deterministic") == "default"
+        assert not load_settings(deterministic=False).deterministic
+        monkeypatch.setenv("IRIS_DETERMINISTIC", "0")
+        assert not load_settings().deterministic
+        monkeypatch.delenv("IRIS_DETERMINISTIC")
+        torch.use_deterministic_algorithms(True, warn_only=True)  # torch goes on with what is not
+        assert not load_settings().deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("IRIS_DETERMINISTIC", "1")
+    assert load_settings().deterministic
 
 
 def test_settings_are_frozen():

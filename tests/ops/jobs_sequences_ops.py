@@ -219,19 +219,25 @@ def workspaces(device):
     return said
 
 
-def without_room(device):
-    """A large product on a small heap: the library takes what needs less, a named algorithm says so."""
+def without_room(device, deterministic):
+    """A large product on a small heap: the library takes what needs less, a named algorithm says so.
+
+    In a `deterministic` context, what needs less has other bits.
+    """
     said = []
-    with Iris("1MiB", device=device) as ctx:
+    with Iris("1MiB", device=device, deterministic=deterministic) as ctx:
         size = ctx.num_ranks
         a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
         out = torch.zeros(1024, 4096, device=ctx.device)
         for _ in range(2):
             try:
-                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="two_shot"))
+                ctx.ops.matmul_all_reduce(
+                    out, a, b, config=None if deterministic else FusedConfig(algorithm="two_shot")
+                )
             except UnsupportedError as error:
                 said.append(str(error))
-        ctx.ops.matmul_all_reduce(out, a, b)
+        if not deterministic:
+            ctx.ops.matmul_all_reduce(out, a, b)
         said.append(out.unique().tolist() == [8.0 * size])
         ctx.barrier()
     return said

@@ -52,11 +52,12 @@ def test_workspaces(pool, num_ranks, device):
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_without_room(pool, num_ranks, device):
-    for *named, right in pool.run(without_room, num_ranks, device):
-        assert len(named) == 2
-        assert all("no room for them" in text for text in named)
-        assert right
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_without_room(pool, num_ranks, device, deterministic):
+    for *said, right in pool.run(without_room, num_ranks, device, deterministic):
+        assert len(said) == 2
+        assert all("no room for them" in text for text in said)
+        assert right != deterministic
 
 
 @pytest.mark.parametrize(

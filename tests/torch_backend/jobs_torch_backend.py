@@ -11,6 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
+from iris_core.errors import UnsupportedError
+from iris_core.testing.conformance.collective_cases import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 from iris_core.torch_backend.adapters import IS_BACKEND
 
@@ -198,6 +200,35 @@ def coalesced(store):
     dist.all_reduce(averaged, dist.ReduceOp.AVG)
     dist.destroy_process_group()
     return averaged.tolist()
+
+
+def promising_bits(store):
+    """In groups that promise bits, by options and by torch's setting: which ones do, what is refused, and sums."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = torch_backend.Options(deterministic=True)
+    dist.init_process_group(
+        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=own
+    )  # fmt: skip
+    torch.use_deterministic_algorithms(True)
+    groups = [None, dist.new_group(), dist.new_group(pg_options=torch_backend.Options(deterministic=False))]
+    torch.use_deterministic_algorithms(False)
+    groups.append(dist.new_group())
+    said = []
+    for group in groups:
+        try:
+            dist.reduce(torch.ones(3, dtype=torch.complex64), 0, group=group)
+            said.append("")
+        except UnsupportedError as error:
+            said.append(str(error))
+    flags = torch.ones(3, dtype=torch.bool)
+    dist.all_reduce(flags)  # gloo's, in whatever order
+    case = Case("all_reduce", dtype="bfloat16", reduction="sum")
+    inputs = [source(case, each, 0, size) for each in range(size)]
+    x = inputs[rank].clone()
+    dist.all_reduce(x)
+    promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
+    dist.destroy_process_group()
+    return promises, said, bool(flags.all()), torch.equal(x, promised(case, inputs)[rank])
 
 
 def die(store, folder):

@@ -48,6 +48,15 @@ def test_several_at_a_time(on_ranks):
     assert on_ranks(jobs.coalesced, 2) == [[1.5, 1.5]] * 2
 
 
+def test_groups_that_promise_bits_refuse_what_goes_to_others(on_ranks):
+    for promises, said, flags, is_equal in on_ranks(jobs.promising_bits, 3):
+        assert promises == [True, True, False, False]
+        assert [bool(each) for each in said] == promises
+        assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in said[:2])
+        assert flags
+        assert is_equal
+
+
 @pytest.mark.parametrize(
     ("number", "expected"), [(0, ([1.0] * 4, None)), (1, ([1.0] * 4, [4.0] * 4)), (2, ([2.0] * 4, None))]
 )
