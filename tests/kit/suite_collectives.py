@@ -11,9 +11,7 @@ from iris_core.testing.conformance import collective
 TESTS = {name for name in dir(CollectiveConformance) if name.startswith("test_")}
 ALWAYS = {"test_static_protocol", "test_static_info_is_complete"}
 # every operation is computed right, in groups as well; the rest is the same for all of them
-OF_EACH_OP = ALWAYS | {
-    "test_host_supports_always_answers", "test_world_calls", "test_world_promised_bits", "test_world_of_a_group"
-}  # fmt: skip
+OF_EACH_OP = ALWAYS | {"test_host_supports_always_answers", "test_world_calls", "test_world_of_a_group"}
 
 
 class _FewCases:

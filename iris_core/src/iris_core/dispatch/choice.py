@@ -141,13 +141,9 @@ class Chooser:
     """
 
     def __init__(
-        self,
-        algorithms: Iterable[Algorithm[Any]],
-        tables: Tables,
-        unusable: Iterable[tuple[str, str]],
-        *,
+        self, algorithms: Iterable[Algorithm[Any]], tables: Tables, unusable: Iterable[tuple[str, str]], *,
         deterministic: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._deterministic = deterministic
         self._by_op: dict[str, dict[str, Algorithm[Any]]] = {}
         for each in algorithms:

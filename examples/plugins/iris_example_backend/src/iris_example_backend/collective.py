@@ -30,6 +30,8 @@ _BYTES_PER_S, _BARRIER_S = 2e9, 5e-4  # roughly what a core copies, and what wai
 class TwoShotAllReduce:
     """The algorithm; satisfies `iris_core.protocols.Collective`."""
 
+    deterministic = True
+
     def __init__(self, request: CreateRequest) -> None:
         """Keep size of the world and settings; nothing is allocated before `prepare`.
 

@@ -134,13 +134,18 @@ class CollectiveConformance(PluginConformance):
 
         results: what torch gives.  agreement: where all ranks get the same, they get the same bits.  input: it is only
         read.  surroundings: memory beside the tensors, and between the elements of strided ones, stays as it is.
-        work: a handle that was waited for says so.  memory: all that a call needs was made by `prepare`.
+        work: a handle that was waited for says so.  memory: all that a call needs was made by `prepare`.  bits: those
+        of torch in the group's order, if the algorithm reduces and says `deterministic = True`.
         """
         setup, ranks = world
         op = collective.op
         if promise == "agreement" and op not in known.REPLICATED:
             pytest.skip(f"{op} gives every rank something of its own")
-        chosen = {size: self._calls(collective, setup, size) for size in sorted({1, ranks})}
+        self._skip_unpromised(collective, promise)
+        chosen = {
+            size: tuple(each for each in cases(op, size) if self._answer(collective, each, setup, range(size)))
+            for size in sorted({1, ranks})
+        }
         if not any(chosen.values()):
             pytest.skip(f"{ranks} ranks: {self._answer(collective, usual(op), setup, range(ranks)).reason}")
         for size, calls in chosen.items():
@@ -152,25 +157,7 @@ class CollectiveConformance(PluginConformance):
             else:
                 _check(promise, *results)
 
-    def test_world_promised_bits(self, collective: Any, pool: RankPool, world: World) -> None:
-        """A reduction by an algorithm that says `deterministic` is that of torch in the group's order, to the bit."""
-        setup, ranks = world
-        op = collective.op
-        if op not in known.REDUCING or getattr(collective, "deterministic", False) is not True:
-            pytest.skip("it does not promise its bits")
-        every = self._calls(collective, setup, ranks)
-        usual = self._usual(collective, setup, range(ranks))
-        for calls, num_turns in ((every, 1), ((usual,), 2 * ranks)):
-            for rank, outcomes in enumerate(_run(pool, setup, calls, ranks, num_turns)):
-                for case, outcome in zip(calls, outcomes, strict=True):
-                    if case.dtype in known.FLOATS and case.has_output(rank):
-                        bits = [
-                            known.promised(case, [known.source(case, each, turn, ranks) for each in range(ranks)])[rank]
-                            for turn in range(num_turns)
-                        ]
-                        assert outcome["agreement"] == "".join(map(jobs.digest, bits)), f"{case}: rank {rank}"
-
-    @pytest.mark.parametrize("promise", ["results", "memory"])
+    @pytest.mark.parametrize("promise", ["results", "memory", "bits"])
     def test_world_again_with_ranks_that_are_late(
         self, collective: Any, pool: RankPool, world: World, promise: str
     ) -> None:
@@ -178,6 +165,7 @@ class CollectiveConformance(PluginConformance):
 
         All memory that the calls need was made by `prepare`.
         """
+        self._skip_unpromised(collective, promise)
         setup, ranks = world
         case = self._usual(collective, setup, range(ranks))
         _check(promise, *_run(pool, setup, (case,), ranks, num_turns=2 * ranks))
@@ -224,9 +212,9 @@ class CollectiveConformance(PluginConformance):
         answers = [collective.supports(case.request(rank, members, each)) for rank, each in enumerate(targets)]
         return next((answer for answer in answers if not answer), Availability.yes())
 
-    def _calls(self, collective: Any, setup: jobs.Setup, size: int) -> tuple[Case, ...]:
-        """All cases that a group of this size supports."""
-        return tuple(case for case in cases(collective.op, size) if self._answer(collective, case, setup, range(size)))
+    def _skip_unpromised(self, collective: Any, promise: str) -> None:
+        if promise == "bits" and not jobs.promises_bits(collective):
+            pytest.skip("it does not promise the bits of a reduction")
 
     def _usual(self, collective: Any, setup: jobs.Setup, group: Sequence[int], **changes: Any) -> Case:
         """An everyday call; the test is skipped where it is not supported."""

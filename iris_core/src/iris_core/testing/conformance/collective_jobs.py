@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.testing.conformance.collective_cases import Case, judge, source
+from iris_core.testing.conformance.collective_cases import REDUCING, Case, judge, promised, source
 from iris_core.testing.conformance.plugin_jobs import create
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PROMISES = ("results", "input", "surroundings", "work", "memory")
+PROMISES = ("results", "input", "surroundings", "work", "memory", "bits")
 STRANGER_WAITS_S = 15.0
 _WORK_TIMEOUT_S = 20.0
 _SLOW_S = 0.1
@@ -180,7 +180,11 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
             wrong["surroundings"] = what + "memory beside its tensors has changed"
         if out is not None:
             wrong["results"] = wrong["results"] or judge(case, rank, turn, size, out, in_float32=setup.in_float32)
-            wrong["agreement"] += digest(out)
+            wrong["agreement"] += hashlib.sha256(_content(out)).hexdigest()
+            if promises_bits(collective):
+                right = promised(case, [source(case, each, turn, size) for each in range(size)])[rank]
+                if _content(out) != _content(right):
+                    wrong["bits"] = what + f"call {turn} has other bits than torch in the group's order"
     if not case.members:
         ctx.barrier()
         tensors.free(ctx)
@@ -197,9 +201,9 @@ def _opened(setup: Setup) -> Iterator[tuple[Any, Any]]:
         yield ctx, create(PluginKind.COLLECTIVE, setup.collective, *create_for)
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Return what tells the bits of a tensor from others."""
-    return hashlib.sha256(_content(tensor)).hexdigest()
+def promises_bits(collective: Any) -> bool:
+    """Whether a collective says that it reduces in the group's order."""
+    return collective.op in REDUCING and getattr(collective, "deterministic", False) is True
 
 
 def _content(tensor: torch.Tensor) -> bytes:
