@@ -33,7 +33,7 @@ def passed(tmp_path, module, name, suite):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     report = tmp_path / "report.xml"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
-    paths = [str(tmp_path / "site"), str(folder), os.environ.get("PYTHONPATH")]
+    paths = [str(tmp_path / "site"), str(folder), str(folder.parent / "multirank"), os.environ.get("PYTHONPATH")]
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junitxml={report}", "-p", "no:cacheprovider"]
     command += ["-c", str(tmp_path / "pytest.ini"), f"{suite}::Test_{name}"]
