@@ -264,6 +264,23 @@ def test_closing_raises_what_no_barrier_has(monkeypatch):
         ctx.barrier()
 
 
+def test_memory_that_cannot_be_given_back_does_not_hide_the_error_before(monkeypatch, caplog):
+    def lose(self):
+        raise DeviceError("the device is lost")
+
+    def fail():
+        with Iris("1MiB", device="cpu") as ctx:
+            monkeypatch.setattr(type(ctx.heap._state.allocator), "close", lose)
+            _ = 1 / 0
+
+    monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert "is lost" in caplog.text
+    with pytest.raises(DeviceError, match="is lost"), Iris("1MiB", device="cpu"):
+        pass
+
+
 def test_closing_behind_another_error_logs_it(monkeypatch, caplog):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)

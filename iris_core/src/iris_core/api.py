@@ -13,7 +13,7 @@ from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
 from iris_core.device import targets
 from iris_core.dispatch.bind import Binder
-from iris_core.errors import DeviceError, HeapClosedError, PeerLostError, RankMismatchError
+from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories
 from iris_core.logs import rank_logger
@@ -494,7 +494,7 @@ class Iris(TensorFactories):
             return
         self._closed = _CLOSED
         notify("iris_closing", context=self)
-        error = None
+        error: IrisError | None = None
         try:
             if os.getpid() == self._pid and synchronize:
                 on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
@@ -507,7 +507,10 @@ class Iris(TensorFactories):
             if os.getpid() == self._pid:
                 error = self._reports.error(at_end=True) or error
             self._mem_pool = None  # its segments are the heap's
-            self._finalizer()
+            try:
+                self._finalizer()
+            except IrisError as e:  # the device may be lost, by what is reported already
+                error = error or e
         if error is not None:
             if not failing:
                 raise error
