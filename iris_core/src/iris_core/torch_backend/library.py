@@ -1,7 +1,8 @@
 """`torch.ops.iris.*`: collectives and fused products as operators of torch.
 
 `torch.compile` keeps them in one graph (they have fake kernels), and autograd differentiates them: the gradient of each
-is its dual, as if the sum of all ranks' losses were differentiated.  A group is a name, which `name_of` makes.
+is its dual, as if the sum of all ranks' losses were differentiated.  A group is a name: one that `name_of` makes, or
+that of a process group of backend "iris" (`group.group_name`).
 
 Example:
     >>> import torch
@@ -20,8 +21,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._C import _distributed_c10d as c10d
 
 from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.torch_backend import _operations
 from iris_core.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -35,16 +38,18 @@ _OPS = torch.ops.iris
 
 
 class _Group(NamedTuple):
-    context: weakref.ref[Iris]
+    context: Callable[[torch.device], Iris | None]
     members: tuple[int, ...]
+    rank: int
+    """This process, as `members` count."""
 
     @property
     def size(self) -> int:
         return len(self.members)
 
-    def open(self) -> Iris:
-        """Return the context."""
-        ctx = self.context()
+    def open(self, device: torch.device) -> Iris:
+        """Return the context for tensors of a device."""
+        ctx = self.context(device)
         if ctx is None:
             raise HeapClosedError("the context of this group is gone")
         return ctx
@@ -63,15 +68,21 @@ def name_of(ctx: Iris, group: Group = None) -> str:
     members = ctx.ops.members_of(group)
     name = f"{id(ctx)}:{','.join(map(str, members))}"
     if name not in _groups:
-        _groups[name] = _Group(weakref.ref(ctx, lambda _: _groups.pop(name, None)), members)
+        known = weakref.ref(ctx, lambda _: _groups.pop(name, None))
+        _groups[name] = _Group(lambda _: known(), members, ctx.cur_rank)
     return name
 
 
 def _group(name: str) -> _Group:
+    if (known := _groups.get(name)) is not None:
+        return known
     try:
-        return _groups[name]
-    except KeyError:
-        raise ArgumentError(f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts") from None
+        group = c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError):
+        raise ArgumentError(
+            f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts, and process groups have names"
+        ) from None
+    return _Group(_operations(group).context, tuple(range(group.size())), group.rank())  # type: ignore[attr-defined]
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
@@ -104,7 +115,7 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
 
     def into(x: torch.Tensor, *how: Any, out: torch.Tensor) -> None:
         found = _group(how[-1])
-        ccl, group = found.open().ccl, found.members
+        ccl, group = found.open(x.device).ccl, found.members
         x = x.detach().contiguous()
         if op == "broadcast":
             if out.data_ptr() != x.data_ptr():
@@ -162,8 +173,7 @@ def _gather_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
 def _broadcast_gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     src, group = ctx.how
     summed = _OPS.all_reduce(grad.contiguous(), "sum", group)
-    is_root = _group(group).open().cur_rank == src
-    return summed if is_root else torch.zeros_like(grad), None, None
+    return summed if _group(group).rank == src else torch.zeros_like(grad), None, None
 
 
 _differentiate("all_reduce", _save_how, _of_sums("all_reduce", _OPS.all_reduce))
@@ -177,12 +187,12 @@ _differentiate("broadcast", _save_how, _broadcast_gradient)
 
 
 # -- fused products ---------------------------------------------------------------------------------------------------
-def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int) -> tuple[int, int]:
+def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int, gather_dim: int) -> tuple[int, int]:
     if a.dim() != 2 or b.dim() != 2:
         raise ArgumentError(f"iris::{op}: a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
     rows = a.shape[0]
     if op in ("all_gather_matmul", "matmul_all_gather"):
-        rows = rows * size
+        rows = rows * size if gather_dim == 0 else rows
     elif op == "matmul_reduce_scatter":
         if isinstance(rows, int) and rows % size:
             raise ArgumentError(f"iris::{op}: {rows} rows cannot be divided among {size} ranks")
@@ -191,23 +201,26 @@ def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int) -> tupl
 
 
 def _product(op: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    more = {"gather_dim": 0} if op in ("all_gather_matmul", "matmul_all_gather") else {}
-
-    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    def run(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, gather_dim: int = 0
+    ) -> torch.Tensor:
         found = _group(group)
-        out = a.new_empty(_product_shape(op, a, b, found.size))
+        more = {"gather_dim": gather_dim} if op in ("all_gather_matmul", "matmul_all_gather") else {}
+        out = a.new_empty(_product_shape(op, a, b, found.size, gather_dim))
         given = [each.detach() for each in (a, b, bias) if each is not None]
-        getattr(found.open().ops, op)(out, *given, group=found.members, **more)
+        getattr(found.open(a.device).ops, op)(out, *given, group=found.members, **more)
         return out
 
-    def fake(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
-        return a.new_empty(_product_shape(op, a, b, _group(group).size))
+    def fake(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, gather_dim: int = 0
+    ) -> torch.Tensor:
+        return a.new_empty(_product_shape(op, a, b, _group(group).size, gather_dim))
 
     return run, fake
 
 
 def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, bias, ctx.group = inputs
+    a, b, bias, ctx.group, *ctx.gather_dim = inputs
     ctx.has_bias = bias is not None
     ctx.save_for_backward(a, b)
 
@@ -220,9 +233,15 @@ def _product_gradient(op: str) -> Callable[..., Any]:
         group, grad = ctx.group, grad.contiguous()
         bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         if op == "all_gather_matmul":
-            grad_a = _OPS.matmul_reduce_scatter(grad, b.t(), None, group) if ctx.needs_input_grad[0] else None
-            grad_b = _OPS.all_gather(a, group).t() @ grad if ctx.needs_input_grad[1] else None
-            return grad_a, grad_b, bias, None
+            grad_a = grad_b = None
+            along_rows = ctx.gather_dim[0] == 0
+            if ctx.needs_input_grad[0]:
+                factors = (grad, b.t()) if along_rows else (b, grad.t())
+                grad_a = _OPS.matmul_reduce_scatter(*factors, None, group)
+            if ctx.needs_input_grad[1]:
+                gathered = _OPS.all_gather(a if along_rows else a.t(), group)
+                grad_b = (gathered.t() if along_rows else gathered) @ grad
+            return grad_a if along_rows or grad_a is None else grad_a.t(), grad_b, bias, None, None
         if op == "matmul_all_reduce":
             inner = _OPS.all_reduce(grad, "sum", group)
         elif op == "matmul_all_gather":
@@ -238,5 +257,6 @@ def _product_gradient(op: str) -> Callable[..., Any]:
 
 for _op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"):
     _run, _fake = _product(_op)
-    _define(f"{_op}(Tensor a, Tensor b, Tensor? bias, str group) -> Tensor", _run, _fake)
+    _dim = ", int gather_dim=0" if _op == "all_gather_matmul" else ""
+    _define(f"{_op}(Tensor a, Tensor b, Tensor? bias, str group{_dim}) -> Tensor", _run, _fake)
     _differentiate(_op, _save_factors, _product_gradient(_op))
