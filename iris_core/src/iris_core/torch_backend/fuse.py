@@ -19,14 +19,13 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import pathlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._C import _distributed_c10d as c10d
-from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass, get_hash_for_files
 
 from iris_core.dispatch.products import PLAIN
 from iris_core.torch_backend import _operations, library
@@ -34,8 +33,10 @@ from iris_core.torch_backend import _operations, library
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from torch.fx import Graph, Node
+    from torch.fx import Graph
 
+Node = Any
+"""A `torch.fx.Node`, whose arguments torch types as a union of all that there is."""
 _ATEN, _C10D, _IRIS = torch.ops.aten, torch.ops._c10d_functional, torch.ops.iris
 _GATHER, _SCATTER = _C10D.all_gather_into_tensor.default, _C10D.reduce_scatter_tensor.default
 _REDUCE, _WAIT = _C10D.all_reduce.default, _C10D.wait_tensor.default
@@ -73,25 +74,24 @@ def options(given: Mapping[str, Any] | None = None, *, regather: bool = False) -
     return found
 
 
-class _Pass(custom_graph_pass.CustomGraphPass):
-    """A pass behind others; before 2.13, torch takes only one."""
+class _Pass(CustomInferenceAwareGraphPass):
+    """A pass behind others, as before 2.13 torch takes only one."""
 
     def __init__(self, run: Callable[[Graph], None], before: Sequence[Any]) -> None:
         self._run, self._before = run, before
 
-    def __call__(self, graph: Graph) -> None:
-        for each in (*self._before, self._run):
-            each(graph)
+    def __call__(self, graph: Graph, is_inference: bool = False) -> None:
+        for each in self._before:
+            each(graph, *[is_inference] * isinstance(each, CustomInferenceAwareGraphPass))
+        self._run(graph)
 
     def uuid(self) -> Any:
-        """What compiled code that is kept depends on: the passes, and which groups are whose."""
+        """Return what compiled code that is kept depends on: the passes, and the groups of backend "iris"."""
         before = [getattr(each, "uuid", lambda: None)() for each in self._before]
-        if not all(before):
-            return None
-        sources = tuple(str(pathlib.Path(each).resolve()) for each in (__file__, library.__file__))
         groups = dist.distributed_c10d._world.pg_names.values() if dist.is_initialized() else ()
-        ours = [(name, each._devices) for name in sorted(groups) if (each := _ours(name)) is not None]
-        return custom_graph_pass.get_hash_for_files(sources), self._run.__name__, str(before), str(ours)
+        ours = [(name, each._devices) for name in groups if (each := _ours(name)) is not None]
+        sources = get_hash_for_files((__file__, library.__file__))
+        return (sources, self._run.__name__, str(before), str(ours)) if all(before) else None
 
 
 def _ours(name: Any) -> Any:
@@ -103,7 +103,7 @@ def _ours(name: Any) -> Any:
 
 
 # -- tensors through views --------------------------------------------------------------------------------------------
-class _Unfit(Exception):  # noqa: N818 - no error: the graph stays as it is
+class _Unfit(Exception):
     """Something that is not fused."""
 
 
@@ -175,7 +175,8 @@ def _follow(node: Node, passed_over: Collection[Node] = ()) -> tuple[list[Node],
 
     Return it and the views, the methods of `_Through` with arguments for them, and the users of the last one.
     """
-    chain, steps = [node], []
+    chain: list[Node] = [node]
+    steps: list[Any] = []
     while True:
         users = [each for each in chain[-1].users if each not in passed_over]
         target = users[0].target if len(users) == 1 else None
@@ -183,7 +184,7 @@ def _follow(node: Node, passed_over: Collection[Node] = ()) -> tuple[list[Node],
             steps.append((_Through.view, _shape(users[0])))
         elif target is _PERMUTE:
             steps.append((_Through.permute, users[0].args[1]))
-        elif (found := _rejoined(users, passed_over)) is not None:
+        elif (found := _rejoined(chain[-1], users, passed_over)) is not None:
             users, arguments = found
             steps.append((_Through.rejoin, *arguments))
         else:
@@ -191,29 +192,28 @@ def _follow(node: Node, passed_over: Collection[Node] = ()) -> tuple[list[Node],
         chain += users
 
 
-def _rejoined(users: list[Node], passed_over: Collection[Node]) -> tuple[list[Node], tuple[int, int, int]] | None:
-    """Return the nodes that split a tensor and concatenate the parts in their order, and `rejoin`'s arguments."""
+def _rejoined(node: Node, users: list[Node], passed_over: Collection[Node]) -> tuple[list[Node], list[int]] | None:
+    """Return the nodes that split a tensor and concatenate the parts in their order, and arguments of `rejoin`."""
     splits = users if len(users) == 1 and users[0].target in _SPLITS else []
-    if splits:
-        parts = sorted((each for each in splits[0].users if each not in passed_over), key=lambda each: each.args[1])
-        cut: Any = splits[0]
-        dim = cut.args[2] if len(cut.args) > 2 else cut.kwargs.get("dim", 0)
-    elif len(users) > 1 and all(each.target is _SLICE and len(each.args) == 4 for each in users):
-        parts = sorted(users, key=lambda each: each.args[2])  # type: ignore[arg-type, return-value]
-        dim = parts[0].args[1]
-    else:
+    parts = [each for split in splits for each in split.users if each not in passed_over] or users
+    if not splits and (len(parts) < 2 or any(each.target is not _SLICE for each in parts)):
         return None
     joins = {user for part in parts for user in part.users if user not in passed_over}
-    cat: Any = next(iter(joins), None)
-    if len(joins) != 1 or cat.target is not _CAT or list(cat.args[0]) != parts:
+    cat: Any = joins.pop() if len(joins) == 1 else None
+    if cat is None or cat.target is not _CAT or {*cat.args[0]} != {*parts}:
         return None
-    whole, first = _shape(parts[0].all_input_nodes[0] if not splits else splits[0].all_input_nodes[0]), _shape(parts[0])
-    dim, onto = dim % len(whole), (cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)) % len(whole)
-    if any(_shape(each) != first for each in parts) or first[dim] * len(parts) != whole[dim]:
+    parts, shape = list(cat.args[0]), _shape(node)
+    cut = _given(splits[0], 2) if splits else parts[0].args[1]
+    dims = [each % len(shape) for each in (cut, _given(cat, 1))]
+    step = shape[dims[0]] // len(parts)
+    begins = [each.args[1] if splits else each.args[2] // step for each in parts]
+    if begins != [*range(len(parts))] or any(_shape(each)[dims[0]] * len(parts) != shape[dims[0]] for each in parts):
         return None
-    if not splits and any(each.args[1:3] != (dim, at * first[dim]) for at, each in enumerate(parts)):
-        return None
-    return [*splits, *parts, cat], (dim, len(parts), onto)
+    return [*splits, *parts, cat], [dims[0], len(parts), dims[1]]
+
+
+def _given(node: Node, place: int) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
 
 
 # -- what is fused ----------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class _Product(NamedTuple):
         if node.target not in _PRODUCTS or node.kwargs:
             raise _Unfit
         *bias, a, b = node.args[-3:]
-        found = cls(node, a, b, bias[0] if bias else None)  # type: ignore[arg-type]
+        found = cls(node, a, b, bias[0] if bias else None)
         dtypes = {each.meta["val"].dtype for each in found if each is not None}
         if len(dtypes) > 1 or str(dtypes.pop()).removeprefix("torch.") not in PLAIN:
             raise _Unfit
@@ -281,7 +281,7 @@ def _gathered(gather: Node, passed_over: Collection[Node] = ()) -> tuple[list[No
     if (product.a is chain[-1]) == (product.b is chain[-1]):
         raise _Unfit
     (rank,) = _factors(gather.args[1])
-    parts = [_factors(each) for each in _shape(gather.args[0])]  # type: ignore[arg-type]
+    parts = [_factors(each) for each in _shape(gather.args[0])]
     dims = _Through([[rank, *parts[0]], *parts[1:]], rank)
     for step, *arguments in steps:
         step(dims, *arguments)
@@ -333,7 +333,8 @@ def _fuse_sum(node: Node) -> None:
                 rows, columns, a, b = columns, rows, _transposed(b), _transposed(a)
             rest, inner = [each for each in rows if each is not order], _factors(_shape(a)[1])
             a = _arrange(a, [rows, inner], [[order, *rest], inner])
-        out = _call((_IRIS.matmul_all_reduce if order is None else _IRIS.matmul_reduce_scatter).default, a, b, None, name)
+        fused = _IRIS.matmul_all_reduce if order is None else _IRIS.matmul_reduce_scatter
+        out = _call(fused.default, a, b, None, name)
         if bias is not None:  # those of other ranks may have other values
             out = _call(_ATEN.add.Tensor, out, _call(_IRIS.all_reduce.default, bias, "sum", name))
         if order is not None:

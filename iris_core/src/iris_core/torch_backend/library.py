@@ -77,10 +77,10 @@ def _group(name: str) -> _Group:
     if (known := _groups.get(name)) is not None:
         return known
     try:
-        group = c10d._resolve_process_group(name)
+        group = c10d._resolve_process_group(name)  # type: ignore[arg-type]
     except (RuntimeError, ValueError):
         raise ArgumentError(
-            f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts, and process groups have names"
+            f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts, process groups have theirs"
         ) from None
     return _Group(_operations(group).context, tuple(range(group.size())), group.rank())  # type: ignore[attr-defined]
 

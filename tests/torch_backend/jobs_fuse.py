@@ -1,0 +1,161 @@
+"""Rank jobs of test_fuse."""
+
+import collections
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from jobs_examples import EXAMPLES, load
+from jobs_torch_backend import start, whole
+from torch.distributed.device_mesh import init_device_mesh
+
+from iris_core.torch_backend import fuse
+
+
+def compiled_and_counted(step, regather=False):
+    """Compile with the pass, behind a pass that is set already; the second result gets the operators of each graph."""
+    graphs, before = [], []
+    with torch._inductor.config.patch(
+        post_grad_custom_post_pass=before.append
+    ):  # which also keeps compiled code from being cached
+        options = fuse.options(regather=regather)
+    run = options["post_grad_custom_post_pass"]
+
+    def counting(graph):
+        run(graph)
+        graph.lint()
+        assert before[-1] is graph
+        names = (str(node.target).removesuffix(".default") for node in graph.nodes if node.op == "call_function")
+        counted = collections.Counter(name for name in names if name.startswith(("iris.", "_c10d_functional.")))
+        graphs.append({name: count for name, count in counted.items() if "wait" not in name})
+
+    options["post_grad_custom_post_pass"] = counting
+    return torch.compile(step, fullgraph=True, dynamic=False, options=options), graphs
+
+
+def functional_collectives(store):
+    """Functional collectives in compiled code beside gloo's, with gradients; the names of those that differ."""
+    rank, size = start(store)
+    gloo = dist.new_group(backend="gloo")
+    f = functional
+    cases = {
+        "all_reduce": lambda x, g: f.all_reduce(2 * x, "sum", g),
+        "max": lambda x, g: f.all_reduce(2 * x, "max", g),
+        "all_gather": lambda x, g: f.all_gather_tensor(2 * x, 0, g),
+        "all_gather columns": lambda x, g: f.all_gather_tensor(2 * x, 1, g),
+        "reduce_scatter": lambda x, g: f.reduce_scatter_tensor(2 * x, "sum", 0, g),
+        "reduce_scatter columns": lambda x, g: f.reduce_scatter_tensor((2 * x).t().contiguous(), "sum", 1, g),
+        "all_to_all": lambda x, g: f.all_to_all_single(2 * x, None, None, g),
+        "all_to_all of sizes": lambda x, g: f.all_to_all_single(2 * x, [2] * size, [2] * size, g),
+        "broadcast": lambda x, g: f.broadcast(2 * x, 1, g),
+        "permute": lambda x, g: f.permute_tensor(2 * x.flatten(), [(each + 1) % size for each in range(size)], g),
+        "all_reduce coalesced": lambda x, g: torch.cat(f.all_reduce_coalesced([2 * x, x + 1], "sum", g)),
+        "all_gather coalesced": lambda x, g: torch.cat(f.all_gather_into_tensor_coalesced([2 * x, x[:1]], g)),
+        "reduce_scatter coalesced": lambda x, g: torch.cat(
+            f.reduce_scatter_tensor_coalesced([2 * x, x + 1], "sum", [0, 0], g)
+        ),
+        "all_gather autograd": lambda x, g: f.all_gather_tensor_autograd(2 * x, 0, g),
+        "reduce_scatter autograd": lambda x, g: f.reduce_scatter_tensor_autograd(2 * x, "sum", 0, g),
+        "all_to_all autograd": lambda x, g: f.all_to_all_single_autograd(2 * x, [2] * size, [2] * size, g),
+    }
+    wrong = []
+    for backend in ("aot_eager", "inductor"):
+        for name, case in cases.items():
+            found = []
+            torch._dynamo.reset()
+            for group in (dist.group.WORLD, gloo):
+                x = whole((2 * size, 4), torch.float32, rank).requires_grad_("autograd" in name)
+                y = torch.compile(
+                    lambda x, case=case, group=group: case(x, group) + 1, fullgraph=True, backend=backend
+                )(x)
+                if x.requires_grad:
+                    (y * (rank + 1)).sum().backward()
+                found.append((y.detach(), x if x.grad is None else x.grad))
+            if not all(map(torch.equal, *found)):
+                wrong.append((backend, name))
+    dist.destroy_process_group()
+    return wrong
+
+
+def sliced(x, count, dim, onto):
+    """Split as some versions of torch do."""
+    step = x.shape[dim] // count
+    return torch.cat([x.narrow(dim, each * step, step) for each in range(count)], onto)
+
+
+def shapes(store):
+    """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager)."""
+    rank, size = start(store)
+    world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
+    f = functional
+    x, w, bias = (
+        whole(each, torch.float32, rank) for each in ((2, 2 * size, 6 * size), (6 * size, 4 * size), (4 * size,))
+    )
+    gathered = {dim: x.chunk(size, dim)[rank].contiguous() for dim in (1, 2)}
+
+    def scattered(y, dim, group=world, op="sum"):
+        return f.reduce_scatter_tensor(y, op, dim, group)
+
+    def in_slices(x, w):
+        return sliced(f.all_gather_tensor(x, 0, world), size, 0, 1) @ w
+
+    def twice(x, w):
+        y = f.all_gather_tensor(x, 0, world)
+        return y @ w + y.sum()
+
+    cases = {
+        "gather rows": (lambda x, w: f.all_gather_tensor(x, 0, world) @ w, x[0], w),
+        "gather rows, bias": (lambda x, w, b: torch.addmm(b, f.all_gather_tensor(x, 0, world), w), x[0], w, bias),
+        "gather tokens": (lambda x, w: f.all_gather_tensor(x, 1, world) @ w, gathered[1], w),
+        "gather tokens, sliced": (in_slices, gathered[1], w),
+        "gather columns": (lambda x, w: f.all_gather_tensor(x, 2, world) @ w, gathered[2], w),
+        "gather the second": (lambda x, w: x @ f.all_gather_tensor(w, 1, world), x[0], w),
+        "gather the second, bias": (
+            lambda x, w, b: torch.addmm(b, x, f.all_gather_tensor(w, 1, world)), x[0], w, bias.repeat(size),
+        ),
+        "gather inner rows": (lambda x, w: x @ f.all_gather_tensor(w, 0, world), x[0].repeat(1, size), w),
+        "scatter rows": (lambda x, w: scattered(x @ w, 0), x[0], w),
+        "scatter tokens": (lambda x, w: scattered(x @ w, 1), x, w),
+        "scatter tokens, bias": (lambda x, w, b: scattered(torch.nn.functional.linear(x, w.t(), b), 1), x, w, bias),
+        "scatter tokens, sliced": (lambda x, w: scattered(sliced(x @ w, size, 1, 0), 0), x, w),
+        "scatter columns": (lambda x, w: scattered(x @ w, 2), x, w),
+        "sum": (lambda x, w: f.all_reduce(x @ w, "sum", world), x, w),
+        "sum, bias": (lambda x, w, b: f.all_reduce(torch.nn.functional.linear(x, w.t(), b), "sum", world), x, w, bias),
+        "scatter columns, bias": (lambda x, w, b: scattered(torch.addmm(b, x, w), 1), x[0], w, bias),
+        "maximum": (lambda x, w: f.all_reduce(x @ w, "max", world), x, w),
+        "average": (lambda x, w: scattered(x @ w, 0, op="avg"), x[0], w),
+        "the product as well": (lambda x, w: [y := x @ w, f.all_reduce(y, "sum", world)], x[0], w),
+        "twice": (twice, x[0], w),
+        "float64": (lambda x, w: f.all_reduce(x @ w, "sum", world), x[0].double(), w.double()),
+        "another group": (lambda x, w: f.all_reduce(x @ w, "sum", gloo), x[0], w),
+    }  # fmt: skip
+    found = {}
+    for name, (step, *tensors) in cases.items():
+        compiled, graphs = compiled_and_counted(step)
+        with torch.no_grad():
+            results = [each if isinstance(each, list) else [each] for each in (compiled(*tensors), step(*tensors))]
+        found[name] = [*graphs[0]], all(map(torch.equal, *results))
+    dist.destroy_process_group()
+    return found
+
+
+def transformer(store, regather):
+    """The transformer of the examples, divided, beside eager with its gradients; the operators of each graph."""
+    rank, size = start(store)
+    example = load(EXAMPLES / "52_tensor_parallel.py")
+    net = example.transformer(torch.device("cpu"))[:1]
+    example.divide(net, init_device_mesh("cpu", (size,)))
+    compiled, graphs = compiled_and_counted(net, regather)
+    x = torch.randn(2, 4, 256, generator=torch.Generator().manual_seed(rank))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+    gradients = []
+    for each in (compiled, net):
+        y = x.clone().requires_grad_()
+        each(y).square().mean().backward()
+        gradients.append([y.grad, *(parameter.grad.to_local() for parameter in net.parameters())])
+        net.zero_grad()
+    for ours, eager in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+    dist.destroy_process_group()
+    return graphs
