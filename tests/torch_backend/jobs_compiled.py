@@ -4,6 +4,7 @@ import torch
 
 from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.torch_backend import library
 from iris_core.types import ReduceOp
 
 
@@ -35,6 +36,35 @@ def in_one_graph():
                 found.append([torch.equal(a, b) for a, b in zip(compiled(y, x, w), wanted, strict=True)])
                 found.append([bool(y.any())])
     return found
+
+
+def reduce_overhead():
+    """What is wrong in calls of a function that CUDA graphs replay, and why a graph was left out."""
+    with Iris("64MiB", device="cuda") as ctx:
+        group, ops, wrong = library.name_of(ctx), torch.ops.iris, []
+
+        def step(x, w):
+            y = torch.empty_like(x)
+            ctx.ccl.all_reduce(y, 2 * x)
+            fused = (op(x + 1, w, None, group) for op in (ops.matmul_all_reduce, ops.matmul_reduce_scatter))
+            gathered = ops.all_gather(x + y, group), ops.all_gather_matmul(x + 1, w, None, group)
+            columns = ops.all_gather_matmul(x[:, :64] + 1, w, None, group, 1) if ctx.num_ranks == 2 else x
+            return y + 1, *fused, *gathered, columns, ops.reduce_scatter(y + x, "sum", group)
+
+        compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+        counted = torch._dynamo.utils.counters["inductor"]
+        counted.clear()
+        w = torch.randint(0, 2, (128, 256), device=ctx.device).bfloat16()
+        for seed in range(5):  # first calls, in the warm-up; the capture; replays
+            drawn = torch.Generator().manual_seed(10 * seed + ctx.cur_rank)
+            x = torch.randint(0, 2, (64 * ctx.num_ranks, 128), generator=drawn).to(w)
+            torch.compiler.cudagraph_mark_step_begin()
+            found = [each.clone() for each in compiled(x, w)]
+            pairs = enumerate(zip(found, step(x, w), strict=True))
+            wrong += [(seed, place) for place, (ours, eager) in pairs if not torch.equal(ours, eager)]
+        torch.cuda.synchronize()
+        torch._dynamo.reset()
+        return wrong, counted["cudagraph_skips"]
 
 
 def refusals():

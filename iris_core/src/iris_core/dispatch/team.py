@@ -6,6 +6,7 @@ that is never freed or moved: captured graphs hold the addresses.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import enum
 from dataclasses import dataclass, replace
@@ -459,8 +460,28 @@ class Host:
         key = self.team.members, what
         tensor = self._scratch.get(key)
         if tensor is None or tensor.numel() < nbytes:
-            tensor = self._scratch[key] = torch.empty(rounded(nbytes), dtype=torch.uint8, device=self.team.device)
+            tensor = lasting(lambda: torch.empty(rounded(nbytes), dtype=torch.uint8, device=self.team.device))
+            self._scratch[key] = tensor
         return tensor
+
+
+def lasting(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor that outlives the call in which `make` makes it.
+
+    A warm-up of `torch.compile(mode="reduce-overhead")` lets its thread allocate among the tensors of a graph, where
+    nothing else may stay: `make` runs in another thread, on the same stream.
+    """
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not is_used or torch.cuda.is_current_stream_capturing():
+        return make()
+    stream = torch.cuda.current_stream()
+
+    def run() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def rounded(nbytes: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.dispatch.team import lasting
 from iris_gluon import _compat
 from iris_triton.launcher import BoundKernel
 
@@ -151,5 +152,6 @@ class WithScratch(BoundKernel):
     def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
         if self._scratch is None or self._scratch.numel() < nbytes:
             # torch aligns to 512 bytes; descriptions need 128
-            self._scratch = torch.empty(nbytes, dtype=torch.int8, device=f"cuda:{self._index}")
+            device = f"cuda:{self._index}"
+            self._scratch = lasting(lambda: torch.empty(nbytes, dtype=torch.int8, device=device))
         return self._scratch

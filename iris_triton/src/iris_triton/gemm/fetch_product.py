@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.dispatch.team import lasting
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import last_barrier, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
@@ -174,7 +175,8 @@ class Fetch(Fused):
         fetchers = max(1, min(fetchers, (size - 1) * blocks, host.team.max_programs, most - 1))
         tiles_of_all = arguments["tiles_m"] * arguments["tiles_n"] * (size if dim == 0 else 1)
         computing = min(max(1, most - fetchers), tiles_of_all)
-        state = torch.zeros(fetchers + computing + size * blocks, dtype=torch.int64, device=host.team.device)
+        words = fetchers + computing + size * blocks
+        state = lasting(lambda: torch.zeros(words, dtype=torch.int64, device=host.team.device))
         if state.is_cuda:
             torch.cuda.current_stream(state.device).synchronize()  # it may first be used on another stream
         parts_aligned = dim == 0 or inner * request.b_stride[0] * dtype.itemsize % ROW_NBYTES == 0  # B's, of the shards
