@@ -275,18 +275,19 @@ def tensors_of_a_mesh(store):
 def gradients(store):
     """Gradients of `torch.ops.iris.*` beside finite differences of the sum of all ranks' losses, by name."""
     rank, size = start(store)
-    group = library.name_of(torch_backend.context_of())
+    group, process_group = library.name_of(torch_backend.context_of()), dist.group.WORLD.group_name
     ops = torch.ops.iris
     torch.manual_seed(1)
-    b = torch.randn(4, 2 * size, dtype=torch.float64)
+    b, c = torch.randn(4, 2 * size, dtype=torch.float64), torch.randn(4 * size, 3, dtype=torch.float64)
     cases = {
         "all_reduce": lambda x: ops.all_reduce(x, "sum", group),
-        "average": lambda x: ops.all_reduce(x, "avg", group),
+        "average": lambda x: ops.all_reduce(x, "avg", process_group),
         "all_gather": lambda x: ops.all_gather(x, group),
         "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
         "all_to_all": lambda x: ops.all_to_all(x, group),
-        "broadcast": lambda x: ops.broadcast(x, 1, group),
+        "broadcast": lambda x: ops.broadcast(x, 1, process_group),
         "all_gather_matmul": lambda x: ops.all_gather_matmul(x.float(), b.float(), None, group),
+        "of columns": lambda x: ops.all_gather_matmul(x.float(), c.float(), c[0].float(), group, gather_dim=1),
         "matmul_reduce_scatter": lambda x: ops.matmul_reduce_scatter(x.float(), b.float(), None, group),
         "matmul_all_reduce": lambda x: ops.matmul_all_reduce(x.float(), b.float(), None, group),
         "matmul_all_gather": lambda x: ops.matmul_all_gather(x.float(), b.float(), None, group),

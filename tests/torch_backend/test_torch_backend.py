@@ -15,6 +15,7 @@ from iris_core.testing import RankPool
 from iris_core.torch_backend.adapters import IS_BACKEND
 
 ROOT = pathlib.Path(__file__).parents[2]
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +59,19 @@ def test_groups_that_promise_bits_refuse_what_goes_to_others(on_ranks):
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(0, ([1.0] * 4, None)), (1, ([1.0] * 4, [4.0] * 4)), (2, ([2.0] * 4, None))]
+    ("number", "expected"), [(0, ([1.0] * 4, None)), (1, ([1.0] * 4, [4.0] * 4)), (3, ([2.0] * 4, None))]
 )
 def test_the_programs_of_the_page_run(ranks, number, expected):
-    text = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)[number]
-    assert ranks.run(jobs.program, 2, text, free_port()) == [(*expected, False)] * 2
+    assert ranks.run(jobs.program, 2, PROGRAMS[number], free_port()) == [(*expected, False)] * 2
+
+
+def test_the_program_with_fused_products_runs(ranks):
+    answers = ranks.run(jobs.program, 2, PROGRAMS[2], free_port())
+    (_, gradient, is_open), other = answers
+    assert not is_open
+    assert answers == [other] * 2
+    assert len({tuple(row) for row in gradient}) == 1  # as the rows of x are equal
+    assert any(gradient[0])
 
 
 def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path):
