@@ -87,6 +87,7 @@ def shapes(store):
     """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager)."""
     rank, size = start(store)
     world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
+    alone, _ = dist.new_subgroups(1)
     f = functional
     x, w, bias = (
         whole(each, torch.float32, rank) for each in ((2, 2 * size, 6 * size), (6 * size, 4 * size), (4 * size,))
@@ -127,6 +128,7 @@ def shapes(store):
         "the product as well": (lambda x, w: [y := x @ w, f.all_reduce(y, "sum", world)], x[0], w),
         "twice": (twice, x[0], w),
         "float64": (lambda x, w: f.all_reduce(x @ w, "sum", world), x[0].double(), w.double()),
+        "alone": (lambda x, w: f.all_gather_tensor(x, 0, alone) @ w, x[0], w),
         "another group": (lambda x, w: f.all_reduce(x @ w, "sum", gloo), x[0], w),
     }  # fmt: skip
     found = {}

@@ -35,7 +35,7 @@ def test_what_is_fused_and_what_is_left(on_ranks, num_ranks):
     left = {
         "scatter columns, bias": "reduce_scatter_tensor", "maximum": "all_reduce", "average": "reduce_scatter_tensor",
         "the product as well": "all_reduce", "twice": "all_gather_into_tensor", "float64": "all_reduce",
-        "another group": "all_reduce",
+        "another group": "all_reduce", "alone": "all_gather_into_tensor",
     }  # fmt: skip
     for name, (operators, is_equal) in found.items():
         fused = {"gather": GATHER, "scatter": SCATTER, "sum": SUM}.get(name.split()[0].strip(","))

@@ -240,7 +240,7 @@ class _Product(NamedTuple):
 def _group(collective: Node) -> str:
     name: Any = collective.kwargs.get("group_name", collective.args[-1])
     found = _ours(name)
-    if found is None or not found._serves(collective.meta["val"]):
+    if found is None or not found._serves(collective.meta["val"]) or not collective.users:
         raise _Unfit
     return str(name)
 
@@ -273,15 +273,14 @@ def _transposed(node: Node) -> Node:
 def _gathered(gather: Node, passed_over: Collection[Node] = ()) -> tuple[list[Node], _Product, _Through, _Factor]:
     """Return the views of what is gathered, the only product that takes the last one, and the factors."""
     _group(gather)
-    (wait,) = gather.users
-    chain, steps, users = _follow(wait, passed_over)
-    if len(users) != 1:
+    waits, ranks = [*gather.users], _factors(gather.args[1])
+    chain, steps, users = _follow(waits[0], passed_over)
+    if len(waits) != 1 or waits[0].target is not _WAIT or len(users) != 1 or not ranks:
         raise _Unfit
     product = _Product.of(users[0])
     if (product.a is chain[-1]) == (product.b is chain[-1]):
         raise _Unfit
-    (rank,) = _factors(gather.args[1])
-    parts = [_factors(each) for each in _shape(gather.args[0])]
+    (rank,), parts = ranks, [_factors(each) for each in _shape(gather.args[0])]
     dims = _Through([[rank, *parts[0]], *parts[1:]], rank)
     for step, *arguments in steps:
         step(dims, *arguments)
