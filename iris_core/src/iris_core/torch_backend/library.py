@@ -82,7 +82,7 @@ def _group(name: str) -> _Group:
         raise ArgumentError(
             f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts, process groups have theirs"
         ) from None
-    return _Group(_operations(group).context, tuple(range(group.size())), group.rank())  # type: ignore[attr-defined]
+    return _Group(_operations(group).context_in_order, tuple(range(group.size())), group.rank())  # type: ignore[attr-defined]
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:

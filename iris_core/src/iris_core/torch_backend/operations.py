@@ -115,6 +115,12 @@ class GroupOperations:
             )  # fmt: skip
         return ctx
 
+    def context_in_order(self, device: torch.device) -> Iris:
+        """Return the context for a call of its own, behind what the group's thread runs; GPUs order streams."""
+        if self._last is not None:
+            concurrent.futures.wait([self._last])
+        return self.context(device)
+
     def inner(self, device_type: str) -> Any:
         """Return the group inside for tensors of a device type: NCCL's for "cuda", else gloo's."""
         if device_type == "cuda" and "cuda" not in self._inner:  # connects at its first call, and only whom it needs
