@@ -21,30 +21,31 @@ WIDTH, HEADS, LAYERS, BATCH, TOKENS = 256, 8, 4, 8, 16
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head_dim = width // heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (each(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in (self.q, self.k, self.v))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(width, 4 * width, bias), nn.Linear(4 * width, width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(nn.functional.gelu(self.up(x)))
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS, bias: bool = True) -> None:
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH), MLP()
+        self.norm, self.attention = nn.LayerNorm(width), Attention(width, heads, bias)
+        self.norm2, self.mlp = nn.LayerNorm(width), MLP(width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm(x))
