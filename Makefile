@@ -118,7 +118,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu_executor.py
 
 gpu-bench:
-	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl_launch ccl ops_launch fused; do $$python benchmarks/$$name.py || exit; done
+	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl_launch ccl ops_launch fused torch_backend; do $$python benchmarks/$$name.py || exit; done
 
 clean:
 	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out

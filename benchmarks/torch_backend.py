@@ -10,13 +10,14 @@ our tensor is torch's, as NCCL's always is; "heap": on the symmetric heap of the
 tensor are infinite on one rank, and the others add up to zero, so that further sums leave the result as it is and every
 element of it is compared in the timed configuration; sums of integers are compared after one more call.
 
-`tensor_parallel`: forward and backward of the examples' transformer without biases, divided by columns, rows and tokens,
-each block compiled; `batch` sequences in all.  "nccl async-tp" is torch's micro-pipelining on symmetric memory, which
-is only given numbers if its fused operators were called.
+`tensor_parallel`: forward and backward of the examples' transformer without biases, divided by columns, rows and
+tokens, each block compiled; `batch` sequences in all.  "nccl async-tp" is torch's micro-pipelining on symmetric memory,
+which is only given numbers if its fused operators were called; "iris fused" is `iris_core.torch_backend.fuse`.
+The counters say how many fused products a step calls.
 
 `fsdp2`: a training step (forward, backward, SGD), eager, each block sharded; `batch` sequences of each rank.  "heap" is
-`iris_core.torch_backend.fsdp.use_heap`, on a group of the backend that is named before it.  Both steps are compared with the
-gradients that one process computes alone.
+`iris_core.torch_backend.fsdp.use_heap`, on a group of the backend that is named before it.  The gradients of both steps
+are compared with those that one process computes alone.
 
 Targets: all_reduce, eager: 1.5 times as fast as NCCL up to 256 KiB and never slower; in graphs the speed of ctx.ccl.
 Tensor parallelism: faster than both peers.  FSDP2: not slower than NCCL, and faster with buffers on the heap.
@@ -38,7 +39,7 @@ from training_steps import DTYPE, Task, operators, sharded
 from training_steps import tensor_parallel as divided
 
 from iris_core import bench, torch_backend
-from iris_core.torch_backend import fsdp
+from iris_core.torch_backend import fsdp, fuse
 from iris_core.tuning.collectives import Sample
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ HEAP, ORDINARY = "heap", "ordinary"
 SMALL, SMALL_BOUND = 256 * KIB, 1.5  # eagerly, up to so many bytes, so many times as fast as NCCL
 NEVER_SLOWER = 0.98  # a repeated run differs by two percent
 LIKE_CCL = 0.95
+FUSED, ASYNC_TP = "iris fused", "nccl async-tp"
+PEERS = ("nccl", "gloo", ASYNC_TP)
 
 _groups: list[Any] = []
 
@@ -172,6 +175,13 @@ def task_of(state: State, ctx: Iris, batch: int) -> Task:
     return task
 
 
+def fusing(state: State) -> dict[str, dict[str, Any]]:
+    """Options of torch.compile by our providers' names; products are fused on GPUs only, as Inductor runs there."""
+    if not state.on_gpu:
+        return {"iris": {}}
+    return {"iris": {}, FUSED: fuse.options(), f"{FUSED}, regathered": fuse.options(regather=True)}
+
+
 def symmetric_memory() -> Any:
     """Let torch's products use symmetric memory among all ranks; return their group."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
@@ -188,24 +198,23 @@ def symmetric_memory() -> Any:
 def tensor_parallel(state: State, ctx: Iris) -> None:
     """Forward and backward of a compiled transformer, by tensor and sequence parallelism."""
     task, nccl = task_of(state, ctx, state["batch"]), peer_name(state)
-    compiler = "inductor" if state.on_gpu else "aot_eager"
     wanted = task.gradients()
-    makers = {
-        "iris": divided(task, mesh_of(iris_group(ctx), "iris", ctx), compiler, {}),
-        nccl: divided(task, mesh_of(dist.group.WORLD, nccl, ctx), compiler, {}),
-    }
+    iris, world = mesh_of(iris_group(ctx), "iris", ctx), mesh_of(dist.group.WORLD, nccl, ctx)
+    makers = {name: divided(task, iris, options) for name, options in fusing(state).items()}
+    makers[nccl] = divided(task, world)
     reason = "it needs GPUs"
     if state.on_gpu:
-        mesh = mesh_of(symmetric_memory(), "nccl async-tp", ctx)
-        peer = divided(task, mesh, compiler, {"_micro_pipeline_tp": True})
+        for name in [name for name in makers if name.startswith(FUSED)]:
+            state.add_counter(f"products, {name}", operators(makers[name](), "iris::.*matmul"))
         try:
+            peer = divided(task, mesh_of(symmetric_memory(), ASYNC_TP, ctx), {"_micro_pipeline_tp": True})
             fused = operators(peer(), "symm_mem::fused_")
             reason = "" if fused else "torch fused no product"
         except (AttributeError, RuntimeError) as error:
             reason = str(error).partition("\n")[0]
-        if not reason:
-            makers["nccl async-tp"] = peer
-            state.add_counter("fused by torch", fused)
+    if not reason:
+        makers[ASYNC_TP] = peer
+        state.add_counter(f"products, {ASYNC_TP}", fused)
     for timer, suffix in timers(state).items():
         state.set_timer(timer)
         for name, make in makers.items():
@@ -213,12 +222,13 @@ def tensor_parallel(state: State, ctx: Iris) -> None:
             step()  # compiles, the first time
             state.provider(
                 f"{name}{suffix}", step, check=partial(step.check, wanted), prepare=step.spoil,
-                baseline=f"{nccl}{suffix}" if name != nccl else "", peer=name != "iris" and not suffix,
+                baseline=f"{nccl}{suffix}" if name != nccl else "", peer=name in PEERS and not suffix,
             )  # fmt: skip
         if reason:
-            state.skip_provider(f"nccl async-tp{suffix}", reason)
+            state.skip_provider(f"{ASYNC_TP}{suffix}", reason)
         if state.on_gpu:
-            state.target(f"iris{suffix}", "ratio" if suffix else "ratio_to_best_peer", at_least=1.0)
+            target = FUSED if FUSED in makers else "iris"
+            state.target(f"{target}{suffix}", "ratio" if suffix else "ratio_to_best_peer", at_least=1.0)
 
 
 @bench.register

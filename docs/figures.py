@@ -244,6 +244,52 @@ def fused() -> str:
     return f"{table(heads, rows)}\n\n{source(*files('fused'))}"
 
 
+# -- torch's backend --------------------------------------------------------------------------------------------------
+def by_point(benchmark: str) -> dict[tuple[str, int, str, str], dict[str, Result]]:
+    """What was verified of a benchmark of the backend by (file, GPUs, launched, point), then by provider."""
+    found: dict[tuple[str, int, str, str], dict[str, Result]] = {}
+    for file in files("torch_backend"):
+        for each in results(file)["results"]:
+            if each["benchmark"] == f"torch_backend.{benchmark}" and each.get("verified"):
+                key = file, each["num_ranks"], LAUNCHED[each["timer"]], json.dumps(each["params"])
+                found.setdefault(key, {})[each["provider"].removesuffix(" eager")] = each
+    return found
+
+
+def torch_all_reduce() -> str:
+    """`dist.all_reduce` beside NCCL's backend and `ctx.ccl`, at powers of four."""
+    rows: dict[tuple[int, int, str], list[str]] = {}
+    for (_, gpus, launched, point), there in by_point("all_reduce").items():
+        params, times = json.loads(point), {name: each["time_us"] for name, each in there.items()}
+        if {"iris", "ctx.ccl", "nccl"} <= times.keys() and params["nbytes"].bit_length() % 2:
+            cells = rows.setdefault((gpus, params["nbytes"], params["place"]), [""] * 4)
+            at = 2 * (launched == "graph")
+            cells[at] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
+            cells[at + 1] = f"{times['ctx.ccl']:.1f}"
+    if not rows:
+        return "No run on GPUs is kept yet."
+    heads = ["GPUs", "bytes", "tensors", "eager", "`ctx.ccl`", "in a graph", "`ctx.ccl`"]
+    cells = [[str(gpus), size(nbytes), place, *row] for (gpus, nbytes, place), row in sorted(rows.items())]
+    return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
+
+
+def torch_steps() -> str:
+    """Tokens per second of training steps."""
+    rows = []
+    for benchmark, what in (("tensor_parallel", "tensor parallel, compiled"), ("fsdp2", "FSDP2")):
+        for (_, gpus, launched, point), there in by_point(benchmark).items():
+            params = json.loads(point)
+            tokens = params["batch"] * params["tokens"] * (gpus if benchmark == "fsdp2" else 1)
+            for name, each in there.items():
+                beside = f"{there['nccl']['time_us'] / each['time_us']:.2f}" if "nccl" in there else ""
+                rate = f"{tokens / each['time_us'] * 1e3:,.0f}"
+                rows.append([str(gpus), what, launched, name, rate, beside])
+    if not rows:
+        return "No run on GPUs is kept yet."
+    heads = ["GPUs", "step", "launched", "by", "1000 tokens per second", "times as fast as NCCL"]
+    return f"{table(heads, rows)}\n\n{source(*files('torch_backend'))}"
+
+
 # -- times of one thing -----------------------------------------------------------------------------------------------
 def launches() -> str:
     """What repeated calls cost the CPU."""
@@ -305,7 +351,8 @@ def gpu_tests() -> str:
 
 REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
-    "signals": signals, "executor": executor, "gpu-tests": gpu_tests,
+    "signals": signals, "executor": executor, "gpu-tests": gpu_tests, "torch-all-reduce": torch_all_reduce,
+    "torch-steps": torch_steps,
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import runpy
 import sys
+import types
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def report():
         patch.setattr(sys, "path", list(sys.path))
         for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py", RMA):
             bench.load(path)
-        for name in ("ccl_launch", "ops_launch"):
+        for name in ("ccl_launch", "ops_launch", "torch_backend"):
             bench.load(BENCHMARKS / f"{name}.py")
         return bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
 
@@ -101,6 +102,43 @@ def test_a_repeated_call_is_measured_up_to_the_launcher(report, name):
     """What launches cost the CPU: on CPU ranks, Python's part."""
     (result,) = (each for each in of_file(report, name) if each.provider == "iris, to the launcher")
     assert result.time_us > 0
+
+
+def test_the_backend_of_torch_beside_gloo(report):
+    results = of_file(report, "torch_backend")
+    skipped = {each.provider: each.skipped for each in results if not each.verified}
+    assert skipped == {"nccl async-tp": "it needs GPUs"}
+    assert [(each.benchmark.partition(".")[2], each.provider) for each in results if each.verified] == [
+        *[("all_reduce", provider) for _ in ("ordinary", "heap") for provider in ("iris", "ctx.ccl", "gloo")],
+        *[("tensor_parallel", provider) for provider in ("iris", "gloo")],
+        *[("fsdp2", provider) for provider in ("gloo", "gloo heap", "iris", "iris heap")],
+    ]
+
+
+def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    module = runpy.run_path(str(BENCHMARKS / "torch_backend.py"), run_name="torch_backend")
+    sample = module["Sample"].of_bytes("all_reduce", torch.float32, 0, 1, 1024)
+    x, integers = sample.tensors(types.SimpleNamespace(empty=torch.empty, device="cpu"))
+    calls = []
+    run = module["InPlace"](sample, x, integers, lambda: calls.append(1))
+    run.prepare()
+    assert run.is_right()  # a rank alone: its input is the sum
+    assert calls
+    for index, wrong in ((0, 1.0), (1, 0.0), (2, float("inf"))):
+        run.prepare()
+        x[index] = wrong
+        assert not run.is_right()
+    task = module["Task"](1, 32, 2, 4, torch.device("cpu"))
+    wanted, steps = task.gradients(), sys.modules["training_steps"]
+    step = steps.TrainingStep(task.net(), *task.data())
+    step.check(wanted)
+    part = {name: each * (1 - 0.125) for name, each in wanted.items()}  # as if one rank of eight were missing
+    with pytest.raises(AssertionError, match=r"0\.norm\.weight"):
+        step.check(part)
+    monkeypatch.setattr(step, "_optimizer", torch.optim.SGD(task.net().parameters()))
+    with pytest.raises(AssertionError, match="no parameter has changed"):
+        step.check(wanted)
 
 
 def test_signals_by_copies_come_in_turn(report):

@@ -113,3 +113,36 @@ def test_peers_of_the_same_launch_and_point_are_compared(monkeypatch):
     monkeypatch.setattr(figures, "results", lambda file: {"results": there})
     found = [(each.launched, each.place, each.num_ranks, each.ratio) for each in figures.points("ccl")]
     assert found == [("graph", "heap", 4, 3.0), ("eager", "heap", 4, 0.5), ("graph", "ordinary", 4, 1.2)]
+
+
+def test_tables_of_the_backend_of_torch(monkeypatch):
+    """Beside NCCL at the same point and launch; a place is kept where there is no run, and what is wrong is left out."""
+    monkeypatch.setattr(figures, "files", lambda kind: [])
+    assert figures.torch_all_reduce() == figures.torch_steps() == "No run on GPUs is kept yet."
+
+    def result(benchmark, provider, time_us, timer="graph", verified=True, **params):
+        return {
+            "benchmark": f"torch_backend.{benchmark}", "provider": provider, "timer": timer, "time_us": time_us,
+            "num_ranks": 2, "verified": verified, "params": params,
+        }  # fmt: skip
+
+    point, step = {"nbytes": 1024, "place": "heap"}, {"batch": 8, "tokens": 500}
+    there = [
+        *(result("all_reduce", *each, **point) for each in (("iris", 2.0), ("ctx.ccl", 1.9), ("nccl", 6.0))),
+        *(
+            result("all_reduce", f"{name} eager", us, "events", **point)
+            for name, us in (("iris", 8.0), ("ctx.ccl", 7.0), ("nccl", 16.0))
+        ),
+        result("tensor_parallel", "nccl", 4000.0, **step), result("tensor_parallel", "iris fused", 2000.0, **step),
+        result("tensor_parallel", "nccl async-tp", 100.0, verified=False, **step),
+        result("fsdp2", "nccl", 4000.0, "events", **step),
+    ]  # fmt: skip
+    monkeypatch.setattr(figures, "files", lambda kind: ["torch_backend-2"])
+    monkeypatch.setattr(figures, "results", lambda file: {"results": there})
+    monkeypatch.setattr(figures, "source", lambda *names, page="docs": "")
+    assert "| 2 | 1 KiB | heap | 8.0 (2.00) | 7.0 | 2.0 (3.00) | 1.9 |" in figures.torch_all_reduce()
+    assert figures.torch_steps().splitlines()[2:5] == [
+        "| 2 | tensor parallel, compiled | graph | nccl | 1,000 | 1.00 |",
+        "| 2 | tensor parallel, compiled | graph | iris fused | 2,000 | 2.00 |",
+        "| 2 | FSDP2 | eager | nccl | 2,000 | 1.00 |",
+    ]
