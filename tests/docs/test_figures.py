@@ -116,7 +116,7 @@ def test_peers_of_the_same_launch_and_point_are_compared(monkeypatch):
 
 
 def test_tables_of_the_backend_of_torch(monkeypatch):
-    """Beside NCCL at the same point and launch; a place is kept where there is no run, and what is wrong is left out."""
+    """Beside NCCL at the same point and launch; a place is kept for runs, what is wrong is left out."""
     monkeypatch.setattr(figures, "files", lambda kind: [])
     assert figures.torch_all_reduce() == figures.torch_steps() == "No run on GPUs is kept yet."
 
