@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._C import _distributed_c10d as c10d
-from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass, get_hash_for_files
+from torch._inductor import custom_graph_pass
 
 from iris_core.dispatch.products import PLAIN
 from iris_core.torch_backend import _operations, library
@@ -74,7 +74,10 @@ def options(given: Mapping[str, Any] | None = None, *, regather: bool = False) -
     return found
 
 
-class _Pass(CustomInferenceAwareGraphPass):
+_AWARE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # torch 2.11 has none
+
+
+class _Pass(_AWARE or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
     """A pass behind others, as before 2.13 torch takes only one."""
 
     def __init__(self, run: Callable[[Graph], None], before: Sequence[Any]) -> None:
@@ -82,7 +85,7 @@ class _Pass(CustomInferenceAwareGraphPass):
 
     def __call__(self, graph: Graph, is_inference: bool = False) -> None:
         for each in self._before:
-            each(graph, *[is_inference] * isinstance(each, CustomInferenceAwareGraphPass))
+            each(graph, *[is_inference] * (_AWARE is not None and isinstance(each, _AWARE)))
         self._run(graph)
 
     def uuid(self) -> Any:
@@ -90,7 +93,7 @@ class _Pass(CustomInferenceAwareGraphPass):
         before = [getattr(each, "uuid", lambda: None)() for each in self._before]
         groups = dist.distributed_c10d._world.pg_names.values() if dist.is_initialized() else ()
         ours = [(name, each._devices) for name in groups if (each := _ours(name)) is not None]
-        sources = get_hash_for_files((__file__, library.__file__))
+        sources = custom_graph_pass.get_hash_for_files((__file__, library.__file__))
         return (sources, self._run.__name__, str(before), str(ours)) if all(before) else None
 
 
