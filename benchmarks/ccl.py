@@ -187,17 +187,14 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
     if group is not None:
         return
     try:
-        window_out, window_inp, pool = window_tensors(out, inp)
+        window_out, window_inp = state.enter(window_tensors(out, inp))
         window_inp.copy_(inp)
         call_windows = nccl_call(op, window_out, window_inp)
         kernels = kernels_of(call_windows)
         if not any(is_symmetric_kernel(kernel) for kernel in kernels):
             raise Unavailable(f"NCCL did not use the windows, it launched {', '.join(kernels) or 'no kernel'}")
 
-        def windowed(pool: Any = pool) -> object:  # the pool must live as long as the call
-            return call_windows()
-
-        nccl("nccl-windows", windowed, window_out, window_inp)
+        nccl("nccl-windows", call_windows, window_out, window_inp)
     except Unavailable as error:
         state.skip_provider(f"nccl-windows{suffix}", str(error))
     if op == "all_reduce":

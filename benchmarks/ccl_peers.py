@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PROFILED_CALLS = 3
 
@@ -31,8 +32,11 @@ def nccl_call(op: str, out: torch.Tensor, inp: torch.Tensor, group: Any = None) 
     return calls[op]
 
 
-def window_tensors(out: torch.Tensor, inp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """Return tensors like these in memory that NCCL has registered as symmetric windows, and what keeps them.
+@contextlib.contextmanager
+def window_tensors(out: torch.Tensor, inp: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Return tensors like these in memory that NCCL has registered as symmetric windows, within the block.
+
+    NCCL forgets the windows at its end, while the memory is still there.
 
     Raises:
         Unavailable: this torch or NCCL cannot.
@@ -47,7 +51,11 @@ def window_tensors(out: torch.Tensor, inp: torch.Tensor) -> tuple[torch.Tensor, 
         backend.register_mem_pool(pool, symm=True)
     except (TypeError, RuntimeError) as error:
         raise Unavailable(f"NCCL does not register symmetric windows: {error}") from error
-    return own_out, own_inp, pool
+    try:
+        yield own_out, own_inp
+    finally:
+        torch.cuda.synchronize()
+        backend.deregister_mem_pool(pool)
 
 
 def kernels_of(call: Callable[[], object]) -> list[str]:

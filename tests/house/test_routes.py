@@ -16,8 +16,9 @@ BUDGETS = {
 
 
 @pytest.fixture(scope="module")
-def routes():
-    first, _ = iris_core.run(jobs_routes.routes, 2)
+def routes(tmp_path_factory):
+    environ = {"IRIS_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}  # without tables of this machine
+    first, _ = iris_core.run(jobs_routes.routes, 2, environ=environ)
     return first
 
 

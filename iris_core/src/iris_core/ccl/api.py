@@ -12,7 +12,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
-from iris_core.dispatch.traced import OWNERS, is_compiling, trace
+from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -78,8 +78,6 @@ class Collectives:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self._bound = binder.bound
-        self.name = f"{type(self).__name__} {id(self)}"
-        OWNERS[self.name] = self
         self._low, self._high = binder.own_heap
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -355,7 +353,7 @@ class Collectives:
     ) -> Work | None:
         if (
             is_compiling() and not async_op
-            and trace(self, op, out, inp, None, None, (group, False, config, first, second))
+            and trace(self._binder, op, out, inp, None, None, (group, False, config, first, second))
         ):  # fmt: skip
             return None
         gpu = self._binder.gpu

@@ -24,6 +24,7 @@ from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Members, layout_of, prepare_alike
 from iris_core.dispatch.requests import POINT_TO_POINT, Here, config_text, is_empty, shared_facts
 from iris_core.dispatch.team import Host, Memory, Region, Scratch, Team
+from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
 from iris_core.heap.streams import HostStreams
 from iris_core.registry import MAY_BE_WATCHED, notify
@@ -236,6 +237,7 @@ class Binder:
     Attributes:
         target, gpu: this rank's device, and torch's index of it; None on the CPU.
         own_heap: where the rank's heap begins and ends.
+        name: for compiled code.
         bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
         processors: multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same.
     """
@@ -252,6 +254,8 @@ class Binder:
     ) -> None:
         self._context = weakref.ref(context)
         self._heap, self._world = heap, world
+        self.name = f"binder {id(self)}"
+        BINDERS[self.name] = self
         self._reports, self._barriers, self.providers = reports, barriers, providers
         self.rank, self.target = world.rank, context.target
         own = heap.heap_bases[world.rank]

@@ -13,15 +13,15 @@ import torch
 from iris_core.errors import ArgumentError, HeapClosedError
 
 is_compiling = torch.compiler.is_compiling
-OWNERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""Each `Collectives` and `Operations` by its `name`, which is a constant for the compiler."""
+BINDERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""The binder of each context by its `name`, which is a constant for the compiler."""
 
 _LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-untyped-call]
 _calls: dict[str, tuple[str, str, bool, tuple[Any, ...]]] = {}
 
 
-def trace(owner: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...]) -> bool:
-    """Put a call into the graph that is being traced: `owner._run(op, out, x, [b, bias,] *arguments)`.
+def trace(binder: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...]) -> bool:
+    """Put a call into the graph that is being traced: `_run(op, out, x, [b, bias,] *arguments)`.
 
     Return whether it was put there.  A call that writes nothing could be dropped from a graph, and one that torch would
     have to record for gradients is refused where it is made.
@@ -29,18 +29,18 @@ def trace(owner: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: t
     needed = any(each is not None and each.requires_grad for each in (out, x, b, bias))
     if out is None or (torch.is_grad_enabled() and needed):
         return False
-    torch.ops.iris.call(out, None if x is out else x, b, bias, _name(owner.name, op, x is out, *arguments))
+    torch.ops.iris.call(out, None if x is out else x, b, bias, _name(binder.name, op, x is out, *arguments))
     return True
 
 
-def _name(owner: str, op: str, in_place: bool, *arguments: Any) -> str:
+def _name(binder: str, op: str, in_place: bool, *arguments: Any) -> str:
     if any(hasattr(each, "named") and not vars(each) for each in arguments):  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
     for name, known in _calls.items():
-        if known == (owner, op, in_place, arguments):
+        if known == (binder, op, in_place, arguments):
             return name
     name = f"{op} {len(_calls)}"
-    _calls[name] = owner, op, in_place, arguments
+    _calls[name] = binder, op, in_place, arguments
     return name
 
 
@@ -51,11 +51,13 @@ def _run(
     out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None, name: str
 ) -> None:
     known, op, in_place, arguments = _calls[name]
-    owner = OWNERS.get(known)
-    if owner is None:
+    binder = BINDERS.get(known)
+    if binder is None:
         raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
     first, product = out if in_place else x, () if b is None else (b, bias)
-    owner._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments)
+    context = binder.open()
+    face = context.ccl if b is None else context.ops
+    face._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments)
 
 
 _LIBRARY.define("call(Tensor(a!) out, Tensor? x, Tensor? b, Tensor? bias, str call) -> ()")

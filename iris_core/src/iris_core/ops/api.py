@@ -17,7 +17,7 @@ from iris_core.ccl.api import current_device
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
-from iris_core.dispatch.traced import OWNERS, is_compiling, trace
+from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -182,8 +182,6 @@ class Operations:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self._bound = binder.fused
-        self.name = f"{type(self).__name__} {id(self)}"
-        OWNERS[self.name] = self
         self._low, self._high = binder.own_heap
         self._held: dict[int, Any] = {}
         self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
@@ -358,7 +356,7 @@ class Operations:
     ) -> FusedWorkspace | Work:
         if (
             is_compiling() and async_op is False
-            and trace(self, op, out, a, b, bias, (group, False, config, workspace, gather_dim, layout))
+            and trace(self._binder, op, out, a, b, bias, (group, False, config, workspace, gather_dim, layout))
         ):  # fmt: skip
             return workspace  # type: ignore[return-value]  # the call's own is not known while it is traced
         gpu = self._binder.gpu
