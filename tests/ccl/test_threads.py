@@ -2,6 +2,7 @@
 
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -72,7 +73,9 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
         return bind
 
     target = DeviceTarget(DeviceType.CUDA, 1)
-    binder = types.SimpleNamespace(gpu=1, own_heap=(0, 1), bound={}, fused={}, closers=[], target=target)
+    binder = types.SimpleNamespace(
+        gpu=1, own_heap=(0, 1), bound={}, fused={}, held={}, workspaces=weakref.WeakSet(), target=target
+    )
     binder.open = lambda: None
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
     monkeypatch.setattr(Guard, "current", current)

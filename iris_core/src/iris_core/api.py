@@ -132,6 +132,7 @@ class Iris(TensorFactories):
         # A context that is dropped without close() still gives everything back, without waiting for the others.
         self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
         _open.add(self)
+        _ = self.ccl, self.ops  # now: torch.compile could not trace how they are made
         notify("iris_opened", context=self)
 
     # -- who and where ------------------------------------------------------------------------------------------------

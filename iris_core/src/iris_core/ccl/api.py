@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Calls
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
@@ -18,7 +19,6 @@ from iris_core.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.dispatch.bind import Binder
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
@@ -31,7 +31,7 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda:
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
-class Collectives:
+class Collectives(Calls):
     """The collectives of one context: `ctx.ccl`.
 
     Collective: every member of the group calls an operation with the same arguments, in the same order, and no other
@@ -75,10 +75,7 @@ class Collectives:
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
     """
 
-    def __init__(self, binder: Binder) -> None:
-        self._binder = binder
-        self._bound = binder.bound
-        self._low, self._high = binder.own_heap
+    _launches = "bound"
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(

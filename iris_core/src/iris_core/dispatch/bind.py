@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
@@ -240,6 +240,7 @@ class Binder:
         name: for compiled code.
         bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
         processors: multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same.
+        held, workspaces: launches of `ctx.ops` that graphs know, and callers' workspaces.
     """
 
     def __init__(
@@ -263,7 +264,8 @@ class Binder:
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         self.bound, self.fused = Launches(), Launches()
-        self.closers: list[Callable[[], None]] = []
+        self.held: dict[int, Bound | Nothing] = {}
+        self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
         given = context.settings.ccl_workspace
         self._memory = Memory(heap, _WORKSPACE[on_cpu] if given is None else int(given), spec, reports)
@@ -507,14 +509,27 @@ class Binder:
 
     def close(self) -> None:
         """End the threads, and drop plans and the heap's memory."""
-        for closer in self.closers:
-            closer()
+        self.held.clear()
+        for workspace in list(self.workspaces):
+            if workspace.owner is self:
+                workspace.reset()
         self.forget(_CLOSED)
         self.fused.scratch.clear()
         self._shared = ()
         for order in self._orders.values():
             order.close()
         self._teams.clear()
+
+
+class Calls:
+    """What `ctx.ccl` and `ctx.ops` have: the binder, its launches, and where the rank's heap begins and ends."""
+
+    _launches: ClassVar[str]
+
+    def __init__(self, binder: Binder) -> None:
+        self._binder = binder
+        self._bound: Launches = getattr(binder, self._launches)
+        self._low, self._high = binder.own_heap
 
 
 def _refuse_capture(op: str) -> None:

@@ -6,7 +6,6 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 from __future__ import annotations
 
 import copy
-import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from iris_core.ccl.api import current_device
-from iris_core.dispatch.bind import Launches
+from iris_core.dispatch.bind import Calls, Launches
 from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace
@@ -23,7 +22,7 @@ from iris_core.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.dispatch.bind import Binder, Bound, Nothing
+    from iris_core.dispatch.bind import Bound, Nothing
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import FusedConfig
     from iris_core.protocols import Work
@@ -126,7 +125,7 @@ def _preamble_of(operation: Callable[..., Any]) -> Callable[..., FusedWorkspace]
     return preamble
 
 
-class Operations:
+class Operations(Calls):
     """The fused operations of one context: `ctx.ops`.
 
     With W members of a group:
@@ -179,13 +178,7 @@ class Operations:
         tensor([3., 3.])
     """
 
-    def __init__(self, binder: Binder) -> None:
-        self._binder = binder
-        self._bound = binder.fused
-        self._low, self._high = binder.own_heap
-        self._held: dict[int, Any] = {}
-        self._workspaces: weakref.WeakSet[FusedWorkspace] = weakref.WeakSet()
-        binder.closers.append(self._let_go)
+    _launches = "fused"
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -309,7 +302,7 @@ class Operations:
         if bound.workspace is None:
             own = FusedWorkspace() if workspace is None else workspace
             own.owner = self._binder
-            self._workspaces.add(own)
+            self._binder.workspaces.add(own)
             bound.workspace = own
             bound.reach = tuple(0 if each is None else reach(each) for each in (call.out, call.a, call.b, call.bias))
             own.describe(bound)
@@ -331,13 +324,6 @@ class Operations:
                 )
             workspace.calls.scratch.clear()  # kernels of the other context may still use it
         return workspace.calls
-
-    def _let_go(self) -> None:
-        """Drop all plans, including those of callers' workspaces."""
-        self._held.clear()
-        for workspace in list(self._workspaces):
-            if workspace.owner is self._binder:
-                workspace.reset()
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
@@ -414,7 +400,7 @@ class Operations:
         if bound is None:
             bound = self._bind(FusedCall(*call), key, workspace)
         if self._binder.gpu is not None and torch.cuda.is_current_stream_capturing():
-            (self._held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
+            (self._binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
         if workspace is not None:
             workspace.describe(bound)
         return bound
