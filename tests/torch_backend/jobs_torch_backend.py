@@ -21,11 +21,16 @@ LACKING = {"all_to_all"} if torch.__version__ < "2.12" else set()  # what gloo h
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
-def start(store):
+def start(store, options=None):
     """Initialise torch.distributed on backend "iris" in a rank of `iris_core.run`; return (rank, world size)."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
-        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=datetime.timedelta(minutes=2)
+        "iris",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        pg_options=options,
+        timeout=datetime.timedelta(minutes=2),
     )
     return rank, size
 

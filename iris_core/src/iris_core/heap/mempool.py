@@ -40,6 +40,7 @@ class _Segments:
         self.functions = _ALLOCATE(self._allocate), _FREE(self._free)
         self.allocator: Any = None
         self.pool: weakref.ref[torch.cuda.MemPool] | None = None
+        self.is_shared = False
         self.failure: Exception | None = None
         """Why the last request was refused; None if it was not."""
 
@@ -82,7 +83,7 @@ def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPo
     """Make a MemPool on a heap."""
     if target.torch_device == "cpu":
         raise UnsupportedError("mem_pool: torch has memory pools for GPUs only; make CPU tensors with ctx.empty(...)")
-    _kept[:] = [each for each in _kept if each.live or each.pool is None or each.pool() is not None]
+    _kept[:] = [each for each in _kept if each.live or each.is_shared or each.pool is None or each.pool() is not None]
     segments = _Segments(heap, target.index)
     allocate, free = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in segments.functions)
     segments.allocator = torch._C._cuda_customAllocator(allocate, free)
@@ -92,10 +93,21 @@ def make_mem_pool(heap: SymmetricHeap, target: DeviceTarget) -> torch.cuda.MemPo
     return pool
 
 
+def share_mem_pool(pool: torch.cuda.MemPool) -> Any:
+    """Return the allocator of a pool of `make_mem_pool`, for further pools; as torch does not say which, for good."""
+    segments = _segments_of(pool)
+    segments.is_shared = True
+    return segments.allocator
+
+
+def _segments_of(pool: torch.cuda.MemPool) -> _Segments:
+    return next(each for each in _kept if each.pool is not None and each.pool() is pool)
+
+
 @contextlib.contextmanager
 def use_mem_pool(pool: torch.cuda.MemPool, target: DeviceTarget) -> Iterator[None]:
     """`torch.cuda.use_mem_pool` for a pool of `make_mem_pool`, with the heap's errors instead of torch's."""
-    segments = next(each for each in _kept if each.pool is not None and each.pool() is pool)
+    segments = _segments_of(pool)
     segments.failure = None  # of an earlier block
     try:
         with torch.cuda.use_mem_pool(pool, target.torch_device):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from iris_core.errors import ArgumentError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
 NAME = "iris"
 IS_BACKEND = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
@@ -30,17 +33,95 @@ def _operations(about: Any, find: Callable[[], Any], options: Options | None) ->
     return GroupOperations(about.store, about.group_rank, about.group_size, about.timeout, find, options)
 
 
-class IrisProcessGroup(dist.ProcessGroup):
+class _Methods:
+    """The methods of `GroupOperations`, by all their names."""
+
+    operations: GroupOperations
+
+    def name(self) -> str:
+        return NAME
+
+    getBackendName = name
+
+    @property
+    def mem_allocator(self) -> Any:
+        """What `torch.cuda.MemPool` takes; see `GroupOperations.allocator`."""
+        return self.operations.allocator()
+
+
+for _name, _newer in {**dict(zip(METHODS, METHODS, strict=True)), **OLDER}.items():
+    setattr(_Methods, _name, _method(_newer))
+
+
+class IrisProcessGroup(_Methods, dist.ProcessGroup):
     """A process group of the backend "iris": torch 2.11 to 2.13 take it in the place of a mixed group.
 
-    It routes by device: what `Options.devices` names goes to Iris, the rest to gloo or NCCL.
+    It routes by device: what `Options.devices` names goes to Iris, the rest to gloo or NCCL.  Where torch asks for the
+    backend of a device, it is itself.
     """
+
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_time_estimate = False
 
     def __init__(self, about: Any, options: Options | None) -> None:
         super().__init__(about.group_rank, about.group_size)  # type: ignore[call-arg]
         self._name, self._description = about.group_id, ""
         self.operations = _operations(about, lambda: self, options)
         self._store: c10d.Store = about.store
+        self._timeout: timedelta = about.timeout
+        self._num_splits = 0
+
+    def _get_backend(self, device: torch.device) -> IrisProcessGroup:  # type: ignore[override]
+        return self
+
+    @property
+    def options(self) -> Options:
+        return self.operations._options
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Bind the group to a device, for its contexts; they are opened by the first collective all the same."""
+        self.bound_device_id = device
+
+    def split_group(  # type: ignore[override]
+        self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Options | None = None,
+        group_name: str | None = None, group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> IrisProcessGroup | None:  # fmt: skip
+        """Return a group of some of the members, in ascending order; None on the others.
+
+        Collective: all members of this group call it, in the same order, each with the ranks of its new group.
+
+        Args:
+            ranks: of the members, in this group.
+            timeout, opts: as of the group; this group's by default.
+            group_name: in this process, by which torch finds the group; made of the ranks by default.
+            group_desc: of the new group.
+            device_types: which of the devices that Iris serves it serves there; all by default.
+
+        Raises:
+            ArgumentError: a rank is none of this group or there twice, or no device is left.
+        """
+        ranks = sorted(ranks)
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise ArgumentError(f"split_group: ranks={ranks} are not different ranks of a group of {self.size()}")
+        opts = self.options if opts is None else opts
+        if device_types is not None:
+            types = {each.type for each in device_types}
+            opts = replace(opts, devices=tuple(each for each in self.operations._devices if each in types))
+            if not opts.devices:
+                raise ArgumentError(f"split_group: Iris serves none of {sorted(types)}: make that group by new_group")
+        self._num_splits += 1
+        name = f"split {self._num_splits} {ranks}"  # the same on all members; torch's counts this process's groups
+        if self.rank() not in ranks:
+            return None
+        about = c10d._DistributedBackendOptions()
+        about.group_id = group_name or f"{self.group_name}/{name}"
+        about.store = c10d.PrefixStore(f"{name}/", self._store)
+        about.group_rank, about.group_size = ranks.index(self.rank()), len(ranks)
+        about.timeout = self._timeout if timeout is None else timeout
+        group: IrisProcessGroup = create(about, opts)
+        group._set_group_desc(group_desc or "undefined")
+        return group
 
     def get_group_store(self) -> c10d.Store:
         return self._store
@@ -61,16 +142,10 @@ class IrisProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(each) for each in self.operations._devices]
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self.operations.start_coalescing()
-
-    def _end_coalescing(self, device: torch.device) -> dist.Work:
-        return self.operations.end_coalescing()
+        return [torch.device(each) for each in dict.fromkeys((*self.operations._devices, "cpu"))]
 
 
-class IrisBackend(c10d.Backend):
+class IrisBackend(_Methods, c10d.Backend):
     """The backend "iris" of torch from 2.14 on; what it does not serve goes to gloo or NCCL inside."""
 
     supports_coalescing = True
@@ -79,13 +154,6 @@ class IrisBackend(c10d.Backend):
         super().__init__(about.group_rank, about.group_size)
         name = about.group_id
         self.operations = _operations(about, lambda: c10d._resolve_process_group(name), options)
-
-
-for _class in (IrisProcessGroup, IrisBackend):
-    for _name, _newer in {**dict(zip(METHODS, METHODS, strict=True)), **OLDER}.items():
-        setattr(_class, _name, _method(_newer))
-    for _name in ("getBackendName", "name"):
-        setattr(_class, _name, lambda self: NAME)
 
 
 def create(about: Any, options: Options | None = None) -> Any:

@@ -20,8 +20,10 @@ from torch._C import _distributed_c10d as c10d
 from iris_core.api import Iris
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
-from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork
+from iris_core.torch_backend.buffers import Buffers
+from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
 from iris_core.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -36,8 +38,12 @@ _ALIASES = {
     "all_to_all_single": "alltoall_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "start_coalescing": "_start_coalescing",
+    "end_coalescing": "_end_coalescing",
+    "reset_sequence": "_set_sequence_number_for_group",
+    "sequence": "_get_sequence_number_for_group",
 }
-"""torch's newer name of a method, and the older one."""
+"""torch's newer name of a method, or ours, and the older one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Options:
     backend: str = "auto"
     devices: tuple[str, ...] | None = None
     deterministic: bool | None = None
+
+    _timeout = None  # which meshes read from options; that of a group is an argument of torch's
 
 
 class GroupOperations:
@@ -93,7 +101,10 @@ class GroupOperations:
         self._sides: dict[torch.device, torch.cuda.Stream] = {}
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._last: concurrent.futures.Future[Any] | None = None
-        self._messages: list[dist.Work] | None = None  # those since `start_coalescing`
+        self._pending: list[dist.Work] | None = None  # what was begun since `start_coalescing`
+        self._is_grouped = False  # NCCL's group inside launches them together
+        self._buffers: dict[str, Buffers] = {}
+        self._calls = 0
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -106,11 +117,11 @@ class GroupOperations:
             raise ArgumentError(f"backend iris serves {', '.join(self._devices)} here, not {device.type}")
         ctx = self._contexts.get(device.type)
         if ctx is None:
+            group, given = self._find(), self._options
             if device.type == "cuda" and device.index is None:
-                device = torch.device("cuda", torch.cuda.current_device())
-            given = self._options
+                device = group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
             ctx = self._contexts[device.type] = Iris(
-                given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=self._find(),
+                given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=group,
                 barrier_timeout=self._bound, device_timeout=self._bound, deterministic=self._deterministic,
             )  # fmt: skip
         return ctx
@@ -121,14 +132,16 @@ class GroupOperations:
             concurrent.futures.wait([self._last])
         return self.context(device)
 
-    def inner(self, device_type: str) -> Any:
-        """Return the group inside for tensors of a device type: NCCL's for "cuda", else gloo's."""
-        if device_type == "cuda" and "cuda" not in self._inner:  # connects at its first call, and only whom it needs
+    def inner(self, device_type: str, way: str = "") -> Any:
+        """Return the group inside for tensors of a device type: NCCL's for "cuda", else gloo's; see `_message`."""
+        if device_type != "cuda":
+            return self._inner["cpu"]
+        if device_type + way not in self._inner:  # connects at its first call, and only whom it needs
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
-            store = c10d.PrefixStore("iris nccl", self._store)
-            self._inner["cuda"] = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
-        return self._inner["cuda" if device_type == "cuda" else "cpu"]
+            store = c10d.PrefixStore("iris nccl" + way, self._store)
+            self._inner[device_type + way] = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+        return self._inner[device_type + way]
 
     def _serves(self, tensor: torch.Tensor, op: Any = None) -> bool:
         """Whether Iris runs a call; the same on all members, which call with the same dtype and reduction."""
@@ -144,10 +157,19 @@ class GroupOperations:
             )
         return serves
 
-    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any) -> dist.Work:
-        inner = self.inner(tensor.device.type)
+    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
+        inner = self.inner(tensor.device.type, way)
         method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
-        work: dist.Work = method(*(each for each in arguments if each is not None))
+        return self._begun(method(*(each for each in arguments if each is not None)))
+
+    def _pass_on_each(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
+        works = [self._pass_on(name, each[0], *each, opts) for each in zip(outputs, inputs, strict=True)]
+        return works[0] if len(works) == 1 else SeveralWorks(works)
+
+    def _begun(self, work: dist.Work) -> dist.Work:
+        self._calls += 1
+        if self._pending is not None:
+            self._pending.append(work)
         return work
 
     def explain(self) -> str:
@@ -164,12 +186,21 @@ class GroupOperations:
     ) -> dist.Work:  # fmt: skip
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
         ctx = self.context(device)
-        is_async = getattr(opts, "asyncOp", True)
+        record = begin_event(name, tensors, result)
 
         def run() -> None:
-            with torch.no_grad() if any(each.requires_grad for each in tensors) else contextlib.nullcontext():
-                call(ctx.ccl)
+            try:
+                with torch.no_grad() if any(each.requires_grad for each in tensors) else contextlib.nullcontext():
+                    call(ctx.ccl)
+            finally:
+                end_event(record)
 
+        return self._begun(self._run(name, run, getattr(opts, "asyncOp", True), device, tensors, result))
+
+    def _run(
+        self, name: str, run: Callable[[], None], is_async: bool, device: torch.device, tensors: Sequence[Any],
+        result: list[Any],
+    ) -> dist.Work:  # fmt: skip
         if device.type == "cuda":
             if not is_async:
                 run()
@@ -247,16 +278,12 @@ class GroupOperations:
         return self._launch("reduce_scatter", opts, output.device, [output, *parts], [output], call)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        return self._reduce_scatter("reduce_scatter_single", [output], [input], opts, (output, input, opts))
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        name = "reduce_scatter_single_coalesced"
-        return self._reduce_scatter(name, outputs, inputs, opts, (outputs, inputs, opts))
-
-    def _reduce_scatter(self, name: str, outputs: Any, inputs: Any, opts: Any, given: Sequence[Any]) -> dist.Work:
         op, factor = reduction(opts)
         if not all(self._serves(each, op) for each in outputs):
-            return self._pass_on(name, outputs[0], *given)
+            return self._pass_on_each("reduce_scatter_single", outputs, inputs, opts)
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
@@ -278,15 +305,17 @@ class GroupOperations:
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         inputs = _listed(inputs)
         parts = [outputs] if isinstance(outputs[0], torch.Tensor) else outputs
-        return self._all_gather_lists("allgather", parts, inputs, opts)
+        if not self._serves(inputs[0]):
+            return self._pass_on("allgather", inputs[0], [list(each) for each in parts], inputs, opts)
+        return self._all_gather_lists(parts, inputs, opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        return self._all_gather_lists("allgather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
-
-    def _all_gather_lists(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
-        flat = list(itertools.chain(*outputs))
         if not self._serves(inputs[0]):
-            return self._pass_on(name, inputs[0], [list(each) for each in outputs], inputs, opts)
+            return self._pass_on("allgather_coalesced", inputs[0], outputs, inputs, opts)
+        return self._all_gather_lists(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def _all_gather_lists(self, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
+        flat = list(itertools.chain(*outputs))
 
         def call(ccl: Collectives) -> None:
             for parts, input in zip(outputs, inputs, strict=True):
@@ -302,14 +331,11 @@ class GroupOperations:
         return self._launch("all_gather", opts, inputs[0].device, [*flat, *inputs], flat, call)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        return self._all_gather("all_gather_single", [output], [input], opts, (output, input, opts))
+        return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        return self._all_gather("all_gather_single_coalesced", outputs, inputs, opts, (outputs, inputs, opts))
-
-    def _all_gather(self, name: str, outputs: Any, inputs: Any, opts: Any, given: Sequence[Any]) -> dist.Work:
         if not self._serves(inputs[0]):
-            return self._pass_on(name, inputs[0], *given)
+            return self._pass_on_each("all_gather_single", outputs, inputs, opts)
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
@@ -403,24 +429,67 @@ class GroupOperations:
         return self._message("recv_anysource", tensors, tag)
 
     def _message(self, name: str, tensors: Any, *arguments: Any) -> dist.Work:
+        """Pass a message on.
+
+        NCCL's group runs the messages between two ranks one after the other, and two ranks may both send first: those
+        to lower ranks have a group of their own, unless all are launched together.
+        """
         tensors = _listed(tensors)
-        work = self._pass_on(name, tensors[0], tensors, *arguments)
-        if self._messages is not None:
-            self._messages.append(work)
-        return work
+        peer = arguments[0]
+        is_down = (peer < self._rank) == (name == "send") and self._pending is None
+        return self._pass_on(name, tensors[0], tensors, *arguments, way=" to lower ranks" * is_down)
 
-    def start_coalescing(self) -> None:
-        """Collect the messages that follow; NCCL's group inside puts them into one launch."""
-        self._messages = []
-        if "cuda" in self._devices:
+    def start_coalescing(self, device: torch.device | None = None) -> None:
+        """Collect what follows; NCCL's group inside puts messages between GPUs into one launch."""
+        self._is_grouped = "cuda" in self._devices and (device is None or device.type == "cuda")
+        if self._is_grouped:
             self.inner("cuda")._group_start()
+        self._pending = []
 
-    def end_coalescing(self) -> dist.Work:
-        """End what `start_coalescing` began, and return the work of all these messages."""
-        if "cuda" in self._devices:
+    def end_coalescing(self, device: torch.device | None = None) -> dist.Work:
+        """End what `start_coalescing` began, and return the work of all that was begun since."""
+        pending, self._pending = self._pending or [], None
+        if self._is_grouped:
             self.inner("cuda")._group_end()
-        messages, self._messages = self._messages or [], None
-        return SeveralWorks(messages)
+        return SeveralWorks(pending)
+
+    # -- memory, splits -----------------------------------------------------------------------------------------------
+    def supports_tensor_alloc(self, device: torch.device | int) -> bool:
+        """Return whether `allocate_tensor` serves a device; a number is that of a GPU."""
+        return ("cuda" if isinstance(device, int) else device.type) in self._devices
+
+    def allocate_tensor(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a tensor of (size,), uninitialised, on the heap of the group's context; see `Buffers`.
+
+        Collective: all members allocate and drop tensors of the same sizes in the same order.
+        """
+        ctx = self.context(device)
+        buffers = self._buffers.get(device.type)
+        if buffers is None:
+            buffers = self._buffers[device.type] = Buffers(ctx)
+        return buffers.take(size, dtype)
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Let others make a group without this rank: it has no part in that, unlike NCCL's."""
+
+    def allocator(self) -> Any:
+        """Return what torch can make a `torch.cuda.MemPool` of: its tensors lie on the heap; see `Iris.mem_pool`.
+
+        Collective, the first time.
+
+        Raises:
+            UnsupportedError: Iris serves no GPUs here.
+        """
+        if "cuda" not in self._devices:
+            raise UnsupportedError("mem_allocator: torch has memory pools for GPUs only; use allocate_tensor(...)")
+        return share_mem_pool(self.context("cuda").mem_pool())
+
+    def reset_sequence(self) -> None:
+        self._calls = 0
+
+    def sequence(self) -> int:
+        """Return how many operations were begun."""
+        return self._calls
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def shutdown(self) -> None:
@@ -439,6 +508,7 @@ class GroupOperations:
         for inner in self._inner.values():
             getattr(inner, how)()
         self._contexts.clear()
+        self._buffers.clear()
         self._inner.clear()
 
 

@@ -1,7 +1,8 @@
-"""Work of the backend's operations: `torch.distributed.Work` over a thread's result or a CUDA event."""
+"""Work of the backend's operations, a `torch.distributed.Work` over a thread or a CUDA event, and profiler events."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,21 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Sequence
     from datetime import timedelta
+
+
+def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:
+    """Begin an event "iris:name" of torch's profiler, with the shapes of the inputs; None where no profiler runs."""
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return None
+    outputs = {id(each) for each in result}
+    inputs = [each for each in tensors if id(each) not in outputs] or tensors
+    return torch.autograd._record_function_with_args_enter(f"iris:{name}", *inputs)  # type: ignore[attr-defined]
+
+
+def end_event(event: Any) -> None:
+    """End what `begin_event` returned; in another thread, the profiler calls it asynchronous."""
+    if event is not None:
+        torch.autograd._record_function_with_args_exit(event)  # type: ignore[attr-defined]
 
 
 class DoneWork(dist.Work):
@@ -108,7 +124,11 @@ class ThreadWork(DoneWork):
             else:
                 future.set_exception(error)
 
-        self._running.add_done_callback(pass_on)
+        def pass_on_beside(running: concurrent.futures.Future[Any]) -> None:
+            # what waits for the future may itself wait for a later call, which the group's thread runs
+            threading.Thread(target=pass_on, args=(running,), daemon=True).start()
+
+        self._running.add_done_callback(pass_on_beside)
 
 
 class SeveralWorks(DoneWork):
@@ -120,8 +140,15 @@ class SeveralWorks(DoneWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for each in self._works:
-            each.wait()
+            each.wait(*([] if timeout is None else [timeout]))
         return super().wait()
 
     def is_completed(self) -> bool:
         return all(each.is_completed() for each in self._works)
+
+    def is_success(self) -> bool:
+        return all(each.is_success() for each in self._works)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the works' results; gloo's messages have none, and raise."""
+        return torch.futures.collect_all([each.get_future() for each in self._works])

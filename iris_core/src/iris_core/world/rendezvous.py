@@ -203,8 +203,9 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     if rank < 0:
         raise GroupError("this process is not a member of the process group that was passed as group=")
     members = tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
-    store = dist.distributed_c10d._get_default_store()
-    name = f"iris/{'' if group is None else group.group_name}"
+    store, name = None if group is None else group.get_group_store(), "iris"
+    if store is None:  # all ranks, or a group in Python that has none; a group's name may differ between its members
+        store, name = dist.distributed_c10d._get_default_store(), f"iris/{group.group_name if group else ''}"
     mine = {"host": host_id(), "rank": rank, "key": secrets.token_hex(32)}
     try:
         name = f"{name}/{store.add(f'{name}/made by {rank}', 1)}"  # the same on all members, for each world they make

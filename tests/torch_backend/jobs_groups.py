@@ -1,0 +1,310 @@
+"""Jobs about groups: splits, meshes, several calls at a time, events and memory; compared with gloo, bit for bit."""
+
+import contextlib
+import datetime
+import os
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from jobs_torch_backend import start, whole
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import iris_core.torch_backend as torch_backend
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.torch_backend.adapters import IS_BACKEND
+
+CPU = torch.device("cpu")
+PARTS = (3, 4), (5,), (1,)
+
+
+def start_bound(store):
+    """Initialise torch.distributed with a device_id, which torch allows for accelerators only: it is told of one."""
+    options = torch_backend.Options(heap_size="16MiB", devices=("cpu",))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
+        device_id=torch.device("cuda", 0), timeout=datetime.timedelta(minutes=2),
+    )  # fmt: skip
+    return rank, size
+
+
+@contextlib.contextmanager
+def an_accelerator():
+    """Let torch believe in one GPU; nothing that is made within may look at it."""
+    with contextlib.ExitStack() as stack:
+        for name, value in (("current_accelerator", torch.device("cuda")), ("is_available", True), ("device_count", 1)):
+            stack.enter_context(mock.patch.object(torch.accelerator, name, return_value=value))
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=True))  # which torch 2.11 asks
+        yield
+
+
+def is_right(group, ranks):
+    """Whether collectives of a group, some at the same time, give what its ranks' values make."""
+    me, size = ranks.index(dist.get_rank()), len(ranks)
+    x = whole((3, 4), torch.float32, ranks[me])
+    gathered, scattered, last = torch.zeros(3 * size, 4), torch.zeros(2, 4), torch.full((2,), float(ranks[me]))
+    work = dist.all_gather_into_tensor(gathered, x, group=group, async_op=True)
+    dist.reduce_scatter_tensor(scattered, whole((2 * size, 4), torch.float32, 10 + ranks[me]), group=group)
+    dist.broadcast(last, ranks[-1], group=group)
+    work.wait()
+    dist.all_reduce(x, group=group)
+    many = sum(whole((2 * size, 4), torch.float32, 10 + each) for each in ranks)
+    parts = [whole((3, 4), torch.float32, each) for each in ranks]
+    wanted = [torch.cat(parts), many[2 * me : 2 * me + 2], torch.full((2,), float(ranks[-1])), sum(parts)]
+    known = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
+    return known == (me, size, ranks) and all(map(torch.equal, [gathered, scattered, last, x], wanted))
+
+
+def groups_of_all_kinds(store, is_bound):
+    """Splits, splits of splits, new groups and a mesh of two dimensions, of 4 ranks; return what is wrong."""
+    with an_accelerator() if is_bound else contextlib.nullcontext():
+        rank, _ = start_bound(store) if is_bound else start(store)
+        row, column = divmod(rank, 2)
+        mesh = init_device_mesh(
+            "cpu", (2, 2), mesh_dim_names=("rows", "columns"),
+            backend_override={"rows": ("iris", torch_backend.Options(heap_size="8MiB", devices=("cpu",)))},
+        )  # fmt: skip
+        groups = {
+            "all": (dist.group.WORLD, [0, 1, 2, 3]),
+            "rows": (mesh.get_group("rows"), [column, column + 2]),
+            "columns": (mesh.get_group("columns"), [2 * row, 2 * row + 1]),
+            "descending": (dist.new_group([2, 0]), [0, 2]),
+            "alone": (dist.new_group([3]), [3]),
+            "three": (dist.new_group([1, 3, 0]), [0, 1, 3]),
+            "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
+        }
+        if is_bound:
+            bound = torch.device("cuda", 0)
+            mine = [column, column + 2]
+            half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
+            last = dist.split_group(half, [[1]])
+            groups |= {"half": (half, mine), "of the half": (last, mine[1:])}
+            groups["pair"] = dist.split_group(split_ranks=[[1, 2]]), [1, 2]
+            made = [dist.group.WORLD, half, *(each for each in (last, mesh.get_group("rows")) if each)]
+            assert {each.bound_device_id for each in made} == {bound}
+            assert half.group_desc == "half"
+    members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
+    wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
+    wrong += [name for name in members if not is_right(*groups[name])]
+    if mesh.get_group("rows").operations._options.heap_size != "8MiB":
+        wrong.append("options of the mesh")
+    # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
+    a = torch.arange(64.0 if is_bound else 32.0).reshape(-1, 4)
+    product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(
+        torch.ones(4, 2), mesh, [Replicate(), Shard(0)]
+    )
+    if not torch.equal(product.full_tensor(), a @ torch.ones(4, 2)):
+        wrong.append("tensors of the mesh")
+    dist.destroy_process_group()
+    return wrong
+
+
+def refused(call, *args, error=ArgumentError, **more):
+    """Whether a call raises an error of a kind."""
+    try:
+        call(*args, **more)
+    except error:
+        return True
+    return False
+
+
+def what_a_group_refuses(store):
+    """Return what is not refused of splits, memory and pools on CPU ranks, before any context is opened."""
+    rank, _ = start(store)
+    group = dist.group.WORLD
+    backend = group._get_backend(CPU)
+    cases = {
+        "a rank twice": IS_BACKEND or refused(group.split_group, [0, 0]),
+        "a rank that is none": IS_BACKEND or refused(group.split_group, [0, 7]),
+        "no rank": IS_BACKEND or refused(group.split_group, []),
+        "another device": IS_BACKEND or refused(group.split_group, [0, 1], device_types=[torch.device("cuda")]),
+        "options of another backend": IS_BACKEND or refused(group.split_group, [rank], opts=7, error=TypeError),
+        "a pool": refused(lambda: backend.mem_allocator, error=UnsupportedError),
+        "memory of a GPU": refused(backend.allocate_tensor, 4, torch.float32, torch.device("cuda", 0)),
+        "a GPU": not backend.supports_tensor_alloc(torch.device("cuda", 0)) and not backend.supports_tensor_alloc(0),
+        "a context": not backend.operations._contexts,
+    }
+    dist.destroy_process_group()
+    return [name for name, is_so in cases.items() if not is_so]
+
+
+def several_at_a_time(store, devices):
+    """Compare forms of several calls at a time, on all ranks and on two of them; return the wrong ones.
+
+    With other devices than the CPU for Iris, all of it goes to gloo inside.
+    """
+    rank, _ = start(store)
+    options, wrong = torch_backend.Options(devices=devices), []
+    for ranks in ([0, 1, 2], [0, 2]):
+        ours, gloo = dist.new_group(ranks, pg_options=options), dist.new_group(ranks, backend="gloo")
+        if rank not in ranks:
+            continue
+        me, n, root = ranks.index(rank), len(ranks), ranks[-1]
+
+        def mine(*shapes, me=me):
+            return [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
+
+        def rows(n=n):
+            return [(n * shape[0], *shape[1:]) for shape in PARTS]
+
+        def zeros(shapes):
+            return [torch.zeros(shape) for shape in shapes]
+
+        def in_one(call, outputs, inputs, group, is_async, device=None):
+            with dist._coalescing_manager(group, device, async_ops=is_async) as several:
+                for each in zip(*filter(None, (outputs, inputs)), strict=True):
+                    call(*each, group=group)
+            if is_async:
+                several.wait()
+            return outputs or inputs
+
+        def messages(group, is_async, ranks=ranks, me=me, n=n):
+            boxes = zeros(PARTS)
+            operations = []
+            for i, (box, given) in enumerate(zip(boxes, mine(*PARTS), strict=True)):
+                step = 1 + i % (n - 1)
+                operations.append(dist.P2POp(dist.isend, given, ranks[(me + step) % n], group, tag=i))
+                operations.append(dist.P2POp(dist.irecv, box, ranks[(me - step) % n], group, tag=i))
+            for each in dist.batch_isend_irecv(operations):
+                each.wait()
+            return boxes
+
+        def waited(work, tensors):
+            if work is not None:
+                work.wait()
+            return tensors
+
+        def objects(group, is_async, me=me, n=n, root=root, ranks=ranks):
+            everyone, one, part = [None] * n, [{"from": me}] * 2, [None]
+            dist.all_gather_object(everyone, ("a", me), group=group)
+            dist.broadcast_object_list(one, root, group=group)
+            dist.scatter_object_list(part, [str(each) * 50 for each in ranks] if rank == root else None, root, group)
+            at_root = [None] * n if rank == root else None
+            dist.gather_object({me: [1] * me}, at_root, root, group)
+            box = [None]
+            if me == 0:
+                dist.send_object_list([{"x": n}], ranks[1], group)
+            elif me == 1:
+                dist.recv_object_list(box, ranks[0], group)
+            return [everyone, one, part, at_root, box]
+
+        cases = {
+            "all_reduce": lambda g, a: in_one(dist.all_reduce, None, mine(*PARTS), g, a),
+            "all_gather": lambda g, a: in_one(dist.all_gather_into_tensor, zeros(rows()), mine(*PARTS), g, a),
+            "reduce_scatter": lambda g, a: in_one(dist.reduce_scatter_tensor, zeros(PARTS), mine(*rows()), g, a),
+            "all_reduce_coalesced": lambda g, a: waited(
+                dist.all_reduce_coalesced(x := mine(*PARTS), dist.ReduceOp.MAX, g, a), x
+            ),
+            "all_gather_coalesced": lambda g, a, n=n: waited(
+                dist.all_gather_coalesced(x := [zeros(PARTS) for _ in range(n)], mine(*PARTS), g, a), x
+            ),
+            "messages": messages,
+            "objects": objects,
+            "functional all_reduce": lambda g, a: functional.all_reduce_coalesced(mine(*PARTS), "sum", g),
+            "functional all_gather": lambda g, a: functional.all_gather_into_tensor_coalesced(mine(*PARTS), g),
+            "functional reduce_scatter": lambda g, a, n=n: functional.reduce_scatter_tensor_coalesced(
+                mine(*rows()), "sum", [0] * len(PARTS), g
+            ),
+        }
+        for name, case in cases.items():
+            for is_async in (False, True):
+                found = [case(group, is_async) for group in (ours, gloo)]
+                if not same(*found):
+                    wrong.append((ranks, name, is_async))
+        # gloo has no calls between begin and end of a device; their works are those of all calls within
+        for is_async in (False, True):
+            found = in_one(dist.all_reduce, None, mine(*PARTS), ours, is_async, CPU)
+            if not same(found, in_one(dist.all_reduce, None, mine(*PARTS), gloo, is_async)):
+                wrong.append((ranks, "within a device", is_async))
+    dist.destroy_process_group()
+    return wrong
+
+
+def same(ours, others):
+    """Whether nested lists of tensors and other objects are equal, bit for bit."""
+    if isinstance(ours, torch.Tensor):
+        return torch.equal(ours, others)
+    if isinstance(ours, list | tuple) and len(ours) == len(others):
+        return all(map(same, ours, others))
+    return ours == others
+
+
+def events(store, profiler):
+    """Compare events of Iris with gloo's: names, shapes of inputs, and whether asynchronous; return what is wrong."""
+    rank, size = start(store)
+    gloo = dist.new_group(backend="gloo")
+    dist.barrier()  # opens the context
+    root = size - 1
+    at_root = rank == root
+
+    def calls(group, is_async):
+        def parts():
+            return [torch.ones(2, 3) for _ in range(size)]
+
+        how = {"group": group, "async_op": is_async}
+        yield dist.all_reduce(torch.ones(3, 4), **how)
+        yield dist.broadcast(torch.ones(5), root, **how)
+        yield dist.reduce(torch.ones(6), root, **how)
+        yield dist.all_gather(parts(), torch.ones(2, 3), **how)
+        yield dist.all_gather_into_tensor(torch.ones(2 * size, 3), torch.ones(2, 3), **how)
+        yield dist.gather(torch.ones(2, 3), parts() if at_root else None, root, **how)
+        yield dist.scatter(torch.ones(2, 3), parts() if at_root else None, root, **how)
+        yield dist.all_to_all_single(torch.ones(size, 2), torch.ones(size, 2), **how)
+        yield dist.barrier(**how)
+
+    found = {}
+    for is_async in (False, True):
+        for kind, group in (("iris", dist.group.WORLD), ("gloo", gloo)):
+            with profiler(record_shapes=True) as profile:
+                for work in calls(group, is_async):
+                    if is_async:
+                        work.wait()
+            listed = profile.events() if isinstance(profile, torch.profiler.profile) else profile.function_events
+            found[kind, is_async] = [
+                (each.name.removeprefix(kind), each.input_shapes, each.is_async)
+                for each in sorted(listed, key=lambda each: each.time_range.start)
+                if each.name.startswith(kind + ":") and (at_root or "scatter" not in each.name)
+            ]
+        with profiler():
+            late = dist.all_reduce(torch.ones(100_000), async_op=True)
+        late.wait()
+    # gloo has no shape where a scatter receives; its threads run all calls, and Iris's only those that do not wait
+    found["gloo", False] = [(name, shapes, False) for name, shapes, _ in found["gloo", False]]
+    dist.destroy_process_group()
+    return [each for each in (False, True) if not found["iris", each] or found["iris", each] != found["gloo", each]]
+
+
+def memory_of_the_group(store):
+    """Whether FSDP2 by torch's own switch trains as on gloo, on two dimensions; and where its buffers are."""
+    rank, _ = start(store)
+    parameters, taken = [], []
+    for backend in ("iris", "gloo"):
+        override = {0: backend, 1: backend}
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override=override)
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
+        for each in (*net, net):
+            fully_shard(each, mesh=mesh)
+            if backend == "iris":
+                each.set_allocate_memory_from_process_group_for_comm(True)
+        for step in range(4):
+            net(whole((3, 8), torch.float32, 10 * rank + step)).square().mean().backward()
+            for each in net.parameters():
+                each.data.sub_(0.01 * each.grad)
+                each.grad = None
+            if backend == "iris":
+                operations = torch_backend._operations(mesh.get_group("parts"))
+                ctx = operations.context()
+                buffers = [memory for made in operations._buffers["cpu"]._made.values() for memory, _ in made]
+                taken.append((len(buffers), all(map(ctx.is_symmetric, buffers))))
+        parameters.append([each.full_tensor() for each in net.parameters()])
+    backend = dist.group.WORLD._get_backend(CPU)
+    x = backend.allocate_tensor(6, dtype=torch.bfloat16, device=CPU)
+    dist.all_reduce(x.fill_(rank))
+    is_right = x.tolist() == [6.0] * 6 and torch_backend.context_of().is_symmetric(x)
+    dist.destroy_process_group()
+    return all(map(torch.equal, *parameters)), taken, is_right

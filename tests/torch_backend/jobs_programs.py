@@ -1,0 +1,119 @@
+"""Programs of torch's own that run unchanged on backend "iris": each returns what it computes, on either backend."""
+
+import torch
+import torch.distributed as dist
+from jobs_torch_backend import start, whole
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+SIZES = 8, 24, 8
+
+
+def block():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:]))
+
+
+def trained(net, part=lambda x: x):
+    """Losses, gradients and parameters of a few steps."""
+    found = []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = net(part(whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step))).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += [loss, *(each.grad for each in net.parameters())]
+    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in (*found, *net.parameters())]
+
+
+def by_hook(name):
+    """DDP with a communication hook."""
+
+    def program(backend, group):
+        hooks = {
+            "allreduce": (group, default_hooks.allreduce_hook),
+            "fp16": (group, default_hooks.fp16_compress_hook),
+            "fp16 of powerSGD": (
+                powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
+                default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
+            ),
+            "powerSGD": (
+                powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
+                powerSGD_hook.powerSGD_hook,
+            ),
+            "post-local SGD": (
+                post_localSGD_hook.PostLocalSGDState(group, group, start_localSGD_iter=2),
+                post_localSGD_hook.post_localSGD_hook,
+            ),
+        }
+        net = nn.parallel.DistributedDataParallel(block(), process_group=group)
+        net.register_comm_hook(*hooks[name])
+        return trained(net)
+
+    return program
+
+
+def by_sequence(backend, group):
+    """Tensor parallelism with the tokens divided between the layers."""
+    net = block()
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(backend,), backend_override={0: backend})
+    gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "3": RowwiseParallel(output_layouts=Shard(1))}
+    parallelize_module(net[1], mesh, gathered)
+    return trained(parallelize_module(net, mesh, plan), lambda x: x.chunk(2, dim=1)[dist.get_rank()])
+
+
+def by_ring(rotation):
+    """Ring attention, whose keys and values go round; torch divides GPUs' attention only, so the CPU's is given."""
+
+    def program(backend, group):
+        ring.set_rotate_method(rotation)
+        rank = dist.get_rank()
+        q, k, v, grad = (
+            torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(10 * rank + i)) for i in range(4)
+        )
+        forward, backward = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        )
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(backend,), backend_override={0: backend})
+        out, lse, *_ = ring._templated_ring_attention(
+            mesh.get_group(), 2, forward, query=q, key=k, value=v, is_causal=True, dropout_p=0.0
+        )
+        gradients = ring._templated_ring_attention_backward(
+            mesh.get_group(), 2, backward, grad_out=grad, grad_out_name="grad_out", query=q, key=k, value=v, out=out,
+            logsumexp=lse, is_causal=True, dropout_p=0.0,
+        )  # fmt: skip
+        return [out, lse, *gradients[:3]]
+
+    return program
+
+
+PROGRAMS = {
+    **{
+        f"DDP, {name}": by_hook(name)
+        for name in ("allreduce", "fp16", "powerSGD", "fp16 of powerSGD", "post-local SGD")
+    },
+    "sequence parallel": by_sequence,
+    "ring attention, all_to_all": by_ring("alltoall"),
+    "ring attention, all_gather": by_ring("allgather"),
+}
+
+
+def as_on_gloo(store, name):
+    """Whether a program computes the same on both backends, bit for bit, and how many tensors that are."""
+    start(store)
+    found = [PROGRAMS[name](backend, dist.new_group(backend=backend)) for backend in ("iris", "gloo")]
+    dist.destroy_process_group()
+    return all(map(torch.equal, *found)), len(found[0])

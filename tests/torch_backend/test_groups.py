@@ -1,0 +1,48 @@
+"""Groups of backend "iris" on CPU ranks: splits, meshes, several calls at a time, events and memory."""
+
+import jobs_groups as jobs
+import pytest
+import torch
+
+from iris_core.testing import RankPool
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
+    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
+        yield pool
+
+
+@pytest.fixture
+def on_ranks(ranks, tmp_path):
+    """Runs a job, with a store, on some ranks."""
+    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
+
+
+@pytest.mark.parametrize("is_bound", [False, True], ids=["", "device_id"])
+def test_groups_of_all_kinds(on_ranks, is_bound):
+    assert on_ranks(jobs.groups_of_all_kinds, 4, is_bound) == [[]] * 4
+
+
+def test_what_a_group_refuses(on_ranks):
+    assert on_ranks(jobs.what_a_group_refuses, 2) == [[]] * 2
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cuda",)], ids=["iris", "gloo"])
+def test_several_at_a_time_are_as_gloos(on_ranks, devices):
+    assert on_ranks(jobs.several_at_a_time, 3, devices) == [[]] * 3
+
+
+@pytest.mark.parametrize("profiler", [torch.profiler.profile, torch.autograd.profiler.profile])
+def test_events_are_as_gloos(on_ranks, profiler):
+    assert on_ranks(jobs.events, 2, profiler) == [[]] * 2
+
+
+def test_memory_of_the_group(on_ranks):
+    for is_equal, taken, is_right in on_ranks(jobs.memory_of_the_group, 4):
+        assert is_equal
+        assert is_right
+        assert taken[1:] == [taken[1]] * 3  # what the first steps have made is used again
+        assert taken[0][0] > 0
+        assert all(is_on_heap for _, is_on_heap in taken)
