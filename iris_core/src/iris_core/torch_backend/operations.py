@@ -105,6 +105,7 @@ class GroupOperations:
         self._is_grouped = False  # NCCL's group inside launches them together
         self._buffers: dict[str, Buffers] = {}
         self._calls = 0
+        self._served: set[Any] = set()  # devices, layouts, dtypes and reductions
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -145,11 +146,14 @@ class GroupOperations:
 
     def _serves(self, tensor: torch.Tensor, op: Any = None) -> bool:
         """Whether Iris runs a call; the same on all members, which call with the same dtype and reduction."""
+        key = tensor.device, tensor.layout, tensor.dtype, op
+        if key in self._served:
+            return True
         is_here = tensor.device.type in self._devices and tensor.layout is torch.strided
-        if op is None:
-            return is_here
-        serves = is_here and reduces(op, tensor.dtype)
-        if self._deterministic and not serves and (tensor.is_floating_point() or tensor.is_complex()):
+        serves = is_here and (op is None or reduces(op, tensor.dtype))
+        if serves:
+            self._served.add(key)
+        elif op is not None and self._deterministic and (tensor.is_floating_point() or tensor.is_complex()):
             raise UnsupportedError(
                 f"{op.name} of {tensor.dtype} on {tensor.device.type} goes to gloo or NCCL, which do not promise its "
                 "bits, and this group wants that (Options.deterministic, IRIS_DETERMINISTIC or "
@@ -185,17 +189,24 @@ class GroupOperations:
         call: Callable[[Collectives], Any],
     ) -> dist.Work:  # fmt: skip
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
-        ctx = self.context(device)
+        ctx, kind = self._contexts.get(device.type) or self.context(device), device.type
+        is_async, is_recorded = getattr(opts, "asyncOp", True), False
+        for each in tensors:  # `any` and a generator take three times as long
+            is_recorded |= each.requires_grad
+        is_free = kind == "cuda" or self._last is None or self._last.done()
+        if is_free and not (is_async or is_recorded or torch.autograd._profiler_enabled()):  # type: ignore[attr-defined]
+            call(ctx.ccl)
+            return self._begun(DoneWork(result, device))
         record = begin_event(name, tensors, result)
 
         def run() -> None:
             try:
-                with torch.no_grad() if any(each.requires_grad for each in tensors) else contextlib.nullcontext():
+                with torch.no_grad() if is_recorded else contextlib.nullcontext():
                     call(ctx.ccl)
             finally:
                 end_event(record)
 
-        return self._begun(self._run(name, run, getattr(opts, "asyncOp", True), device, tensors, result))
+        return self._begun(self._run(name, run, is_async, device, tensors, result))
 
     def _run(
         self, name: str, run: Callable[[], None], is_async: bool, device: torch.device, tensors: Sequence[Any],
@@ -236,8 +247,9 @@ class GroupOperations:
         tensors = _listed(tensors)
         op, factor = reduction(opts)
         first = tensors[0]
-        if not all(self._serves(each, op) for each in tensors):
-            return self._pass_on(name, first, tensors, opts)
+        for each in tensors:
+            if not self._serves(each, op):
+                return self._pass_on(name, first, tensors, opts)
 
         def call(ccl: Collectives) -> None:
             for each in tensors:
