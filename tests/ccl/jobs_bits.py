@@ -191,7 +191,7 @@ def of_products(device, cache, measured):
 
 
 def differing(device):
-    """What ranks that do not ask for the same are told."""
+    """The error of ranks that do not ask for the same."""
     try:
         Iris("8MiB", device=device, deterministic=dist.get_rank() == 0)
     except IrisError as error:

@@ -22,7 +22,7 @@ PARTS = (3, 4), (5,), (1,)
 
 
 def start_bound(store):
-    """Initialise torch.distributed with a device_id, which torch allows for accelerators only: it is told of one."""
+    """Initialise torch.distributed with a device_id, which torch allows for accelerators only, so one is pretended."""
     options = torch_backend.Options(heap_size="16MiB", devices=("cpu",))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(

@@ -78,7 +78,7 @@ _AWARE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # to
 
 
 class _Pass(_AWARE or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
-    """A pass behind others, as before 2.13 torch takes only one."""
+    """A pass after others, as before 2.13 torch takes only one."""
 
     def __init__(self, run: Callable[[Graph], None], before: Sequence[Any]) -> None:
         self._run, self._before = run, before
@@ -360,7 +360,7 @@ def _erase(node: Node) -> None:
 
 
 def _fuse(graph: Graph) -> None:
-    """Fuse, behind Inductor's own passes; see the module's docstring."""
+    """Fuse, after Inductor's own passes; see the module's docstring."""
     for fuse, targets in ((_fuse_sum, _PRODUCTS), (_fuse_gather, (_GATHER,))):
         for node in [each for each in graph.nodes if each.target in targets]:
             with contextlib.suppress(_Unfit):

@@ -128,7 +128,7 @@ class GroupOperations:
         return ctx
 
     def context_in_order(self, device: torch.device) -> Iris:
-        """Return the context for a call of its own, behind what the group's thread runs; GPUs order streams."""
+        """Return the context for a call of its own, after what the group's thread runs; GPUs order streams."""
         if self._last is not None:
             concurrent.futures.wait([self._last])
         return self.context(device)
