@@ -3,24 +3,8 @@
 import jobs_fuse as jobs
 import pytest
 
-from iris_core.testing import RankPool
-
 GATHER, SCATTER, SUM = "iris.all_gather_matmul", "iris.matmul_reduce_scatter", "iris.matmul_all_reduce"
 C10D = "_c10d_functional."
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
-    environ = {"IRIS_HEAP_SIZE": "32MiB", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    with RankPool(timeout_s=600.0, environ=environ) as pool:
-        yield pool
-
-
-@pytest.fixture
-def on_ranks(ranks, tmp_path):
-    """Runs a job, with a store, on some ranks."""
-    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

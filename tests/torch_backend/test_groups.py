@@ -4,21 +4,6 @@ import jobs_groups as jobs
 import pytest
 import torch
 
-from iris_core.testing import RankPool
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
-    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
-        yield pool
-
-
-@pytest.fixture
-def on_ranks(ranks, tmp_path):
-    """Runs a job, with a store, on some ranks."""
-    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
-
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["", "device_id"])
 def test_groups_of_all_kinds(on_ranks, is_bound):

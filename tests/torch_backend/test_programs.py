@@ -3,15 +3,6 @@
 import jobs_programs as jobs
 import pytest
 
-from iris_core.testing import RankPool
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
-    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
-        yield pool
-
 
 @pytest.mark.parametrize("name", jobs.PROGRAMS)
 def test_programs_run_unchanged(ranks, tmp_path, name):

@@ -18,19 +18,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
-    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
-        yield pool
-
-
-@pytest.fixture
-def on_ranks(ranks, tmp_path):
-    """Runs a job, with a store, on some ranks."""
-    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
-
-
 def test_every_collective_is_as_gloos(on_ranks):
     assert on_ranks(jobs.equal_to_gloo, 3, [[0, 1, 2], [2, 0]]) == [[], [], []]
 

@@ -1,0 +1,18 @@
+"""Rank processes of the tests of the backend "iris"."""
+
+import pytest
+
+from iris_core.testing import RankPool
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
+    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
+        yield pool
+
+
+@pytest.fixture
+def on_ranks(ranks, tmp_path):
+    """Runs a job, with a store, on some ranks."""
+    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
