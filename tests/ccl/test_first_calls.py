@@ -105,7 +105,7 @@ def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_p
 def test_one_slow_call_of_a_short_kernel_does_not_decide(monkeypatch):
     """A single call of some microseconds is not timed well enough to leave an algorithm out."""
     steady, first_slow = (lambda: None), (lambda: None)
-    times = {steady: iter([4e-6] * 3), first_slow: iter([9e-6, 2e-6, 2e-6])}
+    times = {steady: iter([4e-6] * 3), first_slow: iter([90e-6, 2e-6, 2e-6])}
     monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: next(times[launch]))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
     assert first_calls.measure([steady, first_slow], alone, on_gpu=False) == [4e-6, 2e-6]

@@ -33,7 +33,7 @@ BUDGETS = {
     "iris_core/ccl": 429,
     "iris_core/cli": 1023,
     "iris_core/device": 1049,
-    "iris_core/dispatch": 3129,
+    "iris_core/dispatch": 3131,
     "iris_core/heap": 2697,
     "iris_core/nn": 465,
     "iris_core/ops": 420,

@@ -37,8 +37,9 @@ _ROUND_S = 1e-3  # of calls of one algorithm, but one call at least
 _MOST_CALLS = 50
 _LIMIT_S = 0.15  # of measured calls, after which no round is begun
 _NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
-_SINGLE_S = 10e-6  # by which one call alone may seem to take longer: its events, and members that began apart
+_DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel
 _CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
+_HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
 
 
@@ -199,8 +200,8 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
     best = [math.inf] * len(launches)
     spent = 0.0
     for number in range(_ROUNDS):
-        bound = _NEAR * min(best) + _SINGLE_S * (number == 1)
-        again = [place for place, seconds in enumerate(best) if number == 0 or seconds <= bound]
+        bound = _NEAR * min(best)
+        again = [place for place, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound]
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
         calls = [1 if number == 0 else min(_MOST_CALLS, max(1, int(_ROUND_S / best[place]))) for place in again]
@@ -223,7 +224,8 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
     the one that began last.
     """
     host_s = seconds_by_clock(launch, 1)
-    torch.cuda._sleep(int(min(1.5 * host_s * (calls + 1), _MOST_SLEEP_S) * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+    sleep_s = min(_HOST_MARGIN * host_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
+    torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
     return seconds_by_events(launch, calls)
 
