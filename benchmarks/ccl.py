@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from ccl_groups import groups, part_of
-from ccl_peers import Unavailable, is_symmetric_kernel, kernels_of, nccl_call, torch_symmetric, window_tensors
+from ccl_peers import OFF, Unavailable, is_symmetric_kernel, kernels_of, nccl_call, torch_symmetric, window_tensors
 
 from iris_core import bench
 from iris_core.ccl import Config
@@ -275,7 +275,6 @@ def each_all_to_all(state: State, ctx: Iris) -> None:
     declare(state, ctx, "all_to_all", each=True)
 
 
-OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 SUITE = bench.suite(
     "ccl",
     __doc__,

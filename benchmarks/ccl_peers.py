@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 PROFILED_CALLS = 3
 
+OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Variables without which these libraries may use NVLink multicast, which shared hosts may not have."""
+
 
 class Unavailable(Exception):
     """A peer cannot be measured here; says why."""

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from ccl_groups import HALF, groups, part_of
+from ccl_peers import OFF
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
@@ -257,7 +258,6 @@ def matmul_all_gather(state: State, ctx: Iris) -> None:
     declare(state, ctx, "matmul_all_gather")
 
 
-OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 SUITE = bench.suite(
     "fused",
     __doc__,

@@ -27,13 +27,14 @@ On CPU ranks (--device cpu) the same code runs with gloo in NCCL's place and tin
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from ccl import HEAP, KIB, MIB, ORDINARY, RESULTS
+from ccl_peers import OFF
 from torch.distributed.device_mesh import DeviceMesh
 from training_steps import DTYPE, Task, operators, sharded
 from training_steps import tensor_parallel as divided
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-KIB, MIB = 1 << 10, 1 << 20
-HEAP, ORDINARY = "heap", "ordinary"
 SMALL, SMALL_BOUND = 256 * KIB, 1.5  # eagerly, up to so many bytes, so many times as fast as NCCL
 NEVER_SLOWER = 0.98  # a repeated run differs by two percent
 LIKE_CCL = 0.95
@@ -253,7 +251,6 @@ def fsdp2(state: State, ctx: Iris) -> None:
                 state.target(f"{name}{suffix}", "ratio", at_least=1.0 if suffix else NEVER_SLOWER)
 
 
-OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 SUITE = bench.suite(
     "torch_backend",
     __doc__,
