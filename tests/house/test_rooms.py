@@ -40,7 +40,7 @@ BUDGETS = {
     "iris_core/providers": 600,
     "iris_core/registry": 942,
     "iris_core/testing": 2590,
-    "iris_core/torch_backend": 1932,
+    "iris_core/torch_backend": 1936,
     "iris_core/tracing": 514,
     "iris_core/tuning": 465,
     "iris_core/world": 1663,

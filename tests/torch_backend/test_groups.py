@@ -11,7 +11,7 @@ def test_groups_of_all_kinds(on_ranks, is_bound):
 
 
 def test_what_a_group_refuses(on_ranks):
-    assert on_ranks(jobs.what_a_group_refuses, 2) == [[]] * 2
+    assert on_ranks(jobs.what_a_group_refuses, 3) == [[]] * 3
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cuda",)], ids=["iris", "gloo"])

@@ -97,6 +97,10 @@ class GroupOperations:
         self._contexts: dict[str, Iris] = {}
         # gloo connects all members at once, and only two of them may come to the first message
         inner = dist.ProcessGroupGloo(c10d.PrefixStore("iris gloo", store), rank, size, timeout)
+        turn, place = divmod(store.add("iris connected", 1) - 1, size)
+        if place == size - 1:
+            store.set(f"iris all connected {turn}", "")
+        store.wait([f"iris all connected {turn}"], timeout)  # one that ends now makes gloo's others fail to connect
         self._inner: dict[str, Any] = {"cpu": inner}
         self._sides: dict[torch.device, torch.cuda.Stream] = {}
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
