@@ -135,6 +135,8 @@ class IrisSettings(SettingsBase):
     """Seconds after which a wait inside a kernel that has no bound is warned about; 0: never."""
     barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Bound in seconds of host barriers and exchanges between ranks."""
+    nodes: str | None = None
+    """How to divide the ranks of one host into nodes, for trials: "2x4", "3+1"; unset: each host is a node."""
 
     _given: frozenset[str] = PrivateAttr(default=frozenset())
 

@@ -26,6 +26,7 @@ from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
+from iris_core.world.nodes import VARIABLE, divide, group_by_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,8 +65,13 @@ class World:
         timeout_s: float,  # bound of every exchange
         members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
         parent: World | None = None,  # the world of all ranks, unless this is the one
+        nodes: tuple[tuple[int, ...], ...] | None = None,  # the ranks of each node, of the world of all; None for one
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
+        self.nodes: tuple[tuple[int, ...], ...] = nodes or (tuple(range(len(ranks))),)  # ranks of the world of all
+        if parent is not None:
+            self.nodes = parent.nodes
+        self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
         self._exchanges, self._timeout_s, self._members = exchanges, timeout_s, members
         self._ranks = tuple(ranks)
         self._peers = sorted({*ranks} - {ranks[rank]})
@@ -315,7 +321,8 @@ class Arrival:
         if where is None or opening is None:
             return SingleWorld()
         self.opening = None
-        return World(opening.run(timeout_s), range(where.world_size), where.rank, timeout_s, where.members)
+        ranks, nodes = range(where.world_size), group_by_node(divide(os.environ.get(VARIABLE, ""), where.world_size))
+        return World(opening.run(timeout_s), ranks, where.rank, timeout_s, where.members, nodes=nodes)
 
 
 @contextlib.contextmanager

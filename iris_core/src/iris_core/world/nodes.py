@@ -1,0 +1,44 @@
+"""Nodes: the ranks that can map each other's memory, those of one host.
+
+IRIS_NODES divides the ranks of one host, to try on it what runs on several: "2x4" are two nodes of four ranks, "3+1"
+one of three and one of one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from iris_core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VARIABLE = "IRIS_NODES"
+
+
+def divide(text: str, world_size: int) -> list[int]:
+    """Return the node of each rank, as IRIS_NODES says; all 0 where it is empty.
+
+    Raises:
+        SettingsError: the text says nothing of the kind, or means another number of ranks.
+    """
+    if not text:
+        return [0] * world_size
+    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        sizes = [int(found[2])] * int(found[1])
+    elif re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
+        sizes = [int(part) for part in text.split("+")]
+    else:
+        raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
+    if sum(sizes) != world_size:
+        raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
+
+
+def group_by_node(hosts: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, in the order of its lowest rank, from the host of each rank."""
+    found: dict[object, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return tuple(map(tuple, found.values()))
