@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from iris_core.world.scaling import OPS, SIZES, Machine
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -349,10 +351,39 @@ def gpu_tests() -> str:
     return table(["on", "date", "commit", "tier", "passed", "failed", "skipped"], rows)
 
 
+# -- several nodes, on paper ------------------------------------------------------------------------------------------
+def scaling() -> str:
+    """What the model says of collectives, with its own constants."""
+    rows = []
+    for op in OPS:
+        for nbytes in SIZES[::2] if op != "all_reduce" else SIZES:
+            times = (Machine(nodes).seconds(op, nbytes) * 1e6 for nodes in (1, 2, 4, 8, 16, 32, 64, 128))
+            rows.append([op, size(nbytes), *(f"{us:,.0f}" for us in times)])
+    return table(["microseconds", "bytes", *(f"{1 << power} x 8" for power in range(8))], rows)
+
+
+def scaling_published() -> str:
+    """What the model says where others have measured."""
+    published, rows = results("published"), []
+    for each in published["bus_bandwidth"]:
+        machine = Machine(each["num_nodes"], each["gpus"])
+        rates = [machine.bus_bytes_per_s(each["op"], each["nbytes"], flat=flat) / 1e9 for flat in (True, False)]
+        shown = [f"{rate:.0f} bus GB/s" for rate in (each["gb_per_s"], *rates)]
+        rows.append([f"[{each['what']}]({each['source']})", *shown])
+    alone = published["training"][0]
+    step_s = alone["tokens_per_gpu"] / alone["tokens_per_second_per_gpu"]
+    for each in published["training"]:
+        machine, about = Machine(each["num_nodes"], each["gpus"]), (step_s, each["params"], each["layers"])
+        steps = [machine.step_seconds(*about, flat=flat) for flat in (True, False)]
+        rates = [each["tokens_per_second_per_gpu"], *(each["tokens_per_gpu"] / step for step in steps)]
+        rows.append([f"[{each['what']}]({each['source']})", *(f"{rate:,.0f} tokens/s per GPU" for rate in rates)])
+    return table(["", "published", "model, flat", "model, by levels"], rows)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
     "signals": signals, "executor": executor, "gpu-tests": gpu_tests, "torch-all-reduce": torch_all_reduce,
-    "torch-steps": torch_steps,
+    "torch-steps": torch_steps, "scaling": scaling, "scaling-published": scaling_published,
 }  # fmt: skip
 
 

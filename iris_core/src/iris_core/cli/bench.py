@@ -1,9 +1,12 @@
-"""`iris bench`: compare the results of benchmarks, which are programs (docs/benchmarks.md)."""
+"""`iris bench`: compare results of benchmarks, which are programs (docs/benchmarks.md), and model several nodes."""
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any
+
+from iris_core.world.scaling import OPS, SIZES, Level, Machine
 
 if TYPE_CHECKING:
     import argparse
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
-    parser = subparsers.add_parser("bench", help="compare results of benchmarks")
+    parser = subparsers.add_parser("bench", help="compare results of benchmarks, or model several nodes")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     status = "exit status 1 if anything became slower or wrong, 2 if a file cannot be read"
     comparing = actions.add_parser("compare", help=f"compare two results; {status}")
@@ -19,10 +22,51 @@ def add_parser(subparsers: Any) -> None:
     comparing.add_argument("new", help="JSON of the new results")
     comparing.add_argument("--tolerance", type=float, default=5.0, metavar="PERCENT", help="default: 5")
     comparing.add_argument("--all", action="store_true", help="also list what has not changed")
+    modelling = actions.add_parser("model", help="predict collectives and a training step on several nodes")
+    default = Machine(1)
+    for option, value, what in (
+        ("--gpus", default.gpus, "GPUs of a node"),
+        ("--node-us", default.node.latency_s * 1e6, "microseconds of an exchange within a node"),
+        ("--node-gbs", default.node.bytes_per_s / 1e9, "GB/s that each GPU sends within a node"),
+        ("--rail-us", default.rail.latency_s * 1e6, "microseconds of a step between nodes"),
+        ("--rail-gbs", default.rail.bytes_per_s / 1e9, "GB/s that each GPU sends between nodes"),
+        ("--params", 8e9, "parameters of the model that is trained"),
+        ("--layers", 32, "its layers"),
+        ("--step-s", 2.46, "seconds that a step computes, the same on any number of nodes"),
+    ):
+        modelling.add_argument(option, type=type(value), default=value, help=f"{what}; default: {value:.4g}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; see `iris bench compare --help` for the exit status."""
+    """Compare results, or model; see `iris bench compare --help` for the exit status."""
+    return _model(args) if args.action == "model" else _compare(args)
+
+
+def _model(args: argparse.Namespace) -> int:
+    """Print what the model says of 1 to 128 nodes; 2 if a constant makes no sense."""
+    from iris_core.cli._output import print_table
+
+    wrong = [name for name, value in vars(args).items() if isinstance(value, int | float) and not 0 < value < math.inf]
+    if wrong:
+        print(f"iris: --{wrong[0].replace('_', '-')} must be a number above 0", file=sys.stderr)
+        return 2
+    levels = Level(args.node_us / 1e6, args.node_gbs * 1e9), Level(args.rail_us / 1e6, args.rail_gbs * 1e9)
+    machines = [Machine(1 << power, args.gpus, *levels) for power in range(8)]
+    for op in OPS:
+        rows = []
+        for each in machines:
+            times = [f"{each.seconds(op, nbytes) * 1e6:,.0f}" for nbytes in SIZES]
+            rates = [f"{each.bus_bytes_per_s(op, SIZES[-1], flat=flat) / 1e9:.0f}" for flat in (False, True)]
+            rows.append([str(each.num_nodes), *times, *rates])
+        sizes = [f"{nbytes >> 20} MiB, us" for nbytes in SIZES]
+        print_table(["nodes", *sizes, "bus GB/s, by levels", "flat"], rows, title=op)
+    steps = [each.step_seconds(args.step_s, args.params, args.layers) for each in machines]
+    rows = [[str(1 << power), f"{step:.4g}", f"{args.step_s / step:.3f}"] for power, step in enumerate(steps)]
+    print_table(["nodes", "seconds", "of which it computes"], rows, title="a step of FSDP2")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
     from iris_core.bench import Report
     from iris_core.bench.compare import REGRESSIONS, VERDICTS, compare, differences
     from iris_core.cli._output import print_table
