@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from iris_triton.device_barrier import device_barrier
+from iris_triton.device_barrier import device_barrier, signal, signal_wait
 from iris_triton.launcher import early_launch
 from iris_triton.testing.compile_only import assembly, compile_for
 
@@ -39,6 +39,18 @@ def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more():
 def test_without_it_nothing_is_there(target):
     text = assembly(barrier(target, EARLY=False))
     assert "griddepcontrol" not in text
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
+@pytest.mark.parametrize("word", [torch.int32, torch.int64], ids=str)
+def test_signals_of_the_host_compile(target, word):
+    """A release of the whole system; "add" is one atomic operation."""
+    for add in (False, True):
+        text = assembly(compile_for(signal, (word, 1), {"ADD": add, "num_warps": 1}, target))
+        wanted = r"atom\.\S*release\.sys\S*add|atom\.\S*sys\S*add" if add else r"release\.sys|membar\.sys|fence\.\S*sys"
+        assert re.search(wanted if target == "sm_90" else "atomic_add|atomic_swap", text)
+    awaited = assembly(compile_for(signal_wait, (word, 1, 1000, 0, 1), {"cmp": "ge", "num_warps": 1}, target))
+    assert WAIT.search(awaited) if target == "sm_90" else "s_cbranch" in awaited
 
 
 @pytest.mark.parametrize(

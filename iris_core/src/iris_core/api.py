@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
 from iris_core.device import targets
+from iris_core.device.one_sided import OneSided
 from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.symmetry import NOT_FINISHED
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _CLOSED = "this Iris context is closed; open a new one"
 
 
-class Iris(TensorFactories, NodeMembers):
+class Iris(TensorFactories, OneSided, NodeMembers):
     """One rank's view of the symmetric heap and of the world.
 
     Collective: every rank of the world constructs it with the same arguments.  The ranks are those of torch.distributed

@@ -224,6 +224,21 @@ class SupportsDeviceBarrier(Protocol):
         """
 
 
+class SupportsSignals(Protocol):
+    """A backend that can change and await signals on a stream, for `ctx.put` and `ctx.signal_wait`."""
+
+    def signal(self, word: torch.Tensor, value: int, op: str) -> None:
+        """Launch a kernel on the current stream that changes one word, after all earlier work of the stream.
+
+        Args:
+            word: one element of int32 or int64 in any rank's memory.
+            value, op: what to "set" it to, or to "add".
+        """
+
+    def signal_wait(self, word: torch.Tensor, value: int, cmp: str) -> None:
+        """Launch a kernel on the current stream that ends when `word <cmp> value`; the host waits on the CPU only."""
+
+
 class SupportsCollectives(Protocol):
     """A backend that brings algorithms for `ctx.ccl`."""
 

@@ -117,6 +117,18 @@ class TritonBackend:
             bound = self._barriers[slot.size, sem] = device_barrier.bind(slot.size, sem, self._spec)
         bound(stream, slot.words, slot.targets)
 
+    def signal(self, word: torch.Tensor, value: int, op: str) -> None:
+        from iris_triton import device_barrier
+
+        device_barrier.signal[(1,)](word, value, ADD=op == "add", num_warps=1)
+
+    def signal_wait(self, word: torch.Tensor, value: int, cmp: str) -> None:
+        from iris_triton import device_barrier
+
+        spec = self._spec
+        assert spec is not None
+        device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
+
     def collectives(self) -> Sequence[Collective]:
         from iris_triton.collectives import collectives
 

@@ -1,4 +1,4 @@
-"""The barrier between devices as a kernel of its own, which `ctx.device_barrier()` launches."""
+"""Kernels that the host launches by themselves: of `ctx.device_barrier()`, `ctx.signal()` and `ctx.signal_wait()`."""
 # mypy: ignore-errors
 
 from typing import Any
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.language.asm import follow, let_next_start
-from iris_triton.language.flags import await_flags, lanes_for, set_flags
+from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
 from iris_triton.launcher import BoundKernel, early_launch
 
 
@@ -48,3 +48,20 @@ def bind(size: int, sem: str, spec: Any) -> BoundKernel:
     said = {"timeout_ns": spec.timeout_ns, "status": spec.status_ptr, "rank": spec.rank}
     arguments = {**said, "size": size, "sem": sem, "LANES": triton.next_power_of_2(size), "EARLY": bool(early)}
     return BoundKernel(device_barrier, 1, arguments, ("words", "targets"), spec.device, {"num_warps": 1, **early})
+
+
+@triton.jit(do_not_specialize=["value"], do_not_specialize_on_alignment=["word"])
+def signal(word, value, ADD: tl.constexpr):
+    """Set one word, or add to it; the stores of kernels and copies before it on the stream are complete."""
+    value = tl.cast(value, word.dtype.element_ty)
+    if ADD:
+        tl.atomic_add(word, value, sem="release", scope="sys")
+    else:
+        set_flag(word, value, "release", "sys")
+
+
+@triton.jit(do_not_specialize=["value", "timeout_ns", "status", "rank"], do_not_specialize_on_alignment=["word"])
+def signal_wait(word, value, timeout_ns, status, rank, cmp: tl.constexpr):
+    """Wait until `word <cmp> value`; the rest is as in `device_barrier`."""
+    expected = tl.cast(value, word.dtype.element_ty)
+    await_flag(word, expected, cmp, "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)

@@ -1,0 +1,159 @@
+"""One-sided access of the host: copies to and from another rank's heap, and signals, on a stream."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from iris_core.errors import ArgumentError, CapabilityError
+from iris_core.types import DeviceType
+
+if TYPE_CHECKING:
+    from iris_core.device.reports import KernelReports
+    from iris_core.heap.heap import SymmetricHeap
+    from iris_core.types import DeviceTarget
+
+    Op = Literal["set", "add"]
+    Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
+
+_OPS: tuple[Op, ...] = ("set", "add")
+_COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "gt", "ge", "lt", "le")
+_WORDS = torch.int32, torch.int64
+
+
+class OneSided:
+    """Copies and signals between heaps that no other rank takes part in; a mixin of contexts.
+
+    Local.  All run on the given stream, or the current one, in its order, and the host waits for nothing; on the CPU
+    they are done when the call returns.  `tensor` and `signal` are tensors of this heap, or views of them, which mean
+    the same place on the other rank: it must not be freed before the call is done.  What a put writes may be read once
+    its signal was seen by `signal_wait` or by `wait` in a kernel, or after a barrier.
+
+    They raise:
+        ArgumentError: (a ValueError) the rank is out of range, or shapes, dtypes or names do not fit.
+        NotOnHeapError: (a ValueError) a tensor does not lie wholly on the symmetric heap.
+        UnsupportedError: the rank is on another node, or a tensor is a lazy view.
+        CapabilityError: the backend launches no signals.
+        DeviceTimeoutError, DeviceError: of earlier kernels, as `Iris.device_barrier` does; nothing was launched.
+    """
+
+    heap: SymmetricHeap
+    target: DeviceTarget
+    backend: Any
+    _reports: KernelReports
+
+    def put(
+        self,
+        tensor: torch.Tensor,
+        peer: int,
+        source: torch.Tensor | None = None,
+        *,
+        signal: torch.Tensor | None = None,
+        value: int = 1,
+        op: Op = "set",
+        stream: Any = None,
+    ) -> None:
+        """Copy to another rank's `tensor`, and then change its signal.
+
+        Args:
+            tensor: where to, on the other rank.
+            peer: the other rank.
+            source: what to copy, of the same shape and dtype, on this rank's device; this rank's `tensor` by default.
+            signal: one integer of 32 or 64 bits to change there afterwards; None for none.
+            value, op: what to "set" it to, or to "add".  Several ranks may add to a signal; only one may set it.
+            stream: a torch stream; None for the current one.
+
+        Example:
+            >>> from iris_core import Iris
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     box, arrived = ctx.zeros(4), ctx.zeros(1, dtype=torch.int64)
+            ...     ctx.put(box, 0, torch.ones(4), signal=arrived)
+            ...     ctx.signal_wait(arrived, 1)
+            ...     box.tolist()
+            [1.0, 1.0, 1.0, 1.0]
+        """
+        given = tensor if source is None else source
+        there = self._other("put", tensor, peer, given, "source")
+        word = None if signal is None else self._word("put", signal, peer, op)
+        with self._on(stream):
+            if source is not None or there.data_ptr() != tensor.data_ptr():
+                there.copy_(given.detach(), non_blocking=True)
+            if word is not None:
+                self.backend.signal(word, value, op)
+
+    def get(
+        self, tensor: torch.Tensor, peer: int, out: torch.Tensor | None = None, *, stream: Any = None
+    ) -> torch.Tensor:
+        """Copy another rank's `tensor` to `out`, and return that.
+
+        Args:
+            tensor: where from, on the other rank.
+            peer: the other rank.
+            out: of the same shape and dtype, on this rank's device; a new tensor by default.
+            stream: a torch stream; None for the current one.
+        """
+        with self._on(stream):
+            out = torch.empty_like(tensor, requires_grad=False) if out is None else out
+            return out.copy_(self._other("get", tensor, peer, out, "out"), non_blocking=True)
+
+    def signal(self, signal: torch.Tensor, peer: int, value: int = 1, *, op: Op = "set", stream: Any = None) -> None:
+        """Change another rank's signal, after this rank's earlier work on the stream; see `put`."""
+        word = self._word("signal", signal, peer, op)
+        with self._on(stream):
+            self.backend.signal(word, value, op)
+
+    def signal_wait(self, signal: torch.Tensor, value: int, *, cmp: Comparison = "ge", stream: Any = None) -> None:
+        """Let the stream wait until this rank's own signal compares so with a value; the host goes on at once.
+
+        On the CPU the host waits.  What came before the signal is visible to later work on the stream.  Bounded like
+        waits in kernels, by IRIS_DEVICE_TIMEOUT.
+
+        Args:
+            signal: as in `put`.
+            value: the value to compare with.
+            cmp: "eq", "ne", "gt", "ge", "lt" or "le": signal <cmp> value.
+            stream: a torch stream; None for the current one.
+        """
+        if cmp not in _COMPARISONS:
+            raise ArgumentError(f"signal_wait: cmp must be one of {', '.join(_COMPARISONS)}, not {cmp!r}")
+        word = self._word("signal_wait", signal, self.heap.rank, "set")
+        with self._on(stream):
+            self.backend.signal_wait(word, value, cmp)
+
+    def _other(self, what: str, tensor: torch.Tensor, peer: int, own: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the other rank's copy of a tensor, to which or from which `own` is copied."""
+        there = self.heap.as_remote(tensor, peer)
+        if own.shape != tensor.shape or own.dtype != tensor.dtype or own.device != tensor.device:
+            raise ArgumentError(
+                f"{what}: the {name} is {tuple(own.shape)}, {own.dtype}, on {own.device}; the tensor on the heap is "
+                f"{tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
+            )
+        return there
+
+    def _word(self, what: str, signal: torch.Tensor, peer: int, op: str) -> torch.Tensor:
+        """Return a rank's signal."""
+        if op not in _OPS:
+            raise ArgumentError(f"{what}: op must be one of {', '.join(_OPS)}, not {op!r}")
+        if not hasattr(self.backend, "signal_wait"):
+            raise CapabilityError(f"{what}: backend {self.backend.info.name!r} launches no signals")
+        if signal.dtype not in _WORDS or signal.numel() != 1:
+            raise ArgumentError(
+                f"{what}: a signal is one element of int32 or int64, not {tuple(signal.shape)} of {signal.dtype}"
+            )
+        return self.heap.as_remote(signal, peer)
+
+    @contextlib.contextmanager
+    def _on(self, stream: Any) -> Any:
+        """Run the block on a stream, unless a kernel has failed before."""
+        if stream is not None and not hasattr(stream, "synchronize"):
+            raise TypeError(f"stream must be a torch stream or None, not {type(stream).__name__}")
+        self._reports.watch()
+        if self._reports.alarm[0] != self._reports.heard:
+            self._reports.raise_new()
+        if self.target.type is DeviceType.CPU:
+            yield
+            return
+        with torch.cuda.device(self.target.index), torch.cuda.stream(stream):
+            yield
