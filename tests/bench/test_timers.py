@@ -1,6 +1,9 @@
 """The timers for GPUs, on a pretended one."""
 
+import weakref
+
 import pytest
+import torch
 
 from iris_core import bench
 from iris_core.bench import runner, timers
@@ -30,6 +33,18 @@ def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
     aligned = next(each for each in gpu.log if isinstance(each, int))
     assert aligned == warm
     assert gpu.launches - aligned == 1 + timed
+
+
+def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
+    """A graph knows addresses only: torch unmaps free memory when the next one is captured."""
+    x = torch.zeros(3)
+    memory = weakref.ref(x)
+    provider = Provider("a", "graph", lambda x=x: gpu.launch(x.numel() * SECONDS))
+    del x
+    provider.capture(5)
+    assert memory() is not None
+    del provider
+    assert memory() is None
 
 
 def test_an_idle_rank_aligns_with_gpu_timers_only():

@@ -50,6 +50,7 @@ class Provider:
     verified: bool = False
     error: str = ""
     graph: Any = None
+    captured: _Call | None = None  # the call in the graph, which alone may keep memory that replays use
 
     @property
     def on_gpu(self) -> bool:
@@ -67,7 +68,7 @@ class Provider:
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 for _ in range(calls):
                     self.call()
-            self.call = self.graph.replay
+            self.captured, self.call = self.call, self.graph.replay
 
     def once(self) -> None:
         """Run the call once, exactly as it is timed, and wait for it."""
