@@ -51,6 +51,7 @@ class ThreadWorld:
         self.hub = hub
         self.rank = rank
         self.world_size = len(hub.slots)
+        self.local_members = tuple(range(self.world_size))
         self.num_segments = 0
 
     def all_gather_object(self, obj: Any) -> list[Any]:

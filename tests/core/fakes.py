@@ -45,6 +45,7 @@ class ThreadWorld:
         self.hub = hub
         self.rank = rank
         self.world_size = len(hub.slots)
+        self.local_members = tuple(range(self.world_size))
         self.num_exchanges = 0
         self.lost: list[int] = []
 
@@ -65,6 +66,9 @@ class ThreadWorld:
 
     def barrier(self) -> None:
         self.all_gather_object(None)
+
+    def check_reachable(self, rank: int, what: str) -> None:
+        """All are in this process."""
 
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         return [list(row) for row in self.all_gather_object(segments)]

@@ -37,6 +37,7 @@ class World:
         self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64)
         self._next = 0
         self.rank, self.version, self.heap_bases = 0, 0, tuple(self.bases.tolist())
+        self.nodes = (tuple(range(world_size)),)
         self._tokens = [interpreter.register_memory(self)]
         self._tokens.append(interpreter.allow_region(self.status.data_ptr(), STATUS_WORDS * 8, "status"))
 

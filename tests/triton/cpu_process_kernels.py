@@ -73,6 +73,7 @@ class Heap:
 
     def __init__(self, rank, fds, alive_fd):
         self.rank, self.nbytes, self.version, self._alive = rank, NBYTES, 0, alive_fd
+        self.nodes = (tuple(range(len(fds))),)
         self.maps = [mmap.mmap(fd, NBYTES) for fd in fds]
         self.heap_bases = tuple(ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in self.maps)
 

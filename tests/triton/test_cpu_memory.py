@@ -23,6 +23,7 @@ class FakeHeap:
     nbytes: int = 4096
     rank: int = 0
     version: int = 0
+    nodes: tuple = ((0, 1),)
 
     def __post_init__(self):
         self.memory = [torch.zeros(self.nbytes, dtype=torch.uint8) for _ in range(2)]

@@ -119,7 +119,7 @@ def test_a_deadlock_is_an_error_that_says_where(poll):
 class Peers:
     """A heap whose peer dies."""
 
-    rank, nbytes, version = 3, 4096, 0
+    rank, nbytes, version, nodes = 3, 4096, 0, ((3,),)
 
     def __init__(self, lost_after):
         self.memory = torch.zeros(4096, dtype=torch.uint8)

@@ -149,7 +149,7 @@ class Heap:
         from iris_core.types import Block
 
         self.rank, self.nbytes, self.version = 0, tensor.nbytes, 1
-        self.heap_bases = (tensor.data_ptr(),)
+        self.heap_bases, self.nodes = (tensor.data_ptr(),), ((0,),)
         self._blocks = [Block(64, 64, "middle")]
 
     def live_blocks(self):

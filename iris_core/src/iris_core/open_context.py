@@ -134,7 +134,8 @@ def open_heap(
     undo.callback(world.close)
 
     def choose() -> Plan:
-        plan = select.select(default_registry(), settings, targets=device_targets(settings.device, world.rank))
+        place = world.local_members.index(world.rank)
+        plan = select.select(default_registry(), settings, targets=device_targets(settings.device, place))
         # the level: choose, on_all_ranks and its caller, open_heap, the context in two steps, its caller
         check_options(default_registry(), options, (plan.allocator, plan.backend), stacklevel=7)
         return plan
@@ -176,7 +177,8 @@ def open_heap(
     _on_all(world, "clear the system area", clear)
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
-        heap.standstill = Standstill([base + row for base in heap.heap_bases], world.rank)
+        rows = [heap.heap_bases[rank] + row for rank in world.local_members]  # nobody else can end a wait
+        heap.standstill = Standstill(rows, world.local_members.index(world.rank))
     page = StatusPage(world)
 
     def make_context() -> tuple[KernelReports, ContextSpec, torch.Tensor]:

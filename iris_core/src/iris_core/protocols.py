@@ -144,7 +144,11 @@ class MemoryMap(Protocol):
 
     @property
     def heap_bases(self) -> tuple[int, ...]:
-        """Address of every rank's heap in this process."""
+        """Address of every rank's heap in this process; of ranks on other nodes, where nothing can be accessed."""
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node; kernels reach the memory of those of their own."""
 
     @property
     def version(self) -> int:

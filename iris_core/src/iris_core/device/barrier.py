@@ -76,6 +76,9 @@ class DeviceBarriers:
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
             return Place(_nothing, _nothing)
+        for member in members:
+            what = f"device_barrier of {name_ranks(members)}"
+            self._world.check_reachable(member, what, "ctx.ccl.barrier() or ctx.barrier()")
         found = self._groups.get(members)
         if found is None:
             _refuse_capture(members, sem)

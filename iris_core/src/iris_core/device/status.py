@@ -1,7 +1,7 @@
 """The page of host memory in which the ranks report what went wrong, and which every rank reads.
 
 The first row holds the alarm: a word that changes with every report.  Each rank has a row after it for its kernels, as
-the status words in `iris_core.device.context_words` say.  All ranks of a host map the same memory; a GPU writes to it
+the status words in `iris_core.device.context_words` say.  All ranks of a node map the same memory; a GPU writes to it
 directly.
 """
 
@@ -52,16 +52,17 @@ class StatusPage:
         self._driver: tuple[str, ...] = ()
 
     def _share(self, world: World) -> mmap.mmap:
-        """Map the memory that rank 0 makes."""
+        """Map the memory that the first rank of the node makes."""
         made: list[Segment] = []
+        first = world.local_members[0]
 
         def make() -> None:
-            if world.rank == 0:
+            if world.rank == first:
                 made.append(Segment(0, self.nbytes, fd=os.memfd_create("iris-status", os.MFD_CLOEXEC)))
                 os.ftruncate(made[0].fd or -1, self.nbytes)
 
         on_all_ranks(world, "could not make the page for reports", make, DeviceError)
-        (page,) = world.exchange_segments(made)[0]
+        (page,) = world.exchange_segments(made)[first]
         assert page.fd is not None
         try:
             return mmap.mmap(page.fd, self.nbytes)

@@ -168,6 +168,7 @@ class Team:
         members: world ranks, in the group's order.
         rank, size: this rank's index among them, and how many they are.
         world: for exchanges between their hosts.
+        spans_nodes: whether they are on several nodes: then no memory of theirs is mapped by all, and they get none.
         world_rank: this rank in the world of the context.
         base_ptrs: address in this process of each member's heap, in the group's order.
         bases: the same as int64[size] on the device.
@@ -198,6 +199,7 @@ class Team:
         spec = memory.spec
         self.members, self.world, self.world_rank = tuple(members), world, world_rank
         self.rank, self.size = self.members.index(world_rank), len(self.members)
+        self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
         self.device, self.context = spec.device, context
         self.bases = torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device)
@@ -208,7 +210,9 @@ class Team:
         self._memory = memory
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
-        if control is None:
+        if control is None and self.spans_nodes:
+            control = Region(0, torch.empty(0, dtype=torch.uint8, device=self.device))
+        elif control is None:
             nbytes = _control_nbytes(self.size, memory.heap.system_area.nbytes)
             control = memory.take(world, self.members, nbytes, "a group's collectives")
         self.control = control
@@ -258,9 +262,11 @@ class Team:
             fill: value of every byte at first; None for anything.
 
         Raises:
-            UnsupportedError: memory is exhausted.
+            UnsupportedError: memory is exhausted; or the members are on several nodes.
             StepsDifferError: a member failed before it came here, or asks for nothing; on those that ask.
         """
+        if self.spans_nodes:
+            raise UnsupportedError(f"workspace {name!r} of {self._name}: they are on several nodes")
         known = self._regions.setdefault(name, [])  # each is larger than those before
         found = next((region for region in known if region.nbytes >= nbytes), None)
         if found is not None:

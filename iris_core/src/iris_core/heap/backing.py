@@ -7,10 +7,12 @@ iteration keeps its pages.
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left, bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from iris_core.errors import HeapError, PeerAccessError, RankMismatchError
@@ -81,6 +83,8 @@ class Backing:
         self.grows = Capability.GROWTH in allocator.info.provides
         self.decommits = Capability.DECOMMIT in allocator.info.provides
         self.bases: tuple[int, ...] = ()
+        """Address of every rank's heap; those of ranks on other nodes are one range that nothing can access."""
+        self._void: mmap.mmap | None = None
         self.max_alignment = 0
         self._generation = -1  # of the allocator at the last exchange
         self._committed = RangeSet()
@@ -177,15 +181,21 @@ class Backing:
     def open(self) -> None:
         """Map all peers.  Collective: see `exchange`."""
         self.exchange()
-        aligned = min(base & -base for base in self.bases)
-        rows = self._world.all_gather_ints([aligned, self._allocator.granularity])
-        if len({granule for _, granule in rows}) > 1:
-            listed = ", ".join(f"rank {rank} {granule}" for rank, (_, granule) in enumerate(rows))
-            raise RankMismatchError(f"the ranks commit memory in pieces of different sizes (bytes): {listed}")
-        self.max_alignment = min(alignment for alignment, _ in rows)
+        aligned = min(self.bases[rank] & -self.bases[rank] for rank in self._world.local_members)
+        rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes])
+        for index, what in ((1, "commit memory in pieces"), (2, "have heaps")):
+            if len({row[index] for row in rows}) > 1:
+                listed = ", ".join(f"rank {rank} {row[index]}" for rank, row in enumerate(rows))
+                raise RankMismatchError(f"the ranks {what} of different sizes (bytes): {listed}")
+        self.max_alignment = min(alignment for alignment, *_ in rows)
+
+    def close(self) -> None:
+        """Give back what stands for heaps that cannot be mapped."""
+        if self._void is not None:
+            self._void.close()
 
     def exchange(self, world: World | None = None, members: Sequence[int] | None = None) -> None:
-        """Export to and import from every peer, or the members of a group.
+        """Export to and import from every peer of this node, or the members of a group.
 
         Collective: every rank calls it, or every member.  If it fails on one rank, it raises on all.
         """
@@ -213,6 +223,9 @@ class Backing:
                 if peer == self._world.rank:
                     bases.append(self._base)
                     continue
+                if peer not in self._world.local_members:
+                    bases.append(self._address_of_nothing())
+                    continue
                 mapping = self._allocator.import_peer(peer, segments)
                 if mapping.nbytes != self._nbytes:
                     raise HeapError(f"rank {peer}'s heap has {mapping.nbytes} bytes, this rank's {self._nbytes}")
@@ -225,6 +238,12 @@ class Backing:
                     close_all(each.fd for each in segments if each.fd is not None)
             raise
         return tuple(bases)
+
+    def _address_of_nothing(self) -> int:
+        """Return where a range of the heap's size begins in which every access fails."""
+        if self._void is None:
+            self._void = mmap.mmap(-1, self._nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0)
+        return int(np.frombuffer(self._void, np.uint8).ctypes.data)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def offset_within(self, tensor: torch.Tensor) -> int | None:

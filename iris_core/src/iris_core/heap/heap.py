@@ -109,6 +109,7 @@ class SymmetricHeap:
         if self._state.closed in ("", NOT_OPEN):
             self.refuse("the symmetric heap is closed: its context was closed before this call")
             self._state.allocator.close()
+            self._state.backing.close()
 
     def refresh_peer_access(self) -> None:
         """Map what any rank's allocator has to share since the last exchange.
@@ -336,6 +337,7 @@ class SymmetricHeap:
 
         Raises:
             ValueError: no such rank.
+            UnsupportedError: the rank is on another node.
             NotOnHeapError: `ptr` does not lie in that heap.
         """
         self._check_open()
@@ -343,6 +345,7 @@ class SymmetricHeap:
         for rank in (from_rank, to_rank):
             if not 0 <= rank < len(bases):
                 raise ValueError(f"there is no rank {rank} in a world of {len(bases)}")
+            self._state.world.check_reachable(rank, "translate")
         offset = ptr - bases[from_rank]
         if not 0 <= offset < nbytes:
             raise NotOnHeapError(
@@ -356,6 +359,7 @@ class SymmetricHeap:
         offset = self.offset_of(tensor, "as_remote")
         if not 0 <= rank < len(self.heap_bases):
             raise ArgumentError(f"as_remote: rank {rank} is out of range in a world of {len(self.heap_bases)}")
+        self._state.world.check_reachable(rank, "as_remote")
         if self.is_of_group(offset):
             raise UnsupportedError("as_remote: this is memory of Iris itself, which not every rank has mapped")
         if tensor.is_conj() or tensor.is_neg():
@@ -417,8 +421,16 @@ class SymmetricHeap:
 
     @property
     def heap_bases(self) -> tuple[int, ...]:
-        """Address of every rank's heap in this process; fixed once the heap is open."""
+        """Address of every rank's heap in this process; fixed once the heap is open.
+
+        Those of ranks on other nodes are one range that nothing can access.
+        """
         return self._state.backing.bases
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node; memory is mapped within a node only."""
+        return self._state.world.nodes
 
     @property
     def version(self) -> int:

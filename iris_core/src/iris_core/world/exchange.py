@@ -183,9 +183,17 @@ class Exchanges:
             self._poll.register(fd, select.POLLIN)
 
     def gather(
-        self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
+        self,
+        world: int,
+        number: int,
+        mine: Frame,
+        peers: Sequence[int],
+        timeout_s: float,
+        look: Callable[[], None] | None = None,
     ) -> tuple[dict[int, Frame], list[int]]:
         """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
+
+        `look` is called again and again meanwhile, to raise what happened elsewhere.
 
         Raises:
             PeerLostError: the process of a peer has ended, or it has closed its world.
@@ -207,6 +215,8 @@ class Exchanges:
                     if not missing:
                         return found, []
                     self._check(peers, missing)
+                    if look is not None:
+                        look()
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         return found, missing
@@ -225,7 +235,7 @@ class Exchanges:
         self.check_usable()
         if lost := ended({self._pidfds[peer]: peer for peer in peers}):
             self._dead.update(lost)
-            raise self._lost(lost)
+            raise self.lost(lost)
 
     def check_usable(self) -> None:
         """Raise HeapClosedError if this rank has closed its world, or this process was forked off the rank's."""
@@ -263,9 +273,9 @@ class Exchanges:
         gone = [peer for peer in peers if peer in self._dead and not links[peer].left]
         gone = gone or [peer for peer in missing if links[peer].left or links[peer].ended]
         if gone:
-            raise self._lost(gone)
+            raise self.lost(gone)
 
-    def _lost(self, ranks: Sequence[int]) -> IrisError:
+    def lost(self, ranks: Sequence[int]) -> IrisError:
         """Return the error of lost peers: all ranks name those that were lost first, or what came before."""
         its, it = ("its", "it") if len(ranks) == 1 else ("their", "them")
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"

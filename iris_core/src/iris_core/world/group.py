@@ -26,7 +26,7 @@ from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
-from iris_core.world.nodes import VARIABLE, divide, group_by_node
+from iris_core.world.nodes import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from iris_core.types import Group
     from iris_core.world.exchange import Exchanges
+    from iris_core.world.store_exchange import StoreExchanges
 
 
 class _Kind(enum.IntEnum):
@@ -59,7 +60,7 @@ class World:
 
     def __init__(
         self,
-        exchanges: Exchanges | None,  # None in a world of one
+        exchanges: Exchanges | StoreExchanges | None,  # None in a world of one
         ranks: Sequence[int],  # the members, by their ranks in the world that has the connections
         rank: int,  # this rank among them
         timeout_s: float,  # bound of every exchange
@@ -74,6 +75,8 @@ class World:
         self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
         self._exchanges, self._timeout_s, self._members = exchanges, timeout_s, members
         self._ranks = tuple(ranks)
+        self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
+        """The ranks of this world that are on this rank's node: those whose memory it can map."""
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}
@@ -138,9 +141,13 @@ class World:
     def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Gather every rank's segments; the descriptors received from peers belong to the caller.
 
+        Those of ranks on other nodes are left out: descriptors do not get there.
+
         Raises:
             PeerAccessError: a rank could not send or receive its descriptors; raised on every rank.
         """
+        if self.spans_nodes:
+            return self._exchange_in_nodes(segments)
         mine = [each.fd for each in segments if each.fd is not None]
         facts = [(each.offset_bytes, each.nbytes, each.payload.hex(), each.fd is not None) for each in segments]
         frames = self._frames(_Kind.SEGMENTS, json.dumps(facts).encode(), mine)
@@ -165,6 +172,21 @@ class World:
             ]
             for row, fds in zip(everyone, left, strict=True)
         ]
+
+    def _exchange_in_nodes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        rows: list[list[Segment]] = [[] for _ in self._ranks]
+
+        def step() -> None:
+            for member, row in zip(self.local_members, self.local.exchange_segments(segments), strict=True):
+                rows[member] = row
+
+        try:
+            on_all_ranks(self, "could not exchange descriptors of memory", step, PeerAccessError, self._ranks)
+        except BaseException:
+            theirs = (row for member, row in enumerate(rows) if member != self.rank)
+            close_all(each.fd for row in theirs for each in row if each.fd is not None)
+            raise
+        return rows
 
     def _gather(self, kind: _Kind, mine: bytes, timeout_s: float | None = None) -> list[bytes]:
         return [frame.payload for frame in self._frames(kind, mine, timeout_s=timeout_s)]
@@ -269,6 +291,26 @@ class World:
         if self.rank not in members:
             raise GroupError(f"rank {self.rank} is not one of {name_ranks(members)}")
 
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether these ranks are on several nodes."""
+        return len(self.local_members) < self.world_size
+
+    @property
+    def local(self) -> World:
+        """The world of those of these ranks that are on this rank's node."""
+        return self.subworld(self.local_members) if self.spans_nodes else self
+
+    def check_reachable(self, rank: int, what: str, way_out: str = "ctx.ccl or torch.distributed") -> None:
+        """Raise UnsupportedError if another rank's memory cannot be mapped here; `what` needs it."""
+        if rank not in self.local_members:
+            node = next(index for index, ranks in enumerate(self.nodes) if self._ranks[rank] in ranks)
+            raise UnsupportedError(
+                f"{what}: rank {rank} is on node {node}, this rank on node {self.node}, and memory is mapped within a "
+                f"node only; between nodes use {way_out}"
+            )
+
     # -- peers --------------------------------------------------------------------------------------------------------
     def check_peers(self) -> None:
         """Raise PeerLostError if a peer's process has ended.  Not collective."""
@@ -320,9 +362,11 @@ class Arrival:
         where, opening = self._where, self.opening
         if where is None or opening is None:
             return SingleWorld()
+        if where.refused is not None:
+            raise where.refused
         self.opening = None
-        ranks, nodes = range(where.world_size), group_by_node(divide(os.environ.get(VARIABLE, ""), where.world_size))
-        return World(opening.run(timeout_s), ranks, where.rank, timeout_s, where.members, nodes=nodes)
+        exchanges = opening.run(timeout_s)
+        return World(exchanges, range(where.world_size), where.rank, timeout_s, where.members, nodes=opening.nodes)
 
 
 @contextlib.contextmanager
@@ -356,8 +400,14 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
         return rendezvous.find_by_torch(group)
     if group is not None:
         raise IrisError("group= was given, but torch.distributed is not initialised")
+    way_out = "call torch.distributed.init_process_group() before Iris()"
     if _launched is not None and _launched[0] == os.getpid():
         _, folder, rank, world_size = _launched
+        if os.environ.get(VARIABLE) and world_size > 1:
+            raise UnsupportedError(
+                f"rank {rank}: {VARIABLE} divides ranks of torch.distributed: {way_out}, or have "
+                "iris_core.run do it (torch_distributed=True)"
+            )
         _made[folder] += 1
         return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]))
     environ = os.environ
@@ -370,11 +420,11 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
         raise RankMismatchError(f"a variable of torchrun is no number: {e}") from e
     if not 0 <= rank < world_size:
         raise RankMismatchError(f"the environment says RANK={environ['RANK']!r} and WORLD_SIZE={world_size}")
-    if local_size < world_size:
-        raise UnsupportedError(
-            f"rank {rank}: torchrun has started {local_size} of the {world_size} ranks on this host "
-            "(LOCAL_WORLD_SIZE), but ranks share a heap on one host only; use --nnodes=1"
-        )
+    if local_size < world_size or (environ.get(VARIABLE) and world_size > 1):
+        why = f"{VARIABLE} divides ranks of torch.distributed"
+        if local_size < world_size:
+            why = f"torchrun has started {local_size} of the {world_size} ranks on this host (LOCAL_WORLD_SIZE)"
+        raise UnsupportedError(f"rank {rank}: {why}; where ranks are on several nodes, {way_out}")
     parts = [environ["MASTER_ADDR"], environ["MASTER_PORT"], environ["WORLD_SIZE"]]
     folder = rendezvous.named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
     _made[folder] += 1  # the same on all ranks

@@ -1,9 +1,12 @@
-"""How the ranks of one host find each other: files in a folder that only their user can enter.
+"""How ranks find each other: those of a host by files in a folder that only their user can enter.
 
 A rank writes its process id there before anything else, so that the others notice when it dies, wherever it is by then.
 Then it listens on a socket in the folder and writes a card: the socket's name and a token.  Of two ranks the higher one
 connects.  Each looks at what the kernel says of the process at the other end, and both show the token of the other's
 card.  Connections of other processes are closed at once, so there is never more than one of each rank to wait for.
+
+Ranks of torch.distributed may be on several hosts, each with a folder of its own.  Which host a rank is on stands in
+the store of torch.distributed; a rank waits for the connections with those of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import CollectiveTimeoutError, GroupError, IrisError, PeerLostError, UnsupportedError
+from iris_core.errors import (
+    CollectiveTimeoutError,
+    GroupError,
+    IrisError,
+    PeerLostError,
+    SettingsError,
+    UnsupportedError,
+)
 from iris_core.logs import logger
 from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, limit_of_files
 from iris_core.world.failures import name_ranks
+from iris_core.world.nodes import VARIABLE, divide, group_by_node
+from iris_core.world.store_exchange import LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,12 +202,15 @@ class Rendezvous:
     is_new: bool = True  # the folder was made for this job, so that all files there are the job's
     remove: bool = False  # the folder is this world's alone, and goes with it
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
+    store: SharedStore | None = None  # of the world, likewise
+    host: str = ""  # equal for the ranks that can map each other's memory
+    refused: IrisError | None = None  # why this rank cannot take part
 
 
 def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     """Return the rendezvous of a group of torch.distributed; of all ranks for None.
 
-    Its store is used once for each world: it holds what the folder is named after, and nothing else.
+    Its store holds what the folder of each host is named after, and which host each rank is on.
     """
     import torch.distributed as dist
 
@@ -206,19 +221,17 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     store, name = None if group is None else group.get_group_store(), "iris"
     if store is None:  # all ranks, or a group in Python that has none; a group's name may differ between its members
         store, name = dist.distributed_c10d._get_default_store(), f"iris/{group.group_name if group else ''}"
-    mine = {"host": host_id(), "rank": rank, "key": secrets.token_hex(32)}
-    try:
-        name = f"{name}/{store.add(f'{name}/made by {rank}', 1)}"  # the same on all members, for each world they make
-        chosen = json.loads(store.compare_set(f"{name}/folder", "", json.dumps(mine)))
-    except RuntimeError as e:
-        raise PeerLostError(f"rank {rank}: the process that has the store of torch.distributed is gone: {e}") from e
-    if chosen["host"] != mine["host"]:
-        raise UnsupportedError(
-            f"rank {rank} is on another host than rank {chosen['rank']}, or in another container, where they cannot "
-            "see each other's processes; ranks share a heap on one host only"
-        )
-    folder = named_folder(chosen["key"])
-    return Rendezvous(folder, rank, len(members), "1", remove=True, members=members)
+    host, refused = host_id(), None
+    if asked := os.environ.get(VARIABLE):
+        try:
+            host += f"/node {divide(asked, dist.get_world_size())[dist.get_rank()]}"
+        except SettingsError as e:
+            refused = e
+    host = hashlib.sha256(host.encode()).hexdigest()[:24]
+    shared = SharedStore(store, name, rank)
+    shared = shared.part(str(shared.count(f"made by {rank}")))  # the same on all members, for each world they make
+    folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
+    return Rendezvous(folder, rank, len(members), "1", True, True, members, shared, host, refused)
 
 
 @dataclass(slots=True)
@@ -244,15 +257,22 @@ class Opening:
         self._pid = os.getpid()
         self._failed = f"failed.{where.name}"
         self._peers = {rank: _Peer() for rank in range(where.world_size) if rank != where.rank}
+        self._store = where.store  # None where no rank is on another node
+        self._next_look = 0.0
+        self.nodes: tuple[tuple[int, ...], ...] = () if where.store else (tuple(range(where.world_size)),)
+        """The ranks of each node; empty until all have said where they are."""
         self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
         self._card = f"card.{where.name}.{where.rank}"
         self._listener: socket.socket | None = None
         self._folder.announce(where.rank, self._pid)
 
-    def run(self, timeout_s: float) -> Exchanges:
+    def run(self, timeout_s: float) -> Exchanges | StoreExchanges:
         """Return the connections with all other ranks; `timeout_s` bounds the way to them."""
+        where = self._where
         try:
+            if self._store is not None:
+                self._store.set(f"host/{where.rank}", where.host.encode())
             self._listen()
             self._connect_all(timeout_s)
         except BaseException as e:
@@ -267,7 +287,11 @@ class Opening:
             self._folder.remove(name)
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
-        return Exchanges(links, pidfds, self.first_error, self._leave)
+        exchanges = Exchanges(links, pidfds, self.first_error, self._leave)
+        if self._store is None:
+            return exchanges
+        node = (where.rank, *self._peers)
+        return StoreExchanges(exchanges, self._store, where.rank, where.world_size, node, self._as_error)
 
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""
@@ -301,7 +325,13 @@ class Opening:
             if found is not None and found["at"] < self._since:
                 self._folder.write(self._failed, mine)
             mine = self._folder.write(self._failed, mine, first=True)
-        return self._as_error(mine)
+        return self._as_error(self._first_of_all_nodes(mine))
+
+    def _first_of_all_nodes(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._store is not None:
+            with contextlib.suppress(PeerLostError):  # the store is gone: then what this node knows must do
+                said = self._store.fail(said)
+        return said
 
     def _as_error(self, said: Mapping[str, Any]) -> IrisError:
         text = f"rank {self._where.rank}: {said['text']}"
@@ -323,10 +353,12 @@ class Opening:
     def _connect_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         pause, most = _PAUSE_S
-        while not all(peer.proven for peer in self._peers.values()):
+        while not (self.nodes and all(peer.proven for peer in self._peers.values())):
             failed = self._folder.read(self._failed)
             if failed is not None and failed["at"] >= self._since:
-                raise self._as_error(failed)
+                raise self._as_error(self._first_of_all_nodes(failed))
+            if self._store is not None:
+                self._look_into(self._store)
             for rank, peer in self._peers.items():
                 if not peer.proven:
                     self._look_after(rank, peer)
@@ -340,6 +372,22 @@ class Opening:
                     poll.register(each, select.POLLIN)
             poll.poll(1e3 * pause)
             pause = min(1.5 * pause, most)
+
+    def _look_into(self, store: SharedStore) -> None:
+        """Find out who is on this node, and raise what has happened on others."""
+        hosts = [f"host/{rank}" for rank in range(self._where.world_size)]
+        if not self.nodes and store.has(hosts):
+            self.nodes = group_by_node([store.get(key) for key in hosts])
+            mine = next(ranks for ranks in self.nodes if self._where.rank in ranks)
+            self._peers = {rank: peer for rank, peer in self._peers.items() if rank in mine}
+            if len(self.nodes) == 1:
+                self._store = None
+                return
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            if (failed := store.failure()) is not None:
+                raise self._as_error(failed)
 
     def _look_after(self, rank: int, peer: _Peer) -> None:
         """Advance the connection with one peer as far as possible."""
@@ -427,6 +475,8 @@ class Opening:
     def _late(self, timeout_s: float) -> CollectiveTimeoutError:
         missing = [rank for rank, peer in self._peers.items() if not peer.proven and peer.card is None]
         missing = missing or [rank for rank, peer in self._peers.items() if not peer.proven]
+        if not self.nodes and self._store is not None:
+            missing = [rank for rank in self._peers if not self._store.has([f"host/{rank}"])] or missing
         started = [rank for rank in missing if self._peers[rank].pidfd is not None]
         where = f" (of these, {name_ranks(started)} has started)" if started else ""
         return CollectiveTimeoutError(

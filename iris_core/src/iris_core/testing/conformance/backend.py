@@ -98,6 +98,7 @@ class OneHeap:
     """A world of one rank for `attach`, whose heap has one live block: satisfies `iris_core.protocols.MemoryMap`."""
 
     rank = 0
+    nodes = ((0,),)
     version = 1
 
     def __init__(self, nbytes: int = 1 << 16) -> None:

@@ -19,7 +19,7 @@ import triton.language as tl
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-from iris_triton.interpreter.memory.regions import OFF_HEAP, Array, registered_heaps
+from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, registered_heaps
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_si
 def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap_bases: Any) -> int | Array:
     """Return what is added to a pointer that is translated; CPU entry.
 
-    0, or OFF_HEAP where it does not lie in the memory of from_rank: an error where an access is not masked off.
+    0, or OFF_HEAP where it does not lie in the memory of from_rank, or FAR where to_rank is on another node: errors
+    where an access is not masked off.
     """
     if not current.launch.refuse:
         return 0
@@ -217,9 +218,15 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
             f"its world; or the addresses of other memory, which differ by multiples of {_ALIGNMENT} bytes, and which "
             "iris_triton.interpreter.allow_region makes accessible"
         )
+    far = current.launch.checker.far
+    added: int | Array = 0
+    if not far.keys().isdisjoint(bases[1:]):
+        peers = zip(ranks[1:], bases[1:], strict=True)
+        added = np.array([FAR | rank << RANK_BIT if base in far else 0 for rank, base in peers], np.int64)
+        added = added.reshape(np.shape(to_rank))
     if pointer.min() >= bases[0] and pointer.max() < end:
-        return 0
-    return np.where((pointer >= bases[0]) & (pointer < end), np.int64(0), np.int64(OFF_HEAP))
+        return added
+    return np.where((pointer >= bases[0]) & (pointer < end), added, np.int64(OFF_HEAP))
 
 
 def _end_of_memory(bases: list[int]) -> int:

@@ -26,6 +26,9 @@ Array = NDArray[Any]
 OFF_HEAP = 1 << 62
 """Added to pointers that are translated and do not lie on the heap; no address is as high."""
 
+FAR, RANK_BIT = 1 << 61, 48
+"""Added to pointers that are translated to ranks of other nodes, with the rank in the bits from RANK_BIT."""
+
 # No lock: whatever allocates here may run the garbage collector, and with it `unregister_memory` of contexts that were
 # dropped.  Entering, removing and copying are single steps for other threads, and for the collector.
 _tokens = itertools.count(1)
@@ -126,12 +129,16 @@ class Regions:
     def __init__(self, heaps: Sequence[MemoryMap], extra: Sequence[tuple[int, int, str]]) -> None:
         self.heaps = {base: (base + heap.nbytes, n) for n, heap in enumerate(heaps) for base in heap.heap_bases}
         """End and number of the heap that begins at an address, for all ranks' heaps."""
+        far = ((heap, ranks[0]) for heap in heaps for ranks in heap.nodes if heap.rank not in ranks)
+        self.far = {heap.heap_bases[rank]: heap for heap, rank in far}
+        """The heap that has an address for all ranks of other nodes, whose memory is not here."""
         self.extra = [Region(*each) for each in extra]
         blocks = ((heap, block) for heap in heaps for block in heap.live_blocks() if block.nbytes > 0)
         self._blocks = sorted(
             (base + block.offset_bytes, block.nbytes, block.label, rank, block.offset_bytes)
             for heap, block in blocks
             for rank, base in enumerate(heap.heap_bases)
+            if base not in self.far
         )
         self.start_list = [block[0] for block in self._blocks]
         self.end_list = [block[0] + block[1] for block in self._blocks]
@@ -161,7 +168,7 @@ class BoundsChecker:
 
     def __init__(self, regions: Regions, arguments: Sequence[tuple[int, int, str]]) -> None:
         """Take the table and the storages of the tensor arguments: (first byte, size in bytes, argument's name)."""
-        self._regions, self.heaps = regions, regions.heaps
+        self._regions, self.heaps, self.far = regions, regions.heaps, regions.far
         # A heap's tensors are checked against its blocks: a storage may be rounded up, a block is exact.
         self._arguments = regions.extra + [
             Region(start, nbytes, name)
@@ -209,6 +216,20 @@ class BoundsChecker:
         inside = near is not None and not near.distance(address)
         return f"{address:#x} (byte {address - near.start} of {near})" if near and inside else f"{address:#x}"
 
+    def _far_ranks(self, address: int) -> str:
+        """Say on which node the rank is that an address means; empty where it means none of another node."""
+        place = address % (1 << RANK_BIT)
+        for base, heap in self.far.items():
+            if base <= place < base + heap.nbytes:
+                node_of = {rank: node for node, ranks in enumerate(heap.nodes) for rank in ranks}
+                own = node_of[heap.rank]
+                where = "it is memory of a rank on another node"
+                if address >= FAR:
+                    peer = address - FAR >> RANK_BIT
+                    where = f"rank {peer} is on node {node_of[peer]}"
+                return f"{where}, which kernels of rank {heap.rank} (node {own}) cannot address"
+        return ""
+
     def error(
         self, kernel: str, program: tuple[int, int, int], access: str, addresses: Array, lanes: Array, nbytes: int
     ) -> OutOfBoundsError:
@@ -225,6 +246,10 @@ class BoundsChecker:
             address -= OFF_HEAP
             problem = f"not on the heap of the rank that it was translated from: it is {self.describe(address)}"
             advice = "Pass a tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric), also for the own rank."
+        elif said := self._far_ranks(address):
+            address %= 1 << RANK_BIT
+            problem = f"refused: {said}"
+            advice = "Kernels reach the memory of ctx.node_ranks; between nodes use ctx.ccl."
         elif near is None:
             problem = "out of bounds: no memory is accessible to this launch"
         elif address >= near.end:

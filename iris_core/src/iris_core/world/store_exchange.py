@@ -1,0 +1,256 @@
+"""Exchanges with ranks of other nodes, through the store of torch.distributed: Iris opens no connection of its own.
+
+A rank writes its frame under a key of its own, and looks for those of the others again and again.  It never waits
+inside the store, whose client lets one thread in at a time, and removes a frame when all others have gone on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import HeapClosedError, PeerLostError
+from iris_core.logs import logger
+from iris_core.world.exchange import Frame, close_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from iris_core.errors import IrisError
+    from iris_core.world.exchange import Exchanges
+
+_HEADER = struct.Struct("<BHI")  # kind, then the length of the call and the number of descriptors
+_COUNT = struct.Struct("<I")
+_PIECE_NBYTES = 4 << 20  # a value of torch's TCPStore has 8 MiB at most
+_PAUSE_S = 0.0005, 0.01  # between two looks for frames: at first, at most
+LOOK_S = 0.2  # between two looks for failures
+_FAILED = "failed"
+
+
+class SharedStore:
+    """The keys of one world in a store of torch.distributed.
+
+    Raises:
+        PeerLostError: the process that has the store is gone.
+    """
+
+    def __init__(self, store: Any, name: str, rank: int) -> None:
+        self._store, self._name, self._rank = store, name, rank
+
+    def part(self, name: str) -> SharedStore:
+        """Return the keys below a name."""
+        return SharedStore(self._store, f"{self._name}/{name}", self._rank)
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, function)(*arguments)
+        except RuntimeError as e:
+            text = "the process that has the store of torch.distributed is gone"
+            raise PeerLostError(f"rank {self._rank}: {text}: {str(e).splitlines()[0]}") from e
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._call("check", [f"{self._name}/{key}" for key in keys]))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that is there."""
+        first: bytes = self._call("get", f"{self._name}/{key}")
+        (more,) = _COUNT.unpack_from(first)
+        rest = (self._call("get", f"{self._name}/{key}/{index}") for index in range(more))
+        return b"".join((first[_COUNT.size :], *rest))
+
+    def set(self, key: str, value: bytes) -> list[str]:
+        """Set a key, to a value of any size; return all keys that it took."""
+        pieces = [value[at : at + _PIECE_NBYTES] for at in range(_PIECE_NBYTES, len(value), _PIECE_NBYTES)]
+        for index, piece in enumerate(pieces):
+            self._call("set", f"{self._name}/{key}/{index}", piece)
+        self._call("set", f"{self._name}/{key}", _COUNT.pack(len(pieces)) + value[:_PIECE_NBYTES])
+        return [key, *(f"{key}/{index}" for index in range(len(pieces)))]
+
+    def set_first(self, key: str, value: Mapping[str, Any]) -> Any:
+        """Set a key unless it is there, and return its value."""
+        return json.loads(self._call("compare_set", f"{self._name}/{key}", "", json.dumps(value)))
+
+    def failure(self) -> Any:
+        """Return the first failure of the world; None if there is none."""
+        return json.loads(self._call("get", f"{self._name}/{_FAILED}")) if self.has([_FAILED]) else None
+
+    def fail(self, said: Mapping[str, Any]) -> Any:
+        """Publish a failure of the world, unless there is one; return the first one."""
+        return self.set_first(_FAILED, said)
+
+    def count(self, key: str) -> int:
+        """Increment a counter, and return it."""
+        return int(self._call("add", f"{self._name}/{key}", 1))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove keys."""
+        for key in keys:
+            self._call("delete_key", f"{self._name}/{key}")
+
+
+class StoreExchanges:
+    """The exchanges of one rank in a world of several nodes: with its node by its connections, else by the store.
+
+    Args:
+        local: the connections with the ranks of the node.
+        store: of the world.
+        rank, world_size: this rank, and how many there are.
+        node: the ranks of its node.
+        as_error: makes an error of a failure that was published.
+    """
+
+    def __init__(
+        self,
+        local: Exchanges,
+        store: SharedStore,
+        rank: int,
+        world_size: int,
+        node: Sequence[int],
+        as_error: Callable[[Mapping[str, Any]], IrisError],
+    ) -> None:
+        self._local, self._store, self._as_error = local, store, as_error
+        self._rank, self._world_size, self._node = rank, world_size, frozenset(node)
+        self._sent: defaultdict[int, deque[tuple[int, list[str]]]] = defaultdict(deque)  # by world: number, and keys
+        self._seen: dict[tuple[int, int], int] = {}  # the latest frame of a world and peer
+        self._failed: Any = None
+        self._next_look = 0.0
+
+    def gather(
+        self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
+    ) -> tuple[dict[int, Frame], list[int]]:
+        """See `Exchanges.gather`."""
+        deadline = time.monotonic() + timeout_s
+        near, far = [[peer for peer in peers if (peer in self._node) == is_near] for is_near in (True, False)]
+        self.check_usable()
+        if far:
+            self._post(world, number, mine, far)
+        look = lambda: self._look(peers)
+        found, missing = self._local.gather(world, number, mine, near, timeout_s, look)
+        try:
+            late = self._collect(world, number, mine.call, far, found, deadline, look) if far else []
+        except BaseException:
+            late = far
+            raise
+        finally:
+            if late and not missing:
+                close_all([fd for frame in found.values() for fd in frame.fds])
+        return found, missing + late
+
+    def _post(self, world: int, number: int, mine: Frame, far: Sequence[int]) -> None:
+        """Write this rank's frame; remove those that no peer needs: each has come to a later exchange."""
+        sent, reached = self._sent[world], min(self._seen.get((world, peer), 0) for peer in far)
+        while sent and sent[0][0] < reached:
+            self._store.remove(sent.popleft()[1])
+        data = _HEADER.pack(mine.kind, len(mine.call), len(mine.fds)) + mine.call + mine.payload
+        sent.append((number, self._store.set(f"{world:x}/{number}/{self._rank}", data)))
+
+    def _collect(
+        self,
+        world: int,
+        number: int,
+        call: bytes,
+        far: Sequence[int],
+        found: dict[int, Frame],
+        deadline: float,
+        look: Callable[[], None],
+    ) -> list[int]:
+        """Add the frames of peers on other nodes to those found; return the ranks that were missing at the deadline."""
+        keys = {peer: f"{world:x}/{number}/{peer}" for peer in far}
+        pause, most = _PAUSE_S
+        told, next_look = False, time.monotonic() + LOOK_S
+        try:
+            while keys:
+                if not self._store.has(keys.values()):
+                    now = time.monotonic()
+                    self.check_usable()
+                    if now < min(next_look, deadline):
+                        time.sleep(min(pause, max(deadline - now, 0)))
+                        pause = min(1.5 * pause, most)
+                        continue
+                    next_look = now + LOOK_S
+                    if not told:
+                        self._tell_wait(call.decode(), far)
+                        told = True
+                    look()
+                    left = (
+                        [peer for peer in keys if self._store.has([f"left/{peer}"])]
+                        if self._store.has(["left"])
+                        else []
+                    )
+                    if lost := [peer for peer in left if not self._store.has([keys[peer]])]:
+                        raise self._local.lost(lost)
+                    if now < deadline:
+                        continue
+                    keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
+                for peer, key in keys.items():
+                    found[peer] = _unpack(self._store.get(key))
+                    self._seen[world, peer] = number
+                keys = {}
+            return [peer for peer in far if peer not in found]
+        finally:
+            if told:
+                with contextlib.suppress(PeerLostError):  # what is raised says so already
+                    self._tell_wait("", ())
+
+    def _tell_wait(self, call: str, far: Sequence[int]) -> None:
+        self._store.set(f"waits/{self._rank}", json.dumps([call, list(far)]).encode())
+
+    def waits_in(self, peer: int) -> list[str]:
+        """Return the calls in which a peer waits for this rank, as far as known."""
+        if peer in self._node or not self._store.has([f"waits/{peer}"]):
+            return self._local.waits_in(peer)
+        call, ranks = json.loads(self._store.get(f"waits/{peer}"))
+        return [call] if self._rank in ranks else []
+
+    def check_peers(self, peers: Sequence[int]) -> None:
+        """Raise PeerLostError if the process of one is known to have ended."""
+        self._local.check_peers([peer for peer in peers if peer in self._node])
+        self._look(peers)
+
+    def _look(self, peers: Sequence[int]) -> None:
+        """Raise the failure that was published first, unless it is that other ranks were lost."""
+        now = time.monotonic()
+        if self._failed is None and now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._failed = self._store.failure()
+        if self._failed is not None:
+            error = self._as_error(self._failed)
+            if not (ranks := getattr(error, "ranks", ())) or not set(ranks).isdisjoint(peers):
+                raise error
+
+    def check_usable(self) -> None:
+        """See `Exchanges.check_usable`."""
+        self._local.check_usable()
+
+    def close(self) -> None:
+        """Notify the peers, and close the connections; the last rank removes the world's keys.  Idempotent."""
+        try:
+            self._local.check_usable()
+        except HeapClosedError:
+            return
+        self._local.close()
+        keys = [key for sent in self._sent.values() for _, keys in sent for key in keys]
+        try:
+            self._store.set(f"left/{self._rank}", json.dumps(keys).encode())
+            if self._store.count("left") == self._world_size:
+                for rank in range(self._world_size):
+                    self._store.remove(json.loads(self._store.get(f"left/{rank}")))
+                    self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host"))
+                self._store.remove(["left", _FAILED])
+        except PeerLostError as e:
+            logger.debug("the other nodes do not hear that this rank closes its world: %s", e)
+
+    def refuse(self, why: str) -> None:
+        """See `Exchanges.refuse`."""
+        self._local.refuse(why)
+
+
+def _unpack(data: bytes) -> Frame:
+    kind, length, num_fds = _HEADER.unpack_from(data)
+    middle = _HEADER.size + length
+    return Frame(kind, data[_HEADER.size : middle], data[middle:], (), num_fds)
