@@ -124,22 +124,31 @@ class StoreExchanges:
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
         """See `Exchanges.gather`."""
-        deadline = time.monotonic() + timeout_s
+        begin = time.monotonic()
         near, far = [[peer for peer in peers if (peer in self._node) == is_near] for is_near in (True, False)]
         self.check_usable()
         if far:
             self._post(world, number, mine, far)
-        look = lambda: self._look(peers)
-        found, missing = self._local.gather(world, number, mine, near, timeout_s, look)
+        told: list[bool] = []
+
+        def look() -> None:
+            self._look(peers)
+            if far and not told and time.monotonic() >= begin + LOOK_S:
+                told.append(self._tell_wait(mine.call.decode(), far))
+
+        found: dict[int, Frame] = {}
+        missing: list[int] = []
+        late: Sequence[int] = far
         try:
-            late = self._collect(world, number, mine.call, far, found, deadline, look) if far else []
-        except BaseException:
-            late = far
-            raise
+            found, missing = self._local.gather(world, number, mine, near, timeout_s, look)
+            late = self._collect(world, number, far, found, begin + timeout_s, look) if far else []
         finally:
+            if told:
+                with contextlib.suppress(PeerLostError):  # what is raised says so already
+                    self._tell_wait("", ())
             if late and not missing:
                 close_all([fd for frame in found.values() for fd in frame.fds])
-        return found, missing + late
+        return found, sorted([*missing, *late])
 
     def _post(self, world: int, number: int, mine: Frame, far: Sequence[int]) -> None:
         """Write this rank's frame; remove those that no peer needs: each has come to a later exchange."""
@@ -153,7 +162,6 @@ class StoreExchanges:
         self,
         world: int,
         number: int,
-        call: bytes,
         far: Sequence[int],
         found: dict[int, Frame],
         deadline: float,
@@ -162,43 +170,29 @@ class StoreExchanges:
         """Add the frames of peers on other nodes to those found; return the ranks that were missing at the deadline."""
         keys = {peer: f"{world:x}/{number}/{peer}" for peer in far}
         pause, most = _PAUSE_S
-        told, next_look = False, time.monotonic() + LOOK_S
-        try:
-            while keys:
-                if not self._store.has(keys.values()):
-                    now = time.monotonic()
-                    self.check_usable()
-                    if now < min(next_look, deadline):
-                        time.sleep(min(pause, max(deadline - now, 0)))
-                        pause = min(1.5 * pause, most)
-                        continue
-                    next_look = now + LOOK_S
-                    if not told:
-                        self._tell_wait(call.decode(), far)
-                        told = True
-                    look()
-                    left = (
-                        [peer for peer in keys if self._store.has([f"left/{peer}"])]
-                        if self._store.has(["left"])
-                        else []
-                    )
-                    if lost := [peer for peer in left if not self._store.has([keys[peer]])]:
-                        raise self._local.lost(lost)
-                    if now < deadline:
-                        continue
-                    keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
-                for peer, key in keys.items():
-                    found[peer] = _unpack(self._store.get(key))
-                    self._seen[world, peer] = number
-                keys = {}
-            return [peer for peer in far if peer not in found]
-        finally:
-            if told:
-                with contextlib.suppress(PeerLostError):  # what is raised says so already
-                    self._tell_wait("", ())
+        next_look = time.monotonic() + LOOK_S
+        while keys and not self._store.has(keys.values()):
+            now = time.monotonic()
+            self.check_usable()
+            if now < min(next_look, deadline):
+                time.sleep(min(pause, deadline - now))
+                pause = min(1.5 * pause, most)
+                continue
+            next_look = now + LOOK_S
+            look()
+            left = [peer for peer in keys if self._store.has([f"left/{peer}"])] if self._store.has(["left"]) else []
+            if lost := [peer for peer in left if not self._store.has([keys[peer]])]:
+                raise self._local.lost(lost)
+            if now >= deadline:
+                keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
+        for peer, key in keys.items():
+            found[peer] = _unpack(self._store.get(key))
+            self._seen[world, peer] = number
+        return [peer for peer in far if peer not in keys]
 
-    def _tell_wait(self, call: str, far: Sequence[int]) -> None:
-        self._store.set(f"waits/{self._rank}", json.dumps([call, list(far)]).encode())
+    def _tell_wait(self, call: str, far: Sequence[int]) -> bool:
+        """Let ranks of other nodes know in which call this one waits for them."""
+        return bool(self._store.set(f"waits/{self._rank}", json.dumps([call, list(far)]).encode()))
 
     def waits_in(self, peer: int) -> list[str]:
         """Return the calls in which a peer waits for this rank, as far as known."""
@@ -234,12 +228,13 @@ class StoreExchanges:
         except HeapClosedError:
             return
         self._local.close()
-        keys = [key for sent in self._sent.values() for _, keys in sent for key in keys]
+        keys = [key for sent in list(self._sent.values()) for _, keys in sent for key in keys]
         try:
             self._store.set(f"left/{self._rank}", json.dumps(keys).encode())
             if self._store.count("left") == self._world_size:
                 for rank in range(self._world_size):
                     self._store.remove(json.loads(self._store.get(f"left/{rank}")))
+                    self._store.remove([f"folder/{self._store.get(f'host/{rank}').decode()}"])
                     self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host"))
                 self._store.remove(["left", _FAILED])
         except PeerLostError as e:

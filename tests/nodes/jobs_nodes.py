@@ -1,0 +1,259 @@
+"""Rank jobs of worlds of several nodes, into which IRIS_NODES divides the ranks of this host."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.errors import IrisError
+from iris_core.world import arrive, connect
+from iris_core.world.rendezvous import private_folder
+
+
+def divided(nodes, job, *args):
+    """Run a job on ranks that are divided into nodes."""
+    os.environ["IRIS_NODES"] = nodes
+    try:
+        return job(*args)
+    finally:
+        del os.environ["IRIS_NODES"]
+
+
+def refusal(call):
+    """What a call raises, as (kind, ranks, text)."""
+    try:
+        call()
+    except IrisError as error:
+        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
+        return type(error).__name__, tuple(ranks), "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return "nothing", (), ""
+
+
+def heap():
+    """Allocate, free and import; returns how this rank sees the nodes, and what was wrong."""
+    with Iris("4MiB", device="cpu") as ctx:
+        me, node = ctx.cur_rank, ctx.node_ranks
+        tensors = [ctx.full((256,), float(me)) for _ in range(3)]
+        ctx.free(tensors[1])
+        ctx.barrier()
+        tensors[1] = ctx.zeros(64)
+        tensors.append(ctx.as_symmetric(torch.full((16,), float(me))))
+        big = [ctx.empty(1 << 18) for _ in range(2)]  # beyond the half that allocations have at first
+        offsets = [ctx.heap.offset_of(each) for each in (*tensors, *big)]
+        everyone = ctx._world.all_gather_object(offsets)
+        wrong = [("offsets", row) for row in everyone if row != offsets]
+        ctx.barrier()
+        for peer in node:
+            for each in (tensors[0], tensors[3]):
+                if ctx.as_remote(each, peer).unique().tolist() != [float(peer)]:
+                    wrong.append(("as_remote", peer))
+        bases = ctx.get_heap_bases().tolist()
+        near, far = ({bases[peer] for peer in range(ctx.num_ranks) if (peer in node) == is_near} for is_near in (1, 0))
+        if len(near) != len(node) or len(far) != (ctx.num_nodes > 1) or near & far:
+            wrong.append(("bases", bases))
+        ctx.barrier()
+        return (ctx.node, ctx.num_nodes, node, ctx.rail_group), wrong
+
+
+def diverge():
+    """Rank 1 allocates something else; what all are told."""
+    with Iris("1MiB", device="cpu") as ctx:
+        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
+        return refusal(ctx.barrier)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def fetch(out, x, bases, rank, peer, MASKED: tl.constexpr):
+    lanes = tl.arange(0, 8)
+    tl.store(out + lanes, iris.load(x + lanes, rank, peer, bases, mask=lanes < (0 if MASKED else 8)))
+
+
+@triton.jit
+def fetch_by_address(out, addresses, peer):
+    x = tl.load(addresses + peer).to(tl.pointer_type(tl.float32))
+    tl.store(out, tl.load(x))
+
+
+def kernels():
+    """Kernels reach the ranks of their node; what they and the host are told of another rank."""
+    with Iris("4MiB", device="cpu") as ctx:
+        me, bases = ctx.cur_rank, ctx.get_heap_bases()
+        x, addresses = ctx.allocate_symmetric(8, dtype=torch.float32)
+        x.fill_(float(me))
+        out = torch.zeros(8)
+        ctx.barrier()
+        for peer in ctx.node_ranks:
+            fetch[(1,)](out, x, bases, me, peer, False)
+            assert out.tolist() == [float(peer)] * 8
+        stranger = next(peer for peer in range(ctx.num_ranks) if not ctx.is_reachable(peer))
+        fetch[(1,)](out, x, bases, me, stranger, True)  # masked off
+        said = [
+            refusal(lambda: fetch[(1,)](out, x, bases, me, stranger, False)),
+            refusal(lambda: fetch_by_address[(1,)](out, addresses, stranger)),
+            refusal(lambda: ctx.as_remote(x, stranger)),
+            refusal(lambda: ctx.heap.translate(x.data_ptr(), me, stranger)),
+            refusal(ctx.device_barrier),
+        ]
+        ctx.barrier()
+        return stranger, said
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
+def exchanges():
+    """Exchanges of all ranks, of nodes and across them, from several threads; returns what was wrong."""
+    wrong = []
+    with Iris("4MiB", device="cpu") as ctx:
+        me, size, world = ctx.cur_rank, ctx.num_ranks, ctx._world
+        for length in (0, 5000, 9 << 20):  # the last one is more than a value of torch's store may have
+            if ctx.broadcast(bytes([me]) * length, src=size - 1) != bytes([size - 1]) * length:
+                wrong.append(("broadcast", length))
+        pairs = [dist.new_group([rank, (rank + 1) % size]) for rank in range(size)]
+        for rank in range(size):
+            if me in (rank, (rank + 1) % size):
+                ctx.barrier(group=pairs[rank])
+        if len(ctx.node_group) > 1:
+            for _ in range(3):
+                ctx.device_barrier(ctx.node_group)
+            x = ctx.heap.take_for_group(world.subworld(ctx.node_group), ctx.node_group, 4096, "test")[1]
+            x.fill_(me)
+            ctx.barrier(group=ctx.node_group)
+
+        def work(members):
+            part = world.subworld(members)
+            for number in range(40):
+                if part.all_gather_object([me, number]) != [[rank, number] for rank in members]:
+                    wrong.append((members, number))
+
+        everyone = tuple(range(size))
+        groups = [everyone[::-1], everyone[1:] + everyone[:1], ctx.node_group, ctx.rail_group]
+        threads = [threading.Thread(target=work, args=(members,)) for members in groups]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        late = refusal(lambda: world.compare_calls(me, 0.0)) if me == 0 else ("nothing", (), "")
+        ctx._world.subworld(everyone[::-1]).barrier()
+        if me != 0 and world.compare_calls(me) != [*everyone]:
+            wrong.append("what rank 0 has left behind")
+        if me == 0 and late[:2] != ("CollectiveTimeoutError", everyone[1:]):
+            wrong.append(late)
+        ctx.barrier()
+    return wrong
+
+
+def late():
+    """Rank 3 waits for rank 0 elsewhere; what the others are told."""
+    world = connect(None, 30.0)
+    world.barrier()
+    world._timeout_s = 2.0
+    said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
+    world._timeout_s = 30.0
+    world.subworld((1, 0, 2, 3)).barrier()
+    world.close()
+    return said
+
+
+def different_calls():
+    """Rank 1 is in another exchange; afterwards all go on."""
+    world = connect(None, 30.0)
+    said = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
+    seen = world.all_gather_object(world.rank)
+    world.close()
+    return said, seen
+
+
+def leave():
+    """Rank 3 closes its world while others need it."""
+    world = connect(None, 30.0)
+    world.barrier()
+    said = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
+    world.close()
+    return said
+
+
+def open_and_close(times):
+    """Open worlds and close them; how many descriptors, keys of the store and folders that has left."""
+    store = dist.distributed_c10d._get_default_store()
+    before = ()
+    for number in range(times + 1):
+        with Iris("1MiB", device="cpu") as ctx:
+            ctx.barrier(group=dist.group.WORLD)
+        dist.barrier()
+        if not number:
+            gc.collect()
+            before = left_behind(store)
+    return [after - each for each, after in zip(before, left_behind(store), strict=True)]
+
+
+def left_behind(store):
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    fds = sum(os.path.islink(link) and not os.readlink(link).startswith("socket:") for link in links)
+    with open("/proc/self/maps") as maps:
+        nothing = sum(" ---p 00000000 00:00 0" in line for line in maps)
+    dist.barrier()
+    found = fds, nothing, store.num_keys(), len(os.listdir(private_folder()))
+    dist.barrier()
+    return found
+
+
+def refused_settings():
+    """What ranks are told where rank 3 divides them otherwise than possible."""
+    if int(os.environ["RANK"]) == 3:
+        os.environ["IRIS_NODES"] = "2x3"
+    return refusal(lambda: Iris("1MiB", device="cpu"))
+
+
+def not_by_torch():
+    """What ranks are told that torch.distributed does not know."""
+    return refusal(lambda: Iris("1MiB", device="cpu"))
+
+
+# -- ranks that die ---------------------------------------------------------------------------------------------------
+@triton.jit
+def wait_for_ever(flag):
+    iris.wait(flag, 1)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose(victims, phase, folder):
+    """Some ranks die in a phase; the others write what they are told into a folder."""
+    rank = int(os.environ["RANK"])
+    said = refusal(lambda: use(rank in victims, phase))
+    with open(os.path.join(folder, str(rank)), "w") as file:
+        file.write(repr(said))
+
+
+def use(is_victim, phase):
+    """Open a context and use it up to a phase, in which a victim dies."""
+    if phase == "opening":
+        with arrive(None) as arrival:
+            if is_victim:
+                die()
+            arrival.open(3.0)
+        raise AssertionError("opened")
+    with Iris("1MiB", device="cpu", barrier_timeout=3.0) as ctx:
+        flag = ctx.zeros(1, dtype=torch.int32)
+        mine = dist.get_rank() // 2 == 1
+        ctx.barrier()
+        if phase == "kernel" and mine:
+            if is_victim:
+                threading.Timer(0.5, die).start()
+            wait_for_ever[(1,)](flag)
+        if is_victim:
+            time.sleep(0.3)
+            die()
+        if phase == "allocation":
+            ctx.as_symmetric(torch.ones(4))
+        ctx.barrier()

@@ -1,0 +1,106 @@
+"""Worlds of several nodes: IRIS_NODES divides CPU ranks, so that peers of other nodes are not mapped."""
+
+import ast
+import os
+
+import jobs_nodes as jobs
+import pytest
+
+from iris_core.errors import PeerLostError
+from iris_core.testing import RankPool
+
+
+def nodes_of(*sizes):
+    """What each rank sees: its node, how many there are, its node's ranks, and its rail."""
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    nodes = [tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    rails = lambda place: tuple(ranks[place] for ranks in nodes if place < len(ranks))
+    return [
+        (number, len(nodes), ranks, rails(place)) for number, ranks in enumerate(nodes) for place in range(len(ranks))
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "sizes"), [("2x2", (2, 2)), ("3x2", (2, 2, 2)), ("3+1", (3, 1)), ("1x2", (2,))])
+def test_the_heap_is_symmetric_and_mapped_within_nodes(pool, nodes, sizes):
+    found = pool.run(jobs.divided, sum(sizes), nodes, jobs.heap)
+    assert found == [(seen, []) for seen in nodes_of(*sizes)]
+
+
+def test_allocations_that_differ_are_named_across_nodes(pool):
+    for kind, _, text in pool.run(jobs.divided, 4, "2x2", jobs.diverge):
+        assert kind == "SymmetryError"
+        assert "rank 1: zeros((9999,)" in text
+        assert "ranks 0, 2, 3: zeros((8,)" in text
+
+
+def test_a_rank_of_another_node_is_refused_by_name(pool):
+    """By kernels with the place, and on the host."""
+    for rank, (stranger, said) in enumerate(pool.run(jobs.divided, 4, "3+1", jobs.kernels)):
+        node = int(rank == 3)
+        kernel, by_address, *host, barrier = said
+        assert [kind for kind, *_ in said] == ["OutOfBoundsError"] * 2 + ["UnsupportedError"] * 3
+        where = f"rank {stranger} is on node {1 - node}"
+        assert f"{where}, which kernels of rank {rank} (node {node}) cannot address" in kernel[2]
+        assert "in kernel 'fetch', program (0, 0, 0)" in kernel[2]
+        assert f"rank {rank} of 4, at {jobs.__file__}:" in kernel[2]
+        assert "a rank on another node" in by_address[2]
+        assert all(f"{where}, this rank on node {node}" in text for _, _, text in host)
+        assert "use ctx.ccl.barrier() or ctx.barrier()" in barrier[2]
+
+
+@pytest.mark.parametrize("nodes", ["2x2", "3+1"])
+def test_exchanges_within_nodes_and_across(pool, nodes):
+    assert pool.run(jobs.divided, 4, nodes, jobs.exchanges) == [[]] * 4
+
+
+def test_time_outs_name_the_missing_ranks_and_say_where_they_are(pool):
+    *others, last = pool.run(jobs.divided, 4, "2x2", jobs.late)
+    for kind, missing, text in others:
+        assert (kind, missing) == ("CollectiveTimeoutError", (3,))
+        assert "rank 3 waits in barrier(), among ranks 3, 2, 1, 0" in text
+    assert last[:2] == ("CollectiveTimeoutError", (0, 1, 2))
+
+
+def test_ranks_in_different_exchanges(pool):
+    for (kind, _, text), seen in pool.run(jobs.divided, 4, "2x2", jobs.different_calls):
+        assert kind == "RankMismatchError"
+        assert "rank 1: barrier()" in text
+        assert seen == [0, 1, 2, 3]
+
+
+def test_a_rank_that_closes_its_world_too_early(pool):
+    *others, last = pool.run(jobs.divided, 4, "2x2", jobs.leave)
+    assert [said[:2] for said in others] == [("PeerLostError", (3,))] * 3
+    assert last[0] == "nothing"
+
+
+def test_closed_worlds_leave_nothing(pool):
+    """No descriptors, ranges or folders, and of keys in torch's store one counter."""
+    assert pool.run(jobs.divided, 4, "2x2", jobs.open_and_close, 3) == [[0, 0, 0, 0]] * 4
+
+
+def test_a_division_that_one_rank_cannot_make(pool):
+    results = pool.run(jobs.divided, 4, "2x2", jobs.refused_settings)
+    assert [kind for kind, *_ in results] == ["IrisError"] * 3 + ["SettingsError"]
+    assert all("'2x3' divides 6 ranks, but the world has 4" in text for *_, text in results)
+
+
+def test_only_ranks_of_torch_are_divided(monkeypatch):
+    with RankPool() as plain:
+        for kind, _, text in plain.run(jobs.divided, 2, "1+1", jobs.not_by_torch):
+            assert kind == "UnsupportedError"
+            assert "call torch.distributed.init_process_group() before Iris()" in text
+
+
+@pytest.mark.parametrize("victims", [(3,), (2, 3)], ids=["a rank", "a node"])
+@pytest.mark.parametrize("phase", ["opening", "allocation", "barrier", "kernel"])
+def test_all_survivors_name_who_died(pool, tmp_path, phase, victims):
+    with pytest.raises(PeerLostError, match="ended with exit code -9"):
+        pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, phase, str(tmp_path))
+    survivors = [rank for rank in range(4) if rank not in victims]
+    assert sorted(os.listdir(tmp_path)) == [str(rank) for rank in survivors]
+    for rank in survivors:
+        kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
+        assert kind == "PeerLostError" if len(victims) == 1 else kind in ("PeerLostError", "CollectiveTimeoutError")
+        assert set(named) <= set(victims), text
+        assert named, text
