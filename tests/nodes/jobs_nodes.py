@@ -16,6 +16,7 @@ from iris_core import Iris
 from iris_core.errors import IrisError
 from iris_core.world import arrive, connect
 from iris_core.world.rendezvous import private_folder
+from iris_triton.clocks import compare
 
 
 def divided(nodes, job, *args):
@@ -105,6 +106,13 @@ def kernels():
         ]
         ctx.barrier()
         return stranger, said
+
+
+def clocks():
+    """Compare this rank's clock with rank 0's, where they are one: how far that is off, and by how much it may be."""
+    with Iris("1MiB", device="cpu") as ctx:
+        found = compare(ctx)
+        return abs(found.ahead) <= found.error < 1e9
 
 
 # -- exchanges --------------------------------------------------------------------------------------------------------

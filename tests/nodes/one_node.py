@@ -32,11 +32,12 @@ def rank_main(rank, size, address, port):
             ctx.as_remote(x, size - 1 if rank == 0 else 0)
         except IrisError as error:
             said["refused"] = str(error)
-        ctx.barrier()
         if rank == 0:  # it has the store
+            ctx.barrier()
             print(json.dumps(said), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         try:
+            ctx.barrier()  # rank 0 may be gone before it is over here
             ctx.barrier()
         except IrisError as error:
             said["lost"] = [type(error).__name__, str(error)]

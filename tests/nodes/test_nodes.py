@@ -48,6 +48,10 @@ def test_a_rank_of_another_node_is_refused_by_name(pool):
         assert "use ctx.ccl.barrier() or ctx.barrier()" in barrier[2]
 
 
+def test_clocks_of_nodes_are_compared_by_their_hosts(pool):
+    assert pool.run(jobs.divided, 4, "2x2", jobs.clocks) == [True] * 4
+
+
 @pytest.mark.parametrize("nodes", ["2x2", "3+1"])
 def test_exchanges_within_nodes_and_across(pool, nodes):
     assert pool.run(jobs.divided, 4, nodes, jobs.exchanges) == [[]] * 4

@@ -1,4 +1,4 @@
-"""Clock comparison of two devices by round trips of a word, timestamped on each rank."""
+"""Clock comparison of two devices by round trips of a word, timestamped on each rank; of nodes, by the hosts."""
 # mypy: ignore-errors
 
 from typing import Any
@@ -12,7 +12,7 @@ from iris_core.tracing.clocks import ClockOffset, offset_of
 from iris_triton.context import DeviceContext
 from iris_triton.language.asm import read_realtime
 
-ROUNDS = 64
+ROUNDS, HOST_ROUNDS = 64, 16
 _TICK_NS = {"cuda": 1, "hip": 10, "cpu": 1}
 
 
@@ -42,6 +42,8 @@ def exchange(words, times, context, partner, FIRST: tl.constexpr, COUNT: tl.cons
 
 def compare(context: Any) -> ClockOffset:
     """Return how this rank's clock compares with rank 0's.  Collective: every rank of the context calls it."""
+    if context.num_nodes > 1:
+        return bracket(context)
     if context.device == "cpu":
         return ClockOffset(_now(context), 0, 1.0)  # ranks of one host have one clock
     return measure(context)
@@ -67,6 +69,23 @@ def measure(context: Any) -> ClockOffset:
     if rank == 0:
         return own
     return offset_of(first[rank], mine[rank], max(_resolution(first[rank]), _resolution(mine[rank])))
+
+
+def bracket(context: Any) -> ClockOffset:
+    """Compare by barriers of the hosts, for ranks that share no memory.  Collective, like `compare`.
+
+    A rank reads its clock before and after each: what any rank has read before is earlier than what any reads after.
+    """
+    times = np.zeros((HOST_ROUNDS, 2), np.int64)
+    for row in times:
+        row[0] = _now(context)
+        context.barrier()
+        row[1] = _now(context)
+    first = context.broadcast(times, 0)
+    if context.cur_rank == 0:
+        return ClockOffset(int(times[-1, 1]), 0, 1.0)
+    least, most = int((times[:, 0] - first[:, 1]).max()), int((times[:, 1] - first[:, 0]).min())
+    return ClockOffset(int(times[-1, 1]), (least + most) // 2, (most - least) / 2 + 1)
 
 
 def _resolution(times: np.ndarray[Any, Any]) -> float:
