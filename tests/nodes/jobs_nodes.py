@@ -1,5 +1,6 @@
 """Rank jobs of worlds of several nodes, into which IRIS_NODES divides the ranks of this host."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -162,12 +163,21 @@ def late():
     """Rank 3 waits for rank 0 elsewhere; what the others are told."""
     world = connect(None, 30.0)
     world.barrier()
-    world._timeout_s = 2.0
+    world._timeout_s = 1.0 if world.rank != 3 else 3.0
     said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
     world._timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
     world.close()
     return said
+
+
+def stay_away():
+    """Rank 2 announces itself and does not open the world, rank 3 comes when the others have given up."""
+    rank = int(os.environ["RANK"])
+    with arrive(None) if rank == 2 else contextlib.nullcontext():
+        said = refusal(lambda: connect(None, 1.0)) if rank < 2 else ("nothing", (), "")
+        dist.barrier()
+        return refusal(lambda: connect(None, 1.0)) if rank == 3 else said
 
 
 def different_calls():
@@ -198,15 +208,16 @@ def open_and_close(times):
         dist.barrier()
         if not number:
             gc.collect()
-            before = left_behind(store)
-    return [after - each for each, after in zip(before, left_behind(store), strict=True)]
+            before = left_behind(store, ctx.heap.nbytes)
+    return [after - each for each, after in zip(before, left_behind(store, ctx.heap.nbytes), strict=True)]
 
 
-def left_behind(store):
+def left_behind(store, nbytes):
     links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     fds = sum(os.path.islink(link) and not os.readlink(link).startswith("socket:") for link in links)
     with open("/proc/self/maps") as maps:
-        nothing = sum(" ---p 00000000 00:00 0" in line for line in maps)
+        ranges = [line.split()[0].split("-") for line in maps if " ---p " in line]
+    nothing = sum(int(end, 16) - int(begin, 16) == nbytes for begin, end in ranges)
     dist.barrier()
     found = fds, nothing, store.num_keys(), len(os.listdir(private_folder()))
     dist.barrier()

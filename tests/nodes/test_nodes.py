@@ -65,6 +65,12 @@ def test_time_outs_name_the_missing_ranks_and_say_where_they_are(pool):
     assert last[:2] == ("CollectiveTimeoutError", (0, 1, 2))
 
 
+def test_ranks_that_do_not_open_the_world_are_named(pool):
+    first, second, third, last = pool.run(jobs.divided, 4, "2x2", jobs.stay_away)
+    assert [said[:2] for said in (first, second, last)] == [("CollectiveTimeoutError", (2, 3))] * 3
+    assert third[0] == "nothing"
+
+
 def test_ranks_in_different_exchanges(pool):
     for (kind, _, text), seen in pool.run(jobs.divided, 4, "2x2", jobs.different_calls):
         assert kind == "RankMismatchError"

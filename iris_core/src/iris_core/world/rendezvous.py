@@ -377,7 +377,7 @@ class Opening:
         """Find out who is on this node, and raise what has happened on others."""
         hosts = [f"host/{rank}" for rank in range(self._where.world_size)]
         if not self.nodes and store.has(hosts):
-            self.nodes = group_by_node([store.get(key) for key in hosts])
+            self.nodes = group_by_node(store.get(hosts))
             mine = next(ranks for ranks in self.nodes if self._where.rank in ranks)
             self._peers = {rank: peer for rank, peer in self._peers.items() if rank in mine}
             if len(self.nodes) == 1:

@@ -56,12 +56,14 @@ class SharedStore:
         """Whether all keys are there."""
         return bool(self._call("check", [f"{self._name}/{key}" for key in keys]))
 
-    def get(self, key: str) -> bytes:
-        """Return the value of a key that is there."""
-        first: bytes = self._call("get", f"{self._name}/{key}")
-        (more,) = _COUNT.unpack_from(first)
-        rest = (self._call("get", f"{self._name}/{key}/{index}") for index in range(more))
-        return b"".join((first[_COUNT.size :], *rest))
+    def get(self, keys: Iterable[str]) -> list[bytes]:
+        """Return the values of keys that are there."""
+        keys, found = list(keys), []
+        for key, first in zip(keys, self._call("multi_get", [f"{self._name}/{key}" for key in keys]), strict=True):
+            (more,) = _COUNT.unpack_from(first)
+            rest = (self._call("get", f"{self._name}/{key}/{index}") for index in range(more))
+            found.append(b"".join((first[_COUNT.size :], *rest)))
+        return found
 
     def set(self, key: str, value: bytes) -> list[str]:
         """Set a key, to a value of any size; return all keys that it took."""
@@ -185,8 +187,8 @@ class StoreExchanges:
                 raise self._local.lost(lost)
             if now >= deadline:
                 keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
-        for peer, key in keys.items():
-            found[peer] = _unpack(self._store.get(key))
+        for peer, data in zip(keys, self._store.get(keys.values()) if keys else (), strict=True):
+            found[peer] = _unpack(data)
             self._seen[world, peer] = number
         return [peer for peer in far if peer not in keys]
 
@@ -198,7 +200,7 @@ class StoreExchanges:
         """Return the calls in which a peer waits for this rank, as far as known."""
         if peer in self._node or not self._store.has([f"waits/{peer}"]):
             return self._local.waits_in(peer)
-        call, ranks = json.loads(self._store.get(f"waits/{peer}"))
+        call, ranks = json.loads(self._store.get([f"waits/{peer}"])[0])
         return [call] if self._rank in ranks else []
 
     def check_peers(self, peers: Sequence[int]) -> None:
@@ -228,13 +230,13 @@ class StoreExchanges:
         except HeapClosedError:
             return
         self._local.close()
-        keys = [key for sent in list(self._sent.values()) for _, keys in sent for key in keys]
+        mine = [key for sent in list(self._sent.values()) for _, keys in sent for key in keys]
         try:
-            self._store.set(f"left/{self._rank}", json.dumps(keys).encode())
+            self._store.set(f"left/{self._rank}", json.dumps(mine).encode())
             if self._store.count("left") == self._world_size:
                 for rank in range(self._world_size):
-                    self._store.remove(json.loads(self._store.get(f"left/{rank}")))
-                    self._store.remove([f"folder/{self._store.get(f'host/{rank}').decode()}"])
+                    keys, host = self._store.get([f"left/{rank}", f"host/{rank}"])
+                    self._store.remove([*json.loads(keys), f"folder/{host.decode()}"])
                     self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host"))
                 self._store.remove(["left", _FAILED])
         except PeerLostError as e:
