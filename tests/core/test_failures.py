@@ -2,9 +2,10 @@
 
 import pytest
 
-from iris_core.errors import IrisError, RankMismatchError
+from iris_core.errors import IrisError, RankMismatchError, SettingsError, UnsupportedError
 from iris_core.world import SingleWorld, connect
 from iris_core.world.failures import check_agreement
+from iris_core.world.nodes import divide, group_by_node
 
 
 class ThreeRanks(SingleWorld):
@@ -48,6 +49,25 @@ def test_impossible_variables_of_torchrun(environ, rank, world_size):
         environ(name, value)
     with pytest.raises(RankMismatchError, match=r"RANK=|no number"):
         connect(None, 1.0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCAL_WORLD_SIZE", "1"), ("IRIS_NODES", "1+1")])
+def test_several_nodes_need_torch_distributed(environ, name, value):
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1", name: value}
+    for each in variables.items():
+        environ(*each)
+    with pytest.raises(UnsupportedError, match=rf"{name}.*call torch.distributed.init_process_group\(\) before Iris"):
+        connect(None, 1.0)
+
+
+def test_divisions_into_nodes():
+    assert group_by_node(divide("2x2", 4)) == ((0, 1), (2, 3))
+    assert group_by_node(divide("3+1", 4)) == ((0, 1, 2), (3,))
+    assert group_by_node(divide("", 2)) == ((0, 1),)
+    assert group_by_node(["b", "a", "b"]) == ((0, 2), (1,))
+    for text in ("2x", "0x2", "a", "2+0", "2x3"):
+        with pytest.raises(SettingsError, match="IRIS_NODES="):
+            divide(text, 4)
 
 
 def test_a_group_without_torch_distributed():

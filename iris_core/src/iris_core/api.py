@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.heap.blocks import Scope
-    from iris_core.types import HeapStats
+    from iris_core.types import Group, HeapStats
 
 
 _CLOSED = "this Iris context is closed; open a new one"
@@ -42,8 +42,8 @@ class Iris(TensorFactories, OneSided, NodeMembers):
     """One rank's view of the symmetric heap and of the world.
 
     Collective: every rank of the world constructs it with the same arguments.  The ranks are those of torch.distributed
-    where the program has initialised it, those that `iris_core.run` has started, or torchrun; any other process is a
-    world of one.  When the context is closed, its methods raise HeapClosedError.
+    where the program has initialised it, on one host or several, those that `iris_core.run` has started, or torchrun;
+    any other process is a world of one.  When the context is closed, its methods raise HeapClosedError.
 
     Args:
         heap_size: bytes of each rank's heap, as a number or "64MiB", "1GiB"; IRIS_HEAP_SIZE or 1 GiB by default.
@@ -184,7 +184,10 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         return targets.num_compute_units(self.target)
 
     def get_heap_bases(self) -> torch.Tensor:
-        """Return every rank's heap base as this process sees it: int64[num_ranks] on the device."""
+        """Return every rank's heap base as this process sees it: int64[num_ranks] on the device.
+
+        Those of ranks on other nodes are an address where every access fails.
+        """
         return self.get_device_context()[2 : 2 + self.num_ranks]
 
     def get_device_context(self) -> torch.Tensor:
@@ -218,7 +221,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         return self._operations(self._binder)
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
-    def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:
+    def barrier(self, stream: Any = None, group: Group = None) -> None:
         """Finish this rank's device work, then wait for the other ranks.
 
         Collective: every rank of the world, or of `group`, calls it.
@@ -229,7 +232,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         Args:
             stream: the torch stream to wait for; None for the whole device.  On the CPU a kernel is
                 finished when its launch returns, and device work are the calls with `async_op=True`.
-            group: a process group of torch.distributed; None for the whole world.
+            group: a process group of torch.distributed, or ranks; None for the whole world.
 
         Raises:
             SymmetryError: the ranks' allocation histories differ.
@@ -251,9 +254,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
 
-    def device_barrier(
-        self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
-    ) -> None:
+    def device_barrier(self, group: Group = None, *, stream: Any = None, sem: str = "release") -> None:
         """Let this rank's device wait for the other ranks' devices; the host goes on at once.
 
         Collective: every rank of the world, or of `group`, calls it, and no other.  Barriers of the same ranks pair in
@@ -264,14 +265,15 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         `sem`.  The first call of a group is an exchange between the hosts of its members.  On the CPU the host waits.
 
         Args:
-            group: a process group of torch.distributed with any ranks of this world; None for all.
+            group: a process group of torch.distributed with any ranks of this node, or ranks; None for all.
             stream: a torch stream; None for the current one.
             sem: "release": earlier stores of this rank on the stream are visible to all members afterwards;
                 "relaxed": the members wait for each other without that guarantee, which is faster.
 
         Raises:
             CapabilityError: the backend has no such barrier.
-            UnsupportedError: a graph is being captured, and this group and `sem` are new, or no flags are left for it.
+            UnsupportedError: a graph is being captured, and this group and `sem` are new, or no flags are left for it;
+                or a member is on another node.
             IrisError: this rank is not a member of `group`, or a member does not share this heap.
             CollectiveTimeoutError, PeerLostError: a member did not take part in the first exchange.
             DeviceTimeoutError, DeviceError: as `barrier` raises them, of earlier kernels; nothing was launched.
@@ -368,7 +370,8 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         Raises:
             ArgumentError: (a ValueError) the rank is out of range.
             NotOnHeapError: (a ValueError) the tensor does not lie wholly on the symmetric heap.
-            UnsupportedError: it lies in memory of Iris itself, which peers may not have mapped, or is a lazy view.
+            UnsupportedError: it lies in memory of Iris itself, which peers may not have mapped, or is a lazy view; or
+                the rank is on another node.
 
         Example:
             >>> with Iris(heap_size="1MiB", device="cpu") as ctx:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from iris_core.types import Group
+
 T = TypeVar("T")
 
 _ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}
@@ -141,14 +143,12 @@ class Iris(api.Iris):
         return self.copy_engines_device_ctx
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
-    def barrier(self, stream: Any = None, group: dist.ProcessGroup | None = None) -> None:
+    def barrier(self, stream: Any = None, group: Group = None) -> None:
         """Finish this rank's device work and its asynchronous operations, then wait; see `iris_core.Iris.barrier`."""
         self._join(stream)
         super().barrier(stream, group)
 
-    def device_barrier(
-        self, group: dist.ProcessGroup | None = None, *, stream: Any = None, sem: str = "release"
-    ) -> None:
+    def device_barrier(self, group: Group = None, *, stream: Any = None, sem: str = "release") -> None:
         """Let this rank's device wait for the others', its asynchronous operations included; see `iris_core.Iris`."""
         self._join(stream)
         super().device_barrier(group, stream=stream, sem=sem)
