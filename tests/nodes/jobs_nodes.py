@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 
 import iris_triton as iris
+from iris_allocators.host import HostAllocator
 from iris_core import Iris
 from iris_core.errors import IrisError
-from iris_core.world import arrive, connect
+from iris_core.world import World, arrive, connect
 from iris_core.world.rendezvous import private_folder
 from iris_triton.clocks import compare
 
@@ -70,6 +71,31 @@ def diverge():
     with Iris("1MiB", device="cpu") as ctx:
         ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
         return refusal(ctx.barrier)
+
+
+def cannot_map(what):
+    """Rank 3 fails in a step of opening the heap; what all are told, and whether a world can be opened afterwards."""
+    owner, name = {"map": (HostAllocator, "import_peer"), "receive": (World, "exchange_segments")}[what]
+    real = getattr(owner, name)
+
+    def fail(self, *args):
+        if what == "receive" and self.spans_nodes:
+            return real(self, *args)
+        found = real(self, *args)
+        if what == "receive":
+            for row in found[:1]:  # of rank 2
+                for each in row:
+                    os.close(each.fd)
+        raise OSError("no room")
+
+    if int(os.environ["RANK"]) == 3:
+        setattr(owner, name, fail)
+    try:
+        said = refusal(lambda: Iris("1MiB", device="cpu"))
+    finally:
+        setattr(owner, name, real)
+    with Iris("1MiB", device="cpu") as ctx:
+        return said, ctx.broadcast(ctx.cur_rank, 3)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------

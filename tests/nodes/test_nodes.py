@@ -33,6 +33,15 @@ def test_allocations_that_differ_are_named_across_nodes(pool):
         assert "ranks 0, 2, 3: zeros((8,)" in text
 
 
+@pytest.mark.parametrize("what", ["map", "receive"])
+def test_what_one_rank_cannot_map_all_refuse(pool, what):
+    for (kind, _, text), more in pool.run(jobs.divided, 4, "2x2", jobs.cannot_map, what):
+        assert kind == "PeerAccessError"
+        assert "rank 3 could not" in text
+        assert "no room" in text
+        assert more == 3
+
+
 def test_a_rank_of_another_node_is_refused_by_name(pool):
     """By kernels with the place, and on the host."""
     for rank, (stranger, said) in enumerate(pool.run(jobs.divided, 4, "3+1", jobs.kernels)):
