@@ -73,6 +73,9 @@ class ThreadWorld:
         self.all_gather_object(None)  # nobody closes a descriptor before all have theirs
         return out
 
+    def check_reachable(self, rank: int, what: str) -> None:
+        """All are in this process."""
+
     def check_peers(self) -> None:
         """Threads do not end."""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,9 @@ from iris_triton.clocks import compare
 
 
 def divided(nodes, job, *args):
-    """Run a job on ranks that are divided into nodes."""
-    os.environ["IRIS_NODES"] = nodes
-    try:
+    """Run a job, which may set further variables, on ranks that are divided into nodes."""
+    with mock.patch.dict(os.environ, IRIS_NODES=nodes):
         return job(*args)
-    finally:
-        del os.environ["IRIS_NODES"]
 
 
 def refusal(call):
@@ -224,8 +222,9 @@ def leave():
     return said
 
 
-def open_and_close(times):
-    """Open worlds and close them; how many descriptors, keys of the store and folders that has left."""
+def open_and_close(times, folder):
+    """Open worlds and close them; how many descriptors, ranges, keys of the store and folders that has left."""
+    os.environ["XDG_RUNTIME_DIR"] = folder  # other programs have folders elsewhere
     store = dist.distributed_c10d._get_default_store()
     before = ()
     for number in range(times + 1):

@@ -93,9 +93,9 @@ def test_a_rank_that_closes_its_world_too_early(pool):
     assert last[0] == "nothing"
 
 
-def test_closed_worlds_leave_nothing(pool):
-    """No descriptors, ranges or folders, and of keys in torch's store one counter."""
-    assert pool.run(jobs.divided, 4, "2x2", jobs.open_and_close, 3) == [[0, 0, 0, 0]] * 4
+def test_closed_worlds_leave_nothing(pool, tmp_path):
+    """No descriptors, ranges, folders, or keys in torch's store but for one counter."""
+    assert pool.run(jobs.divided, 4, "2x2", jobs.open_and_close, 3, str(tmp_path)) == [[0, 0, 0, 0]] * 4
 
 
 def test_a_division_that_one_rank_cannot_make(pool):

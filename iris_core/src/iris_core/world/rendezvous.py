@@ -42,7 +42,7 @@ from iris_core.logs import logger
 from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, limit_of_files
 from iris_core.world.failures import name_ranks
 from iris_core.world.nodes import VARIABLE, divide, group_by_node
-from iris_core.world.store_exchange import LOOK_S, SharedStore, StoreExchanges
+from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -228,8 +228,8 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
         except SettingsError as e:
             refused = e
     host = hashlib.sha256(host.encode()).hexdigest()[:24]
-    shared = SharedStore(store, name, rank)
-    shared = shared.part(str(shared.count(f"made by {rank}")))  # the same on all members, for each world they make
+    number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
+    shared = SharedStore(store, f"{name}/{number}", rank)
     folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
     return Rendezvous(folder, rank, len(members), "1", True, True, members, shared, host, refused)
 
@@ -330,7 +330,7 @@ class Opening:
     def _first_of_all_nodes(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._store is not None:
             with contextlib.suppress(PeerLostError):  # the store is gone: then what this node knows must do
-                said = self._store.fail(said)
+                said = self._store.set_first(FAILED, said)
         return said
 
     def _as_error(self, said: Mapping[str, Any]) -> IrisError:

@@ -28,7 +28,7 @@ _COUNT = struct.Struct("<I")
 _PIECE_NBYTES = 4 << 20  # a value of torch's TCPStore has 8 MiB at most
 _PAUSE_S = 0.0005, 0.01  # between two looks for frames: at first, at most
 LOOK_S = 0.2  # between two looks for failures
-_FAILED = "failed"
+FAILED = "failed"  # the key of a world's first failure
 
 
 class SharedStore:
@@ -40,10 +40,6 @@ class SharedStore:
 
     def __init__(self, store: Any, name: str, rank: int) -> None:
         self._store, self._name, self._rank = store, name, rank
-
-    def part(self, name: str) -> SharedStore:
-        """Return the keys below a name."""
-        return SharedStore(self._store, f"{self._name}/{name}", self._rank)
 
     def _call(self, function: str, *arguments: Any) -> Any:
         try:
@@ -79,11 +75,7 @@ class SharedStore:
 
     def failure(self) -> Any:
         """Return the first failure of the world; None if there is none."""
-        return json.loads(self._call("get", f"{self._name}/{_FAILED}")) if self.has([_FAILED]) else None
-
-    def fail(self, said: Mapping[str, Any]) -> Any:
-        """Publish a failure of the world, unless there is one; return the first one."""
-        return self.set_first(_FAILED, said)
+        return json.loads(self._call("get", f"{self._name}/{FAILED}")) if self.has([FAILED]) else None
 
     def count(self, key: str) -> int:
         """Increment a counter, and return it."""
@@ -238,7 +230,7 @@ class StoreExchanges:
                     keys, host = self._store.get([f"left/{rank}", f"host/{rank}"])
                     self._store.remove([*json.loads(keys), f"folder/{host.decode()}"])
                     self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host"))
-                self._store.remove(["left", _FAILED])
+                self._store.remove(["left", FAILED])
         except PeerLostError as e:
             logger.debug("the other nodes do not hear that this rank closes its world: %s", e)
 
