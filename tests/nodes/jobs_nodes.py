@@ -274,20 +274,23 @@ def die():
 def lose(victims, phase, folder):
     """Some ranks die in a phase; the others write what they are told into a folder."""
     rank = int(os.environ["RANK"])
-    said = refusal(lambda: use(rank in victims, phase))
+    timeout_s = 60.0 if len(victims) == 1 else 3.0  # of a node nobody can say more than that it is missing
+    said = refusal(lambda: use(rank in victims, phase, timeout_s))
+    if rank in victims:  # the other one was faster
+        die()
     with open(os.path.join(folder, str(rank)), "w") as file:
         file.write(repr(said))
 
 
-def use(is_victim, phase):
+def use(is_victim, phase, timeout_s):
     """Open a context and use it up to a phase, in which a victim dies."""
     if phase == "opening":
         with arrive(None) as arrival:
             if is_victim:
                 die()
-            arrival.open(3.0)
+            arrival.open(timeout_s)
         raise AssertionError("opened")
-    with Iris("1MiB", device="cpu", barrier_timeout=3.0) as ctx:
+    with Iris("1MiB", device="cpu", barrier_timeout=timeout_s) as ctx:
         flag = ctx.zeros(1, dtype=torch.int32)
         mine = dist.get_rank() // 2 == 1
         ctx.barrier()
