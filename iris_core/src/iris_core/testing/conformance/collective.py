@@ -23,12 +23,12 @@ from iris_core.types import Availability, CollectiveRequest, DeviceTarget, Devic
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from iris_core.testing.conformance.plugin import Registered
     from iris_core.testing.pool import RankPool
 
-    World = tuple[jobs.Setup, int]
+    World = jobs.Setup
 
 _ALL_CASES_S = 300.0  # a kernel may have to be compiled for each
 _GROUP_SIZES = (1, 2, 3, 8)
@@ -44,7 +44,6 @@ class CollectiveConformance(PluginConformance):
         name: name of the plugin.
         allocator: name of the allocator, as for `Iris(allocator=...)`.
         backend: name of the backend.
-        num_ranks: ranks of the CPU tier, and the most GPUs of the last tier.
         accumulates_in_float32: half-precision numbers are added up in single precision, as they should; False allows
             a rounding at each step.
 
@@ -68,10 +67,10 @@ class CollectiveConformance(PluginConformance):
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> World:
-        """The setup and the number of ranks of each tier."""
+        """The setup of each tier."""
         device, ranks = self.ranks_of(request.param, [info])
         name = installed_plugin(self.kind, info.name).name
-        return jobs.Setup(name, self.allocator, self.backend, device, self.accumulates_in_float32), ranks
+        return jobs.Setup(name, self.allocator, self.backend, device, ranks, self.accumulates_in_float32)
 
     # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_protocol(self, collective: Any, info: PluginInfo) -> None:
@@ -137,19 +136,18 @@ class CollectiveConformance(PluginConformance):
         work: a handle that was waited for says so.  memory: all that a call needs was made by `prepare`.  bits: those
         of torch in the group's order, if the algorithm reduces and says `deterministic = True`.
         """
-        setup, ranks = world
         op = collective.op
         if promise == "agreement" and op not in known.REPLICATED:
             pytest.skip(f"{op} gives every rank something of its own")
         self._skip_unpromised(collective, promise)
+        worlds = [dataclasses.replace(world, ranks=size) for size in sorted({1, world.ranks})]
         chosen = {
-            size: tuple(each for each in cases(op, size) if self._answer(collective, each, setup, range(size)))
-            for size in sorted({1, ranks})
+            of: tuple(each for each in cases(op, of.ranks) if self._answer(collective, each, of)) for of in worlds
         }
         if not any(chosen.values()):
-            pytest.skip(f"{ranks} ranks: {self._answer(collective, usual(op), setup, range(ranks)).reason}")
-        for size, calls in chosen.items():
-            results = _run(pool, setup, calls, size) if calls else []
+            pytest.skip(self._answer(collective, usual(op), world).reason)
+        for setup, calls in chosen.items():
+            results = _run(pool, setup, calls) if calls else []
             if promise == "agreement":
                 pairs = zip(calls, zip(*results, strict=True), strict=True)
                 wrong = [str(case) for case, of_ranks in pairs if len({each[promise] for each in of_ranks}) > 1]
@@ -166,33 +164,28 @@ class CollectiveConformance(PluginConformance):
         All memory that the calls need was made by `prepare`.
         """
         self._skip_unpromised(collective, promise)
-        setup, ranks = world
-        case = self._usual(collective, setup, range(ranks))
-        _check(promise, *_run(pool, setup, (case,), ranks, num_turns=2 * ranks))
+        case = self._usual(collective, world)
+        _check(promise, *_run(pool, world, (case,), num_turns=2 * world.ranks))
 
     def test_world_in_place(self, collective: Any, pool: RankPool, world: World) -> None:
         """Input and output may share memory as in torch, where `supports` says so."""
-        setup, ranks = world
         if collective.op not in known.IN_PLACE:
             pytest.skip(f"torch has no {collective.op} in place")
-        case = self._usual(collective, setup, range(ranks), in_place=True)
-        _check("results", *_run(pool, setup, (case,), ranks, num_turns=2))
+        case = self._usual(collective, world, in_place=True)
+        _check("results", *_run(pool, world, (case,), num_turns=2))
 
     def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: World) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
-        setup, ranks = world
-        case = self._usual(collective, setup, range(ranks))
-        for blocks in pool.run(jobs.prepare_again, ranks, setup, case, 4):
+        case = self._usual(collective, world)
+        for blocks in pool.run(jobs.prepare_again, world.ranks, world, case, 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
     def test_world_of_a_group(self, collective: Any, pool: RankPool, world: World, tmp_path: pathlib.Path) -> None:
         """The first and the last rank are a group; the others are not waited for, and their tensors are left alone."""
-        setup, ranks = world
-        if ranks < 3:
-            pytest.skip(f"needs 3 ranks, this tier has {ranks}")
-        members = (0, ranks - 1)
-        case = self._usual(collective, setup, members, members=members)
-        wrong = pool.run(jobs.call_in_group, ranks, setup, case, str(tmp_path))
+        if world.ranks < 3:
+            pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
+        case = self._usual(collective, world, members=(0, world.ranks - 1))
+        wrong = pool.run(jobs.call_in_group, world.ranks, world, case, str(tmp_path))
         assert not any(wrong), "\n".join(wrong)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
@@ -206,8 +199,9 @@ class CollectiveConformance(PluginConformance):
             for name in (*known.OPS, "no_such_operation", ""):
                 yield CollectiveRequest(name, shape, dtype, 1 << 42, 0, 2, DeviceTarget(DeviceType.CPU))
 
-    def _answer(self, collective: Any, case: Case, setup: jobs.Setup, members: Sequence[int]) -> Availability:
+    def _answer(self, collective: Any, case: Case, setup: World) -> Availability:
         """Whether all members say yes; the first "no" if not."""
+        members = case.members or range(setup.ranks)
         targets = [device_targets(setup.device, member)[0] for member in members]
         answers = [collective.supports(case.request(rank, members, each)) for rank, each in enumerate(targets)]
         return next((answer for answer in answers if not answer), Availability.yes())
@@ -216,19 +210,19 @@ class CollectiveConformance(PluginConformance):
         if promise == "bits" and not jobs.promises_bits(collective):
             pytest.skip("it does not promise the bits of a reduction")
 
-    def _usual(self, collective: Any, setup: jobs.Setup, group: Sequence[int], **changes: Any) -> Case:
+    def _usual(self, collective: Any, setup: World, **changes: Any) -> Case:
         """An everyday call; the test is skipped where it is not supported."""
         case = usual(collective.op, **changes)
-        answer = self._answer(collective, case, setup, group)
+        answer = self._answer(collective, case, setup)
         if not answer:
             pytest.skip(f"{case}: {answer.reason}")
         return case
 
 
 @functools.lru_cache(maxsize=4)
-def _run(pool: RankPool, setup: jobs.Setup, chosen: tuple[Case, ...], ranks: int, num_turns: int = 1) -> Any:
+def _run(pool: RankPool, setup: World, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
     """Call the cases once; several tests look at the same outcomes, by rank and case."""
-    return pool.run(jobs.call, ranks, setup, chosen, num_turns, timeout_s=_ALL_CASES_S)
+    return pool.run(jobs.call, setup.ranks, setup, chosen, num_turns, timeout_s=_ALL_CASES_S)
 
 
 def _check(promise: str, *of_ranks: list[jobs.Outcome]) -> None:

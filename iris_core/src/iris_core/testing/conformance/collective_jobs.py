@@ -18,7 +18,7 @@ from iris_core.testing.conformance.plugin_jobs import create
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PROMISES = ("results", "input", "surroundings", "work", "memory", "bits")
 STRANGER_WAITS_S = 15.0
@@ -33,12 +33,13 @@ Outcome = dict[str, str]
 
 @dataclass(frozen=True)
 class Setup:
-    """Names of the plugins of a suite, as ranks need them; the device is "cpu" or "cuda"."""
+    """Plugins of a suite and where they run, as ranks need them; the device is "cpu" or "cuda"."""
 
     collective: str
     allocator: str
     backend: str
     device: str
+    ranks: int
     in_float32: bool  # half-precision numbers are added up in single precision
 
 
@@ -94,7 +95,7 @@ class _Tensors:
 
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
         self._dtype = getattr(torch, case.dtype)
-        self._raws: list[torch.Tensor] = []
+        self._made: list[tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = []
         self.inp = self._make(ctx, case, case.input_shape(size), rank)
         if case.in_place and case.op == "all_reduce":
             self.out = self.inp
@@ -114,31 +115,30 @@ class _Tensors:
         nbytes = 2 * _LEAD_NBYTES + item * (numel + 5 * ctx.num_ranks + 3)
         where = torch if case.place == "ordinary" else ctx
         raw = where.empty(nbytes, dtype=torch.uint8, device=ctx.device).fill_(_POISON)
-        self._raws.append(raw)
-        inner: torch.Tensor = raw[lead : lead + item * numel].view(self._dtype)
-        return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
+
+        def inside(raw: torch.Tensor) -> torch.Tensor:
+            inner = raw[lead : lead + item * numel].view(self._dtype)
+            return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
+
+        self._made.append((raw, inside))
+        return inside(raw)
 
     def everything(self) -> list[bytes]:
         """Return the contents, with the guard bytes."""
-        return [_content(raw) for raw in self._raws]
+        return [_content(raw) for raw, _ in self._made]
 
-    def surroundings(self) -> list[bytes]:
-        """Return the bytes around the tensors, and between their elements."""
-        kept = []
-        for raw in self._raws:
+    def are_surroundings_whole(self) -> bool:
+        """Whether the bytes around the tensors, and between their elements, are as they were made."""
+        for raw, inside in self._made:
             copy = raw.clone()
-            for tensor in (self.inp, self.out):
-                begin = tensor.data_ptr() - raw.data_ptr()
-                if tensor.numel() and 0 <= begin < raw.numel():
-                    item, step = tensor.itemsize, tensor.stride(-1) * tensor.itemsize
-                    inside = copy[begin : begin + (tensor.numel() - 1) * step + item]
-                    inside[torch.arange(inside.numel(), device=inside.device) % step < item] = 0
-            kept.append(_content(copy))
-        return kept
+            elements = inside(copy).zero_()
+            if int((copy == _POISON).sum()) != raw.numel() - elements.nbytes:
+                return False
+        return True
 
     def free(self, ctx: Any) -> None:
         """Give the allocations back; a symmetric call."""
-        for raw in self._raws:
+        for raw, _ in self._made:
             if ctx.is_symmetric(raw):
                 ctx.free(raw)
 
@@ -163,7 +163,7 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
             )
         if inp is not None:
             inp.copy_(data)
-        around, before = tensors.surroundings(), ctx.stats()
+        before = ctx.stats()
         work = collective.launch(plan, out, inp)
         if work is not None:
             work.wait(_WORK_TIMEOUT_S)
@@ -176,7 +176,7 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
             wrong["memory"] = what + f"a launch has taken memory of the heap: {before} before, {after} after"
         if inp is not None and not case.in_place and _content(inp) != _content(data):
             wrong["input"] = what + "its input has changed"
-        if tensors.surroundings() != around:
+        if not tensors.are_surroundings_whole():
             wrong["surroundings"] = what + "memory beside its tensors has changed"
         if out is not None:
             wrong["results"] = wrong["results"] or judge(case, rank, turn, size, out, in_float32=setup.in_float32)
