@@ -55,22 +55,20 @@ class _Setting:
 
     def __init__(self, context: Iris, group: Group, config: Fused = None) -> None:
         members = context.ops.members_of(group)
-        self.ops, self.ccl = context.ops, context.ccl
+        self.ops, self.ccl, self.device = context.ops, context.ccl, context.device
         self.rank, self.size = members.index(context.cur_rank), len(members)
         self.group, self.config = group, config
 
     def __deepcopy__(self, memo: Any) -> _Setting:
         return self  # a copied layer has parameters of its own, and the same context and group
 
-    def product(self, op: str, a: Tensor, b: Tensor, *bias: Any, dim: int = 0, config: Any = None) -> Tensor:
-        """Return the result of an operation, which `dim` divides or gathers."""
+    def product(self, op: str, a: Tensor, b: Tensor, *bias: Any, inner: bool = False, config: Any = None) -> Tensor:
+        """Return the result of an operation; `inner` is whether all_gather_matmul gathers the inner dimension."""
         rows, columns, more = a.shape[0], b.shape[1], {}
-        if op in ("all_gather_matmul", "matmul_all_gather"):
-            more = {"gather_dim": dim}
-            if dim == 0:
-                rows *= self.size
-            elif op == "matmul_all_gather":
-                columns *= self.size
+        if op == "matmul_all_gather":
+            columns, more = columns * self.size, {"gather_dim": 1}
+        elif op == "all_gather_matmul":
+            rows, more = (rows, {"gather_dim": 1}) if inner else (rows * self.size, {"gather_dim": 0})
         elif op == "matmul_reduce_scatter":
             rows //= self.size
         out = a.new_empty(rows, columns)
@@ -100,8 +98,7 @@ class _Function(torch.autograd.Function):
         if forward is None:
             out = torch.nn.functional.linear(rows, weight, bias)
         else:
-            dim = 1 if forward == "matmul_all_gather" else 0
-            out = s.product(forward, rows.contiguous(), weight.t(), bias, dim=dim, config=s.config)
+            out = s.product(forward, rows.contiguous(), weight.t(), bias, config=s.config)
         if x.dim() < 2:
             return out.view(*x.shape[:-1], out.shape[1])
         first = {"all_gather_matmul": x.shape[0] * s.size, "matmul_reduce_scatter": x.shape[0] // s.size}
@@ -123,9 +120,9 @@ class _Function(torch.autograd.Function):
             if not rows.shape[0]:
                 grad_w = torch.zeros_like(weight)
             elif forward == "all_gather_matmul":  # (features in, all rows) @ (all rows, features out)
-                grad_w = s.product(forward, _rows(x).t(), rows, dim=1).t()
+                grad_w = s.product(forward, _rows(x).t(), rows, inner=True).t()
             elif forward == "matmul_reduce_scatter":
-                grad_w = s.product("all_gather_matmul", rows.t(), _rows(x), dim=1)
+                grad_w = s.product("all_gather_matmul", rows.t(), _rows(x), inner=True)
             else:
                 grad_w = rows.t() @ _rows(x)
         if ctx.has_bias and ctx.needs_input_grad[2]:
@@ -285,34 +282,25 @@ def _check(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, size: int,
 class _Parallel(torch.nn.Module):
     """The common part."""
 
-    _divides_bias = False
-    """Whether output features are divided, and with them the bias; else input features."""
+    _dim: int
+    """Dimension of the weight, (out_features, in_features), that is divided; where it is 0, the bias is, too."""
+
+    bias: torch.nn.Parameter | None
 
     def __init__(
-        self,
-        context: Iris,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        group: Group,
-        dtype: torch.dtype | None,
-        config: Fused,
+        self, setting: _Setting, in_features: int, out_features: int, bias: bool, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self._setting = _Setting(context, group, config)
-        name = "out_features" if self._divides_bias else "in_features"
-        features, size = getattr(self, name), self._setting.size
-        if features % size:
+        self._setting, self.in_features, self.out_features = setting, in_features, out_features
+        shape, size = [out_features, in_features], setting.size
+        if shape[self._dim] % size:
+            features = f"{('out_features', 'in_features')[self._dim]}={shape[self._dim]}"
             layer = type(self).__name__
-            raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {name}={features} equally")
-        rows, columns = (features // size, in_features) if self._divides_bias else (out_features, features // size)
-        place = {"device": context.device, "dtype": dtype}
-        self.weight = torch.nn.Parameter(torch.empty(rows, columns, **place))  # type: ignore[arg-type]
-        if bias:
-            self.bias = torch.nn.Parameter(torch.empty(rows, **place))  # type: ignore[arg-type]
-        else:
-            self.register_parameter("bias", None)
+            raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {features} equally")
+        shape[self._dim] //= size
+        weight = torch.empty(shape, device=setting.device, dtype=dtype)
+        self.weight = torch.nn.Parameter(weight)
+        self.register_parameter("bias", torch.nn.Parameter(weight.new_empty(shape[0])) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -327,7 +315,7 @@ class _Parallel(torch.nn.Module):
         bound = self.in_features**-0.5
         with torch.no_grad():
             self.weight.uniform_(-bound, bound, generator=generator)
-            if self.bias is not None and self._divides_bias:
+            if self.bias is not None and self._dim == 0:
                 self.bias.uniform_(-bound, bound, generator=generator)
             elif self.bias is not None:
                 self.bias.zero_()
@@ -338,16 +326,15 @@ class _Parallel(torch.nn.Module):
         Raises:
             ArgumentError: they are not (out_features, in_features) and (out_features,).
         """
-        name, whole = type(self).__name__, (self.out_features, self.in_features)
-        if tuple(weight.shape) != whole:
-            raise ArgumentError(f"{name}: the whole weight is {whole}, not {tuple(weight.shape)}")
-        if bias is not None and tuple(bias.shape) != whole[:1]:
-            raise ArgumentError(f"{name}: the whole bias is {whole[:1]}, not {tuple(bias.shape)}")
+        whole = self.out_features, self.in_features
+        for name, given, shape in (("weight", weight, whole), ("bias", bias, whole[:1])):
+            if given is not None and tuple(given.shape) != shape:
+                raise ArgumentError(f"{type(self).__name__}: the whole {name} is {shape}, not {tuple(given.shape)}")
         size, rank = self._setting.size, self._setting.rank
         with torch.no_grad():
-            self.weight.copy_(weight.chunk(size, 0 if self._divides_bias else 1)[rank])
+            self.weight.copy_(weight.chunk(size, self._dim)[rank])
             if self.bias is not None and bias is not None:
-                self.bias.copy_(bias.chunk(size)[rank] if self._divides_bias else bias)
+                self.bias.copy_(bias if self._dim else bias.chunk(size)[rank])
 
     def extra_repr(self) -> str:
         """Say the sizes of the whole layer."""
@@ -385,7 +372,7 @@ class ColumnParallelLinear(_Parallel):
         torch.Size([2, 6])
     """
 
-    _divides_bias = True
+    _dim = 0
 
     def __init__(
         self,
@@ -407,7 +394,7 @@ class ColumnParallelLinear(_Parallel):
             )
         if config is not None and not (gather_output or sequence_parallel):
             raise ArgumentError("ColumnParallelLinear: without gather_output or sequence_parallel nothing is fused")
-        super().__init__(context, in_features, out_features, bias, group, dtype, config)
+        super().__init__(_Setting(context, group, config), in_features, out_features, bias, dtype)
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
@@ -436,6 +423,8 @@ class RowParallelLinear(_Parallel):
         ArgumentError: the features cannot be divided.
     """
 
+    _dim = 1
+
     def __init__(
         self,
         context: Iris,
@@ -449,7 +438,7 @@ class RowParallelLinear(_Parallel):
         dtype: torch.dtype | None = None,
         config: Fused = None,
     ) -> None:
-        super().__init__(context, in_features, out_features, bias, group, dtype, config)
+        super().__init__(_Setting(context, group, config), in_features, out_features, bias, dtype)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
