@@ -176,13 +176,10 @@ class PortedCollectives(Ported, Collectives):
     ) -> Work | None:  # fmt: skip
         if op == "reduce_scatter":
             second = self._layout(op, out, inp, group, second)
+        self._add_gluon(config)
         run = super()._run
-        if config is None:
-            work = run(op, out, inp, group, async_op, None, first, second)
-        else:
-            self._add_gluon(config)
-            call = lambda c: run(op, out, inp, group, async_op, c, first, second)
-            work = self._obliging.run(op, config, call, tiles=second == TILES)
+        call = lambda c: run(op, out, inp, group, async_op, c, first, second)
+        work = self._obliging.run(op, config, call, tiles=second == TILES)
         if work is not None:
             self.under_way.add(work)
         elif op in _ENDING_TOGETHER:
