@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/torch_backend": 1936,
     "iris_core/tracing": 514,
     "iris_core/tuning": 465,
-    "iris_core/world": 2209,
+    "iris_core/world": 2225,
     "iris_allocators/*.py": 473,
     "iris_allocators/driver": 468,
     "iris_allocators/vmem": 656,

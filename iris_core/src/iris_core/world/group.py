@@ -67,6 +67,7 @@ class World:
         members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
         parent: World | None = None,  # the world of all ranks, unless this is the one
         nodes: tuple[tuple[int, ...], ...] | None = None,  # the ranks of each node, of the world of all; None for one
+        name: str = "",  # see `apart`
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
         self.nodes: tuple[tuple[int, ...], ...] = nodes or (tuple(range(len(ranks))),)  # ranks of the world of all
@@ -80,10 +81,11 @@ class World:
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}
+        self.name: str = name if parent is None else parent.name
         self._number = 0
         self._key, self._among = 0, b""
-        if parent is not None:
-            packed = struct.pack(f"<{len(ranks)}I", *ranks)
+        if parent is not None or name:
+            packed = struct.pack(f"<{len(ranks)}I", *ranks) + self.name.encode()
             self._key = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
             self._among = f", among {name_ranks(ranks)}".encode()
 
@@ -283,6 +285,20 @@ class World:
             found = World(self._exchanges, ranks, members.index(self.rank), self._timeout_s, theirs, root)
             root._subworlds[ranks] = found
         return found
+
+    def apart(self, name: str) -> World:
+        """Return a world of the same ranks whose exchanges are not those of this one; not collective.
+
+        Ranks may be in both at the same time, in different threads.  This world closes it.
+        """
+        return World(
+            self._exchanges, self._ranks, self.rank, self._timeout_s, self._members, nodes=self.nodes, name=name
+        )
+
+    @property
+    def torch_ranks(self) -> tuple[int, ...] | None:
+        """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
+        return None if self._members is None else tuple(self._members)
 
     def _check_members(self, members: tuple[int, ...]) -> None:
         size = self.world_size
