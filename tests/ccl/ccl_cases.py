@@ -169,7 +169,7 @@ def expected(case, rank, inputs):
         return torch.cat([each.chunk(size)[rank] for each in inputs]) if math.prod(case.shape) else inputs[0]
     if case.op == "scatter":
         return inputs[case.root].reshape(size, *case.shape)[rank]
-    return inputs[case.root] if case.op == "broadcast" else torch.cat(inputs).reshape(whole(case, size))
+    return inputs[case.root] if case.op == "broadcast" else torch.stack(inputs).reshape(whole(case, size))
 
 
 def reduced(case, inputs):

@@ -331,7 +331,7 @@ def test_sizes_of_memory():
 
 def test_a_region_without_room_to_spare():
     class Team:
-        members, exhausted, asked, warned = (0, 1), {}, [], set()
+        members, exhausted, asked, warned, spans_nodes = (0, 1), {}, [], set(), False
 
         def warn_once(self, what, reason):
             self.warned.add(what)

@@ -122,7 +122,9 @@ class Iris(TensorFactories, OneSided, NodeMembers):
                 opened.world,
                 opened.spec,
                 opened.reports,
-                Providers(opened.backend, self.target, opened.maker.create, opened.allocator.info.provides),
+                Providers(
+                    opened.backend, self.target, opened.maker.create, opened.allocator.info.provides, opened.world
+                ),
                 opened.device_barriers,
             )
             undo.callback(binder.close)

@@ -380,7 +380,10 @@ class Algorithm(Protocol[R]):
     launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, if that may be the longer time;
     `deterministic = True`, if a reduction's bits depend on inputs, shapes and members alone (docs/collectives.md).  One
     of `ctx.ccl` then starts with the first member's elements, goes on in the group's order, floats of less than 32 bits
-    as float32, and rounds once, so that all of these algorithms have the same bits.
+    as float32, and rounds once, so that all of these algorithms have the same bits; `spans_nodes = True`, if it serves
+    groups on several nodes, whose memory is not mapped (`measured_only` counts within nodes only); `composes = True`,
+    if it is one of `ctx.ccl` that prepares with a `Host`, as those of `ctx.ops` do, for it is made of others;
+    `begin(plan, *tensors)`, which launches and returns a handle, before whose `wait()` the current stream goes on.
     """
 
     @property

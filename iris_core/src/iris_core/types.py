@@ -309,6 +309,7 @@ class CollectiveRequest:
         target: device of this rank.
         options: operation-specific options (reduction, root, in_place, ...); docs/collectives.md has them all.
         members: ranks of the world that take part, in the group's order; empty where there is no world.
+        nodes: the node of each of them; empty where the world is on one.
         direct_in: peers can address this rank's input: it lies on the heap and is contiguous.
         direct_out: the same of its output.
     """
@@ -324,6 +325,7 @@ class CollectiveRequest:
     members: tuple[int, ...] = ()
     direct_in: bool = True
     direct_out: bool = True
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,7 @@ class FusedRequest:
             says, else torch's setting; False for other elements and on the CPU).
         b_dtype: torch's name of B's element type; empty for that of A, from which only 8-bit floats may differ.
         processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
+        nodes: as in `CollectiveRequest`.
     """
 
     op: str
@@ -372,6 +375,7 @@ class FusedRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     b_dtype: str = ""
     processors: int = 1
+    nodes: tuple[int, ...] = ()
 
     @property
     def group_size(self) -> int:

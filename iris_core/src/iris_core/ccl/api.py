@@ -254,7 +254,8 @@ class Collectives(Calls):
         Collective: this rank and `dst`, which calls `recv`.  Messages from one rank to another arrive in order, in all
         groups.
         A message that does not fit into the receiver's inbox waits there to be received: where two ranks send each
-        other large messages, one of them receives first, or the calls are asynchronous.
+        other large messages, one of them receives first, or the calls are asynchronous.  To another node, every message
+        waits for its receiver.
 
         Args:
             tensor: the tensor to send.
@@ -274,7 +275,7 @@ class Collectives(Calls):
 
         Args:
             tensor: of the same dtype and number of elements as the one sent.  Else it stays unchanged, the message is
-                lost, and the next call of both ranks raises DeviceError.
+                lost, and the next call of both ranks raises DeviceError; between nodes, on CPUs, this one.
             src: a rank of this context's world, also where a group is given.
         """
         return self._run("recv", tensor, None, group, async_op, config, src)

@@ -21,8 +21,8 @@ from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, Host
 from iris_core.dispatch import choice
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
-from iris_core.dispatch.members import Members, layout_of, prepare_alike
-from iris_core.dispatch.requests import POINT_TO_POINT, Here, config_text, is_empty, shared_facts
+from iris_core.dispatch.members import Space, layout_of, prepare_alike
+from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
 from iris_core.dispatch.team import Host, Memory, Region, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from iris_core.dispatch.choice import Explanation, Request
     from iris_core.dispatch.config import LaunchConfig
     from iris_core.dispatch.products import FusedCall
-    from iris_core.dispatch.requests import CollectiveCall
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import Context, Work
     from iris_core.types import ContextSpec, Group
@@ -134,6 +133,14 @@ class Bound:
         work = self._launch(self.plan, *tensors)
         if work is not None:
             work.wait()
+
+    def begin(self, *tensors: Any) -> Work:
+        """Begin like `launch`; the current stream goes on before the end, for which the handle's `wait` waits.
+
+        What other algorithms than those with `begin` launch is over, or is on the stream.
+        """
+        work = getattr(self._algorithm, "begin", self._launch)(self.plan, *tensors)
+        return DoneWork() if work is None else work
 
     def let_capture(self, other: Bound) -> None:
         """Use another algorithm while a graph is captured: one that takes less device time and more CPU time."""
@@ -269,18 +276,24 @@ class Binder:
         self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
         given = context.settings.ccl_workspace
         self._memory = Memory(heap, _WORKSPACE[on_cpu] if given is None else int(given), spec, reports)
-        self._teams: dict[tuple[int, ...], Team] = {}
+        self._main = Space(world)
+        self._spaces = {world.name: self._main}
+        self._local = threading.local()  # the space in which a thread prepares
         self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
-        self.members = Members(world)
+        self.members = self._main.members
+        self._barrier_words: dict[tuple[int, ...], torch.Tensor] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
         parts = world, self.members, self._serve_by, self._algorithms, self._memory
         self._first = None if mode == "off" else FirstCalls(mode, *parts)
         self._closed = ""  # or why
         own_processors = 1 if on_cpu else context.get_cu_count()
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
-        self._here = Here(self.rank, world.world_size, self.target, self.own_heap, self.processors)
+        nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
+        where = self.processors, tuple(nodes[rank] for rank in sorted(nodes))
+        self._here = Here(self.rank, world.world_size, self.target, self.own_heap, *where)
         self._shared: tuple[Region, ...] = self._memory.of_all(world.world_size)
+        providers.open_messages()
 
     # -- the slow path ------------------------------------------------------------------------------------------------
     def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound | Nothing:
@@ -339,15 +352,20 @@ class Binder:
         """Choose an algorithm for a request, agree on it and on its config, and prepare it: on all members or on none.
 
         Collective: every member calls it with the same request, and no other rank; as a part of another preparation,
-        `within` their team.  An algorithm that the config names is not replaced by another one.
+        `within` the team that prepares.  An algorithm that the config names is not replaced by another one.
         """
-        context, agreed, members, op = self.open(), self.members, request.members, request.op
+        members, op = request.members, request.op
+        space, whole = self._space(members, within), within
+        agreed = space.members
+        if within is not None and within.members != members:
+            within = None  # who is in no part of this kind has come, too: see `Host.collective`
         shared, chooser = shared_facts(request), self._algorithms(request)
         settled = agreed.settled(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
             algorithm, _, wish, _ = chooser.choose(request, config, settled=settled)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
-            return Bound(algorithm, algorithm.prepare(wish, context), order, team, self._context, wish)
+            plan = self._prepare(algorithm, wish, team, scratch, False, None)
+            return Bound(algorithm, plan, order, team, self._context, wish)
         left_out, kind, layout = agreed.left_out(members, shared), (members, *shared.values()), layout_of(request)
         while True:
             try:
@@ -357,10 +375,8 @@ class Binder:
             is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
             number, is_new = agreed.number(members, op, facts, within, layout, agreed.served_by.get(kind, ""))
-            team, wish = self._team(members), replace(wish, options={**wish.options, "kind": number})
-            memory = self.fused.scratch if scratch is None else scratch
-            host = Host(self.serve, team, memory, self.processors) if isinstance(wish, FusedRequest) else context
-            make = partial(algorithm.prepare, wish, host)
+            team, wish = self._team(members, space), replace(wish, options={**wish.options, "kind": number})
+            make = partial(self._prepare, algorithm, wish, team, scratch, is_new, whole)
             try:
                 plan = prepare_alike(team, f"{algorithm.name!r} for {op}", make) if is_new else make()
                 break
@@ -380,6 +396,31 @@ class Binder:
                 bound.let_capture(self._serve_by(in_graphs, request, config, scratch))
         return bound
 
+    def _prepare(
+        self, algorithm: Any, request: Request, team: Team, scratch: Scratch | None, together: bool, whole: Team | None
+    ) -> Any:
+        """Return an algorithm's plan; made `together` by all members, as a part of an operation of the team `whole`."""
+        host: Any = self.open()
+        if isinstance(request, FusedRequest) or getattr(algorithm, "composes", False):
+            memory = self.fused.scratch if scratch is None else scratch
+            host = Host(self.serve, team, memory, self.processors, together, (whole or team).world)
+        before, self._local.space = getattr(self._local, "space", self._main), self._spaces[team.world.name]
+        try:
+            return algorithm.prepare(request, host)
+        finally:
+            self._local.space = before
+
+    def _space(self, members: tuple[int, ...], within: Team | None) -> Space:
+        """The space of a call of some ranks, which is a part of a call of the team `within`."""
+        if within is None:
+            return self._main
+        name = within.world.name
+        if within.members != members:
+            name += f"/{'-'.join(map(str, within.members))}"
+        if name not in self._spaces:
+            self._spaces[name] = Space(self._world.apart(name))
+        return self._spaces[name]
+
     def _serve_by(
         self, launch: choice.Launch, request: Request, config: LaunchConfig | None, scratch: Scratch | None
     ) -> Bound:
@@ -398,12 +439,22 @@ class Binder:
         return self._algorithms(request).explain(request, call.config, left_out, settled)
 
     def barrier(self, group: Group, async_op: bool) -> Work | None:
-        """Launch a barrier on the device, ordered with the group's collectives."""
-        self.open()
+        """Launch a barrier on the device, ordered with the group's collectives.
+
+        Between nodes it is a sum of nothing, whose result no member has before all have begun.
+        """
+        members = self.members_of(group)
+        if self._world.subworld(members).spans_nodes:
+            key = "barrier", members
+            word = self._barrier_words.setdefault(
+                members, torch.zeros(1, dtype=torch.int32, device=self.target.torch_device)
+            )
+            bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", word, word, members, None), key)
+            return bound.run_async(word, word) if async_op else bound.run(word, word)
         self._reports.watch()
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
-        order = self._order(self._world.members_of(group))
+        order = self._order(members)
         place = self._barriers.bind(group, "release")  # not in a thread: the first one is an exchange of the hosts
         try:
             work = order.run_async("barrier", place.launch, None) if async_op else order.run(place.launch, None)
@@ -420,6 +471,9 @@ class Binder:
         self._heap.streams.synchronize()
         team = self.team(self._world.members_of(group))
         team.reset(partial(self._barriers.reset, team.members))
+        if parts := self._spaces.get(f"/{'-'.join(map(str, team.members))}"):
+            for part in parts.teams.values():
+                part.reset(lambda: None)
 
     def forget(self, why: str) -> None:
         """Refuse all calls from now on; in a forked process, whose parent goes on, nothing else is done."""
@@ -447,19 +501,20 @@ class Binder:
         Raises:
             RankMismatchError: the members name the group in different orders.
         """
+        space = getattr(self._local, "space", self._main)
         is_group = self.rank in members and len(set(members)) == len(members) > 1
         # of all ranks, nothing has to be made together
-        if is_group and members not in self._teams and members != tuple(range(self._world.world_size)):
-            self.members.agree(members, {"operation": "making the team of a group"})
-        return self._team(members)
+        if is_group and members not in space.teams and members != tuple(range(self._world.world_size)):
+            space.members.agree(members, {"operation": "making the team of a group"})
+        return self._team(members, space)
 
-    def _team(self, members: tuple[int, ...]) -> Team:
+    def _team(self, members: tuple[int, ...], space: Space) -> Team:
         """The team of some ranks, which have agreed on the members and their order."""
-        team = self._teams.get(members)
+        team = space.teams.get(members)
         if team is None:
             shared = self._shared if members == tuple(range(self._world.world_size)) else ()
-            world, words = self._world.subworld(members), self.open().get_device_context()
-            team = self._teams[members] = Team(members, world, self.rank, self._memory, words, *shared)
+            world, words = space.world.subworld(members), self.open().get_device_context()
+            team = space.teams[members] = Team(members, world, self.rank, self._memory, words, *shared)
         return team
 
     def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
@@ -503,8 +558,9 @@ class Binder:
 
     def explain_report(self, report: Report) -> Meaning | None:
         """Explain a report, if it is about the memory of a team in which this rank is; else return None."""
-        teams = list(self._teams.values())  # a thread asks, too
-        found = (team.explain_report(report, partial(self.members.describe, team.members)) for team in teams)
+        spaces = list(self._spaces.values())  # a thread asks, too
+        teams = [(space.members, team) for space in spaces for team in list(space.teams.values())]
+        found = (team.explain_report(report, partial(agreed.describe, team.members)) for agreed, team in teams)
         return next((meaning for meaning in found if meaning is not None), None)
 
     def close(self) -> None:
@@ -518,7 +574,9 @@ class Binder:
         self._shared = ()
         for order in self._orders.values():
             order.close()
-        self._teams.clear()
+        self._spaces = {"": self._main}
+        self._main.teams.clear()
+        self._barrier_words.clear()
 
 
 class Calls:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from iris_core.dispatch.requests import nodes_of
 from iris_core.dispatch.tables import (
     ANY_DTYPE,
     HEAP,
@@ -184,7 +185,7 @@ class Chooser:
         answers: dict[str, Availability] = {}
         for by_name in (False, True):  # those that must be measured or named are asked for the message only
             for name, each in known.items():
-                if getattr(each, "measured_only", False) is by_name:
+                if _is_by_name(each, request) is by_name:
                     no = name in left_out
                     answers[name] = Availability.no(left_out[name]) if no else self._supports(each, request, config)
             usable = [name for name, answer in answers.items() if answer]
@@ -270,7 +271,7 @@ class Chooser:
             seconds, reason = (each.cost(request), "") if answer else (None, answer.reason)
             if entry is not None and found.is_near:
                 seconds = entry.seconds
-            elif answer and entry is None and getattr(each, "measured_only", False):
+            elif answer and entry is None and _is_by_name(each, request):
                 reason = "only by name until measured"
             is_near = entry is not None and found.is_near
             candidates.append(Candidate(name, each.info.name, answer.ok, reason, seconds, entry, is_near))
@@ -291,6 +292,9 @@ class Chooser:
         """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
         if config is not None and config.use_gluon and algorithm.info.name != "gluon":
             return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
+        if len(nodes := nodes_of(request)) > 1 and getattr(algorithm, "spans_nodes", False) is not True:
+            where = " and ".join([", ".join(map(str, nodes[:-1])), str(nodes[-1])])
+            return Availability.no(f"its kernels reach ranks of one node only, and this group is on nodes {where}")
         if self._promises(request) and getattr(algorithm, "deterministic", False) is not True:
             return Availability.no(_NOT_PROMISED)
         answer, problem = self._ask(algorithm, "supports", request)
@@ -319,6 +323,11 @@ class Chooser:
         algorithm = self._by_op[request.op][name]
         offered = self._ask(algorithm, "tunings", request)[0] if hasattr(algorithm, "tunings") else None
         return tuple(offered or ({},))
+
+
+def _is_by_name(algorithm: Any, request: Request) -> bool:
+    """Whether an algorithm is for names and measurements only; none is where few can serve: between nodes."""
+    return getattr(algorithm, "measured_only", False) is True and len(nodes_of(request)) < 2
 
 
 def with_config(request: Any, fields: Mapping[str, Any]) -> Any:
@@ -386,6 +395,7 @@ def entry_for(request: Request, algorithm: str, seconds: float, **more: Any) -> 
     size, place, dim = size_of(request), place_of(request), request.options.get("gather_dim")
     assert size is not None
     dtype, more["group_size"] = dtypes_of(request)[0], request.group_size
+    more["num_nodes"] = max(1, len(nodes_of(request)))
     return Entry(request.op, dtype, size, algorithm, seconds, place, dim, **more)
 
 
@@ -448,11 +458,12 @@ class Tables:
     def nearest(self, request: Request) -> Found:
         """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
         size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
-        kind = request.op, request.options.get("gather_dim")
+        kind = request.op, request.options.get("gather_dim"), max(1, len(nodes_of(request)))
         best: tuple[tuple[Any, ...], bool, list[Entry]] | None = None
         for entries in self._points.values() if size and all(size) else ():
             first = entries[0]
-            if (first.op, first.gather_dim) != kind or first.dtype not in dtypes or len(first.size) != len(size or ()):
+            its_kind = first.op, first.gather_dim, first.num_nodes
+            if its_kind != kind or first.dtype not in dtypes or len(first.size) != len(size or ()):
                 continue
             apart = [abs(math.log2(mine / its)) for mine, its in zip(size or (), first.size, strict=True)]
             octaves = abs(math.log2(first.group_size / request.group_size))

@@ -204,6 +204,18 @@ class Members:
         raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
 
 
+class Space:
+    """Teams, and what they have agreed on, apart from those of other spaces.
+
+    One is for the calls of programs; each team whose calls have parts for some of its members has one for these, so
+    that a part may run beside the calls of other groups, in whatever order.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world, self.members = world, Members(world)
+        self.teams: dict[tuple[int, ...], Team] = {}
+
+
 def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:
     in_gluon = config is not None and config.use_gluon
     return request.members, *shared.values(), layout_of(request), in_gluon

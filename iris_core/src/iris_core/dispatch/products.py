@@ -106,6 +106,7 @@ class FusedCall(NamedTuple):
             options=options,
             b_dtype=name_of(b.dtype),
             processors=here.processors,
+            nodes=here.nodes_of(members),
         )
 
     def check(self, request: FusedRequest, here: Here) -> None:

@@ -55,6 +55,11 @@ class Here:
     target: DeviceTarget
     heap: tuple[int, int]  # where the rank's heap begins and ends
     processors: int = 1  # multiprocessors (SMs, CUs) of the smallest device of all ranks; on the CPU 1
+    nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
+
+    def nodes_of(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The node of each of some ranks; empty where the world is on one."""
+        return tuple(self.nodes[member] for member in members) if self.nodes else ()
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies wholly on the heap."""
@@ -122,7 +127,8 @@ class CollectiveCall(NamedTuple):
         options |= {} if out is None else {"out_shape": tuple(out.shape), "out_stride": out.stride()}
         direct = [each is not None and each.is_contiguous() and here.has(each) for each in (inp, out)]
         shape, dtype, nbytes = tuple(main.shape), name_of(main.dtype), main.numel() * main.element_size()
-        return CollectiveRequest(op, shape, dtype, nbytes, rank, len(members), here.target, options, members, *direct)
+        of: tuple[Any, ...] = options, members, *direct, here.nodes_of(members)
+        return CollectiveRequest(op, shape, dtype, nbytes, rank, len(members), here.target, *of)
 
     def check(self, request: CollectiveRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
@@ -155,6 +161,14 @@ def is_empty(request: CollectiveRequest | FusedRequest) -> bool:
     if isinstance(request, FusedRequest):
         return 0 in request.out_shape
     return request.nbytes == 0 and not request.options["uneven"] and request.op not in POINT_TO_POINT
+
+
+def nodes_of(request: CollectiveRequest | FusedRequest) -> tuple[int, ...]:
+    """Return the nodes that the ranks are on that take part, in ascending order; none where the world is on one."""
+    nodes = request.nodes
+    if request.op in POINT_TO_POINT and nodes:
+        nodes = nodes[request.rank], nodes[request.options["peer"]]
+    return tuple(sorted(set(nodes)))
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Entry:
         group_size: number of ranks.
         measured: whether Iris measured the time; else it is a model's.
         note: how it was measured, or where a model's times come from.
+        num_nodes: how many nodes the ranks were on.
     """
 
     op: str
@@ -63,17 +64,20 @@ class Entry:
     group_size: int = 0
     measured: bool = True
     note: str = ""
+    num_nodes: int = 1
 
     @property
     def point(self) -> tuple[Any, ...]:
         """The measured point: entries that have it equal were compared with each other."""
-        return self.op, self.dtype, -1 if self.gather_dim is None else self.gather_dim, self.place, self.size
+        dim = -1 if self.gather_dim is None else self.gather_dim
+        return self.op, self.dtype, dim, self.place, self.size, self.num_nodes
 
     @property
     def where(self) -> str:
         """Size, place and number of ranks, for people."""
         size = f"{self.size[0]} bytes" if len(self.size) == 1 else " x ".join(map(str, self.size))
-        return f"{size}, {self.place} tensors, {self.group_size} ranks"
+        nodes = f" on {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+        return f"{size}, {self.place} tensors, {self.group_size} ranks{nodes}"
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -97,6 +101,7 @@ class _Row(BaseModel):
     k: _Size | None = None
     gather_dim: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None  # Literal[0, 1] would take False
     place: Literal["heap", "ordinary", "input", "output"] = "heap"
+    num_nodes: _Ranks = 1
     config: dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = Field(default_factory=dict)
 
     @property
@@ -158,7 +163,11 @@ def read_table(path: Path) -> Table:
         ) from error
     where = str(path), file.group_size, file.measured, file.note
     entries = tuple(
-        Entry(row.op, row.dtype, row.size, row.algorithm, row.seconds, row.place, row.gather_dim, row.config, *where)
+        Entry(
+            *(row.op, row.dtype, row.size, row.algorithm, row.seconds, row.place, row.gather_dim, row.config),
+            *where,
+            row.num_nodes,
+        )
         for row in file.entries
     )
     return Table(file.device, file.group_size, file.measured, file.versions, entries)
@@ -174,6 +183,7 @@ def write_table(
         row |= dict(zip("mnk" if len(entry.size) == 3 else ("nbytes",), entry.size, strict=True))
         row |= {} if entry.gather_dim is None else {"gather_dim": entry.gather_dim}
         row |= {} if entry.place == HEAP else {"place": entry.place}
+        row |= {} if entry.num_nodes == 1 else {"num_nodes": entry.num_nodes}
         row |= {"algorithm": entry.algorithm, "seconds": float(f"{entry.seconds:.4g}")}
         lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
     of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": dict(versions)}

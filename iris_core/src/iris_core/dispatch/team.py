@@ -420,33 +420,51 @@ def _power_of_2(n: int) -> int:
 
 
 class Host:
-    """The argument of `FusedOperation.prepare`: the team, memory, and the collectives.
+    """The argument of `prepare` of a `FusedOperation`, and of what `composes`: the team, memory, and the collectives.
 
     Attributes:
         team: the members; see docs/collectives.md.
         processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
+        whole: the world of all that wait if one of them is lost: of the operation that this is a part of.
     """
 
-    def __init__(self, serve: Callable[..., Any], team: Team, scratch: Scratch, processors: int) -> None:
-        self._serve, self._scratch = serve, scratch
-        self.team, self.processors = team, processors
+    def __init__(
+        self,
+        serve: Callable[..., Any],
+        team: Team,
+        scratch: Scratch,
+        processors: int,
+        together: bool = True,
+        whole: World | None = None,
+    ) -> None:
+        self._serve, self._scratch, self._together = serve, scratch, together
+        self.team, self.processors, self.whole = team, processors, whole
 
-    def collective(self, request: CollectiveRequest, config: Config | None = None) -> Any:
+    def collective(self, request: CollectiveRequest | None, config: Config | None = None) -> Any:
         """Return the `Bound` of a collective, whose `launch` runs it as a part of an operation.
 
-        A `config` may name the algorithm.
+        It may be one of some of the members: they have regions, flags and process groups for the parts of this team's
+        operations.  A `config` may name the algorithm.
 
-        Collective: every member calls it.
+        Collective: every member calls it, each with the request of the group that it is in; None for none.  Where it
+        fails in one group, the others learn that at the next step of the preparation.
         """
-        return self._serve(request, config, within=self.team)
+        is_part = request is None or request.members != self.team.members
+        if is_part and self._together:
+            self.team.ask("the collectives that are parts of another one")
+        return None if request is None else self._serve(request, config, within=self.team)
 
     def symmetric(self, nbytes: int) -> Region | None:
         """Return memory of at least this size that peers can reach, at the same place on all; None if it is exhausted.
 
         The plans of one team share it: what a call left there is lost at the next one.
 
+        There is none where the members are on several nodes.
+
         Collective: every member calls it with the same size, and gets the same answer.
         """
+        if self.team.spans_nodes:
+            return None
         exhausted = self.team.exhausted  # asking again would be an exchange that the others may not take part in
         for size in (rounded(nbytes), -(-nbytes // _OPS_STEP_NBYTES) * _OPS_STEP_NBYTES):
             if size < exhausted.get(_OPS, size + 1):
@@ -463,7 +481,7 @@ class Host:
 
         It is the same as before if that is enough.  Two names, of `what` they are for, never share memory.
         """
-        key = self.team.members, what
+        key = self.team.members, f"{self.team.world.name}:{what}"
         tensor = self._scratch.get(key)
         if tensor is None or tensor.numel() < nbytes:
             tensor = lasting(lambda: torch.empty(rounded(nbytes), dtype=torch.uint8, device=self.team.device))

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from iris_core.dispatch.products import OPS as PRODUCTS
-from iris_core.dispatch.requests import OPS, POINT_TO_POINT
+from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
 from iris_core.errors import FAILURES, PluginError
 from iris_core.providers import torch_distributed
-from iris_core.providers.baseline import Unfused
+from iris_core.providers.baseline import Overlapped, Unfused
+from iris_core.providers.exchanged import Exchanged
+from iris_core.providers.hierarchical import STEPS, Hierarchical
 from iris_core.providers.model import everywhere
 from iris_core.registry import default_registry
 from iris_core.types import Availability, DeviceType, PluginKind, PluginState
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Algorithm
     from iris_core.registry import PluginRecord
     from iris_core.types import Capability, CollectiveRequest, DeviceTarget
+    from iris_core.world import World
 
 _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
 
@@ -73,12 +76,13 @@ class Providers:
         target: DeviceTarget,
         create: Callable[[PluginRecord], Any],
         provides: frozenset[Capability],
+        world: World,
     ) -> None:
         self._backend = backend
         self._target = target
         self._torch = "gloo" if target.type is DeviceType.CPU else "nccl"
         self._create = create
-        self._provides = provides
+        self._provides, self._ranks, self._spans_nodes = provides, world.torch_ranks, world.spans_nodes
         self._records = default_registry().records(PluginKind.COLLECTIVE)
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
         self._added: list[Algorithm[Any]] = []
@@ -93,15 +97,24 @@ class Providers:
         own: list[Any]
         torchs: list[Any]
         if is_fused:
-            own, torchs = [Unfused(op) for op in PRODUCTS], torch_distributed.products(self._torch)
+            own = [kind(op) for kind in (Unfused, *([Overlapped] * self._spans_nodes)) for op in PRODUCTS]
+            torchs = torch_distributed.products(self._torch, self._ranks)
         else:
             own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
-            torchs = [torch_distributed.TorchCollective(op, self._torch) for op in torch_distributed.COLLECTIVES]
+            if self._spans_nodes:
+                own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
+            kinds = OPS if self._spans_nodes else torch_distributed.IN_NODES
+            torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
         offered: Sequence[Algorithm[Any]] = getattr(self._backend, "operations" if is_fused else "collectives", tuple)()
         if self._plugins is None:
             self._plugins = self._load()
         plugins, unusable = self._plugins
         return [*own, *offered, *plugins, *self._added, *torchs], unusable
+
+    def open_messages(self) -> None:
+        """Let ranks on several nodes send messages.  Collective: every rank calls it, while the context is opened."""
+        if self._spans_nodes:
+            torch_distributed.open_messages(self._ranks or (), self._torch)
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         """Add more."""

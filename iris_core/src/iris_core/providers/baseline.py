@@ -6,22 +6,27 @@ The bias is added once: by the first member to its product, where the results of
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
 from iris_core.dispatch.products import FP8, PLAIN, float32_products
+from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.types import Availability, CollectiveRequest
+from iris_core.providers.parts import Begun, dense, part_of
+from iris_core.types import Availability
+from iris_core.world.scaling import CHUNKS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
+    from iris_core.types import CollectiveRequest, FusedRequest
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Unfused:
 
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
-    always_measured = True
+    always_measured = spans_nodes = True
 
     collective_config: Config | None = None
     """Config of the collective; by default the library chooses."""
@@ -69,19 +74,23 @@ class Unfused:
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: FusedRequest, host: Host) -> Any:
         """Choose the collective, and find memory for what is between product and collective."""
+        return self._prepare(request, host)
+
+    def _prepare(self, request: FusedRequest, host: Host, which: str = "") -> _Plan:
+        """The same; `which` names the memory."""
         options, rank, size = request.options, request.rank, request.group_size
         tf32 = options["tf32"] or request.dtype in FP8  # which TF32 holds exactly, too
         if self.op == "all_gather_matmul":
             by_rows = options["gather_dim"] == 0
             rows, inner = (request.m // size, request.k) if by_rows else (request.m, request.k // size)
             dtype = getattr(torch, request.dtype)
-            memory = host.scratch(request.m * request.k * dtype.itemsize, "gathered")
+            memory = host.scratch(request.m * request.k * dtype.itemsize, f"gathered{which}")
             memory = memory[: request.m * request.k * dtype.itemsize]
             matrix = memory.view(dtype).view(request.m, request.k)
             parts = matrix.view(size, rows, inner) if by_rows else matrix.view(rows, size, inner).transpose(0, 1)
             direct = request.reach_a and request.a_stride == dense((rows, inner))
             given = (rows, inner), request.a_stride, direct
-            wanted = _part_of(request, "all_gather", given, (tuple(parts.shape), parts.stride(), False))
+            wanted = part_of(request, "all_gather", given, (tuple(parts.shape), parts.stride(), False))
             collective = host.collective(wanted, self.collective_config)
             return _Plan(collective, rank, tf32, gathered=(matrix, parts), aux_buffer=memory)
         dense_out = dense(request.out_shape)
@@ -89,12 +98,12 @@ class Unfused:
         if self.op == "matmul_all_gather" and options["gather_dim"] == 0 and direct_out:
             shape = request.m, request.n
             out = request.out_shape, dense_out, True
-            wanted = _part_of(request, "all_gather", (shape, dense(shape), True), out, in_place=True)
+            wanted = part_of(request, "all_gather", (shape, dense(shape), True), out, in_place=True)
             return _Plan(host.collective(wanted, self.collective_config), rank, tf32)
         dtype = getattr(torch, request.out_dtype)
         nbytes = request.m * request.n * dtype.itemsize
         region = host.symmetric(nbytes)
-        memory = (host.scratch(nbytes, "product") if region is None else region.tensor)[:nbytes].view(dtype)
+        memory = (host.scratch(nbytes, f"product{which}") if region is None else region.tensor)[:nbytes].view(dtype)
         wanted = self._collective(request, region is not None)
         plan = _Plan(host.collective(wanted, self.collective_config), rank, tf32)
         plan.product, plan.aux_buffer = memory.view(request.m, request.n), memory.view(torch.uint8)
@@ -123,25 +132,136 @@ class Unfused:
                 shape = rows // size, columns
         out = shape, stride, request.reach_out and stride == dense(shape)
         given = (rows, columns), (columns, 1), direct
-        return _part_of(request, self.op.removeprefix("matmul_"), given, out, **options)
+        return part_of(request, self.op.removeprefix("matmul_"), given, out, **options)
 
     # -- launching ----------------------------------------------------------------------------------------------------
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._begin(plan, out, a, b, bias, plan.collective.launch).wait()
+
+    def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any]) -> Begun:
+        """Do what comes before the end of the collective, which `go` launches, and return a handle for the rest."""
         with torch.no_grad():
             if plan.gathered is not None:
-                matrix, parts = plan.gathered
-                plan.collective.launch(parts, a)
-                multiply(matrix, b, bias, out, plan.tf32)
-                return
+                return Begun(partial(self._end, plan, go(plan.gathered[1], a), out, b, bias))
             parts, rows, columns = out, a.shape[0], b.shape[1]
             if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
                 below = out.shape[1] == columns
-                parts = out.view(-1, rows, columns) if below else out.view(rows, -1, columns).transpose(0, 1)
+                parts = out.unflatten(0, (-1, rows)) if below else out.unflatten(1, (-1, columns)).transpose(0, 1)
             product = parts[plan.rank] if plan.product is None else plan.product
             multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32)
-            plan.collective.launch(out if plan.product is None else parts, product)
-            if plan.adds_bias and bias is not None:
+            work = go(out if plan.product is None else parts, product)
+            return Begun(partial(self._end, plan, work, out, b, bias))
+
+    def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any) -> None:
+        with torch.no_grad():
+            if work is not None:
+                work.wait()
+            if plan.gathered is not None and out.dim() == 2:
+                multiply(plan.gathered[0], b, bias, out, plan.tf32)
+            elif plan.gathered is not None:  # of a chunk, the rows of each member
+                for rank, rows in enumerate(plan.gathered[1]):
+                    own = bias[rank] if bias is not None and bias.dim() == out.dim() else bias
+                    multiply(rows, b, own, out[rank], plan.tf32)
+            elif plan.adds_bias and bias is not None:
                 out.add_(bias)
+
+
+class Overlapped(Unfused):
+    """The same between nodes in chunks of rows or columns: the network carries one while the next one is computed."""
+
+    name = "overlapped"
+    info = everywhere("overlapped", "torch.matmul and a collective between nodes, in chunks")
+
+    def supports(self, request: FusedRequest) -> Availability:
+        if len(nodes_of(request)) < 2:
+            return Availability.no("it is offered between nodes only")
+        if request.options["layout"] != "torch":
+            return Availability.no("it does not divide tiles")
+        if _pieces(request) < 2:
+            return Availability.no(f"chunks of less than {_LEAST_NBYTES} bytes, or {_LEAST_LINES} rows, do not pay")
+        return super().supports(request)
+
+    def cost(self, request: FusedRequest) -> float:
+        computed, moved, pieces = product_s(request), moving_s(request), _pieces(request)
+        fixed = pieces * fixed_s(request, launches=2, barriers=2)
+        return max(computed, moved) + min(computed, moved) / pieces + fixed
+
+    def prepare(self, request: FusedRequest, host: Host) -> list[tuple[int, int, _Plan]]:
+        """Prepare the chunks: where they begin and end, and their plans, two in turn and one for the last."""
+        lines = _lines(request)
+        length = -(-lines // _pieces(request))
+        plans: dict[tuple[int, int], _Plan] = {}
+        found = []
+        for number, begin in enumerate(range(0, lines, length)):
+            key = min(length, lines - begin), number % 2
+            if key not in plans:
+                plans[key] = self._prepare(_chunk_of(request, key[0]), host, f" of chunk {key[1]}")
+                if (key[0], 0) in plans:  # of one plan of the collective, calls may overlap
+                    plans[key].collective = plans[key[0], 0].collective
+            found.append((begin, begin + key[0], plans[key]))
+        return found
+
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+        before: Begun | None = None
+        length = plan[0][1] - plan[0][0]
+        for begin, end, part in plan:
+            if before is not None and end - begin < length:  # another plan of the collective, with the same buffers
+                before.wait()
+            tensors = self._divided(begin, end, out, a, b, bias)
+            work = self._begin(part, *tensors, part.collective.begin)
+            if before is not None:
+                before.wait()
+            before = work
+        if before is not None:
+            before.wait()
+
+    def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
+        """The tensors of a chunk."""
+        rows = a.shape[0]
+        along = bias is not None and (bias.dim() == 2 and bias.shape[1] == 1 and out.shape[1] > 1)
+        if self.op == "matmul_reduce_scatter" or (self.op == "matmul_all_gather" and out.shape[1] == b.shape[1]):
+            own = bias if bias is None or along else bias[..., begin:end]
+            return out[:, begin:end], a, b[:, begin:end], own
+        if self.op == "all_gather_matmul" and out.shape[0] != rows:
+            own = bias.unflatten(0, (-1, rows))[:, begin:end] if along else bias
+            return out.unflatten(0, (-1, rows))[:, begin:end], a[begin:end], b, own
+        return out[begin:end], a[begin:end], b, bias[begin:end] if along else bias
+
+
+_LEAST_NBYTES, _LEAST_LINES = 4 << 20, 64
+"""Of a chunk: bytes that take longer than it takes to begin with them, and a product that keeps a device busy."""
+
+
+def _lines(request: FusedRequest) -> int:
+    """Rows or columns that are divided into chunks."""
+    if _is_by_columns(request):
+        return request.n
+    by_rows = request.op == "all_gather_matmul" and request.options["gather_dim"] == 0
+    return request.m // request.group_size if by_rows else request.m
+
+
+def _is_by_columns(request: FusedRequest) -> bool:
+    """Whether chunks are columns: where rows are divided among the members."""
+    is_below = request.op == "matmul_all_gather" and request.options["gather_dim"] == 0
+    return request.op == "matmul_reduce_scatter" or is_below
+
+
+def _pieces(request: FusedRequest) -> int:
+    """How many chunks a call has."""
+    return min(CHUNKS, request.nbytes // _LEAST_NBYTES, _lines(request) // _LEAST_LINES)
+
+
+def _chunk_of(request: FusedRequest, lines: int) -> FusedRequest:
+    """The request of a chunk of so many rows or columns."""
+    nbytes, (rows, columns) = request.nbytes // _lines(request) * lines, request.out_shape
+    if _is_by_columns(request):
+        return replace(request, n=lines, nbytes=nbytes, out_shape=(rows, lines))
+    m = (
+        lines * request.group_size
+        if request.op == "all_gather_matmul" and request.options["gather_dim"] == 0
+        else lines
+    )
+    return replace(request, m=m, nbytes=nbytes, out_shape=(m, columns))
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
@@ -156,32 +276,3 @@ def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: t
             torch.mm(a, b, out=out)
         else:
             torch.addmm(bias, a, b, out=out)
-
-
-def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-
-
-_Side = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Of an input or output: shape, strides, and whether peers can address it."""
-
-
-def _part_of(request: FusedRequest, op: str, inp: _Side, out: _Side, **options: Any) -> CollectiveRequest:
-    """Describe a collective that is a part of an operation, as `CollectiveCall.describe` would."""
-    dtype = request.dtype if request.op == "all_gather_matmul" else request.out_dtype
-    shape, stride, direct = inp
-    usual = {"layout": "torch", "in_place": False, "uneven": False, "config": {}, "in_stride": stride}
-    return CollectiveRequest(
-        op=op,
-        shape=shape,
-        dtype=dtype,
-        nbytes=math.prod(shape) * getattr(torch, dtype).itemsize,
-        rank=request.rank,
-        group_size=request.group_size,
-        target=request.target,
-        options={**usual, "out_shape": out[0], "out_stride": out[1], **options},
-        members=request.members,
-        direct_in=direct,
-        direct_out=out[2],
-    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from iris_core.dispatch.requests import POINT_TO_POINT, nodes_of
 from iris_core.types import DeviceType, PluginInfo, PluginKind
+from iris_core.world.scaling import Level, Machine
 
 if TYPE_CHECKING:
-    from iris_core.types import FusedRequest
+    from iris_core.types import CollectiveRequest, FusedRequest
 
 _FLOPS = {"sm_80": 2.5e14, "sm_90": 7.2e14, "sm_100": 1.4e15, "gfx942": 5e14, "gfx950": 1.2e15}
 """Of 16-bit floats per second, as a good library reaches them."""
@@ -19,6 +21,9 @@ _OTHER_GPU_FLOPS, _CPU_FLOPS = 1e14, 2e10
 _GPU_LINK, _CPU_LINK = 3e11, 2e9
 _GPU_LAUNCH_S = _GPU_BARRIER_S = 3e-6
 _CPU_LAUNCH_S, _CPU_BARRIER_S = 1e-4, 1e-3
+_CPU_LEVELS = Level(_CPU_BARRIER_S, _CPU_LINK), Level(1e-3, 1e9)
+_GPU_MESSAGE_S, _CPU_MESSAGE_S = 1e-6, 1e-4
+_LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "all_gather", "scatter": "reduce_scatter"}
 
 
 def everywhere(name: str, summary: str) -> PluginInfo:
@@ -51,7 +56,11 @@ def product_s(request: FusedRequest, efficiency: float | None = None) -> float:
 def moving_s(request: FusedRequest) -> float:
     """Seconds in which one rank's data goes over the links."""
     link = _CPU_LINK if request.target.type is DeviceType.CPU else _GPU_LINK
-    size = request.group_size
+    size, nodes = request.group_size, len(nodes_of(request))
+    if nodes > 1:
+        nbytes = request.nbytes * (size if request.op == "matmul_all_gather" else 1)
+        op = "all_gather" if "gather" in request.op else request.op.removeprefix("matmul_")
+        return _machine(request, nodes).seconds(op, nbytes, flat=False)
     if request.op == "matmul_all_gather":
         return request.nbytes * (size - 1) / link
     shots = 2 if request.op == "matmul_all_reduce" else 1
@@ -63,3 +72,23 @@ def fixed_s(request: FusedRequest, *, launches: int, barriers: int) -> float:
     if request.target.type is DeviceType.CPU:
         return launches * _CPU_LAUNCH_S + barriers * _CPU_BARRIER_S
     return launches * _GPU_LAUNCH_S + barriers * _GPU_BARRIER_S
+
+
+def between_nodes_s(request: CollectiveRequest, *, flat: bool) -> float:
+    """Seconds of a collective between nodes: as one of all members, or by levels; see `iris_core.world.scaling`.
+
+    Each message to another member costs its sender a little: by levels they are fewer.
+    """
+    op, nodes, size = request.op, len(nodes_of(request)), request.group_size
+    if op in POINT_TO_POINT:
+        return _machine(request, nodes).seconds("all_gather", request.nbytes)
+    has_part = op in ("all_gather", "gather") or (op == "scatter" and request.rank != request.options["root"])
+    message_s = _CPU_MESSAGE_S if request.target.type is DeviceType.CPU else _GPU_MESSAGE_S
+    messages = size - 1 if flat else size // nodes + nodes - 2
+    whole = request.nbytes * (size if has_part else 1)
+    return _machine(request, nodes).seconds(_LIKE.get(op, op), whole, flat=flat) + messages * message_s
+
+
+def _machine(request: CollectiveRequest | FusedRequest, nodes: int) -> Machine:
+    levels = _CPU_LEVELS if request.target.type is DeviceType.CPU else ()
+    return Machine(nodes, max(1, request.group_size // nodes), *levels)

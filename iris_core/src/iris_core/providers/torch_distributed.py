@@ -1,14 +1,17 @@
 """Algorithms of torch.distributed: NCCL (gloo on CPUs), alone and after torch.matmul, and asynchronous products.
 
-They serve where the program has initialised torch.distributed, and are chosen where they were measured as the fastest,
-or by name.  What they reduce is rounded as NCCL does it.
+They serve where the program has initialised torch.distributed.  In a node they are chosen where they were measured as
+the fastest, or by name; between nodes they carry everything.  What they reduce is rounded as NCCL does it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import math
+import time
 import warnings
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,12 +19,17 @@ import torch.distributed as dist
 
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.products import OPS
-from iris_core.providers.baseline import Unfused, dense
-from iris_core.providers.model import everywhere
+from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
+from iris_core.dispatch.team import ELEMENT_TYPES
+from iris_core.errors import DeviceError, IrisError
+from iris_core.providers.baseline import Unfused
+from iris_core.providers.model import between_nodes_s, everywhere
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, staged
 from iris_core.types import Availability, DeviceType
+from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from iris_core.dispatch.team import Host
     from iris_core.types import CollectiveRequest, FusedRequest, PluginInfo
@@ -29,38 +37,54 @@ if TYPE_CHECKING:
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DTYPES = (*_FLOATS, "int8", "uint8", "int32", "int64")
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""Operations that it is offered for where the world is on one node, beside the backend's algorithms."""
+
+_IN_OUTPUT = ("all_reduce", "reduce")  # which torch does in place: they begin with a copy
 _SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+_LOOK_S = 0.5  # between two looks whether a rank has died that a call waits for
+_LEARN_S = 2.0  # after torch has failed, for the world to learn of a rank that has died
 
 # torch 2.13 has new names
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_groups: dict[tuple[str, tuple[int, ...]], tuple[Any, Any]] = {}
-"""Process groups by backend and ranks, apart from the program's own: torch keeps them as long as the process lives."""
+_groups: dict[tuple[str, tuple[int, ...], str], tuple[Any, Any]] = {}
+"""Process groups by backend, ranks and what for, apart from the program's own; torch keeps them for ever."""
+
+_MESSAGES = "messages"
 
 
-def _group_problem(request: CollectiveRequest | FusedRequest, backend: str) -> str:
+def _numbers(members: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """The numbers in torch.distributed of some ranks of the world, whose numbers there are `ranks`."""
+    return tuple(members if ranks is None else (ranks[member] for member in members))
+
+
+def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, ranks: Sequence[int] | None = None) -> str:
     """Say why there can be no process group for a request; empty if there can."""
-    members = request.members
-    if len(members) < 2:
+    if len(request.members) < 2:
         return "a group of one rank has no peer"
     if not (dist.is_available() and dist.is_initialized()):
         return "torch.distributed is not initialised (torch.distributed.init_process_group)"
-    if list(members) != sorted(members):
+    members = _numbers(request.members, ranks)
+    if list(members) != sorted(members) and len(nodes_of(request)) < 2:
         return "torch.distributed orders the members by rank"
-    if dist.get_rank() != members[request.rank] or dist.get_world_size() <= members[-1]:
+    if dist.get_rank() != members[request.rank] or dist.get_world_size() <= max(members):
         return "torch.distributed numbers the ranks otherwise"
     is_there = dist.is_gloo_available if backend == "gloo" else dist.is_nccl_available
     return "" if is_there() else f"this torch has no {backend}"
 
 
-def _group_of(members: tuple[int, ...], backend: str) -> Any:
-    """Return the process group of some ranks.  Collective, the first time: every member calls it."""
-    world, known = _groups.get((backend, members), (None, None))
+def _group_of(members: tuple[int, ...], backend: str, what: str = "") -> Any:
+    """Return the process group of some ranks, by their numbers there, for the calls of one kind.
+
+    Collective, the first time: every member calls it.
+    """
+    members = tuple(sorted(members))
+    world, known = _groups.get((backend, members, what), (None, None))
     if world is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
-        numbered = "_".join([backend, *map(str, members)])
+        numbered = "_".join([backend, *map(str, members), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
         number = c10d._get_default_store().add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
         name = f"iris_{number}_{numbered}"
@@ -69,71 +93,276 @@ def _group_of(members: tuple[int, ...], backend: str) -> Any:
             known = dist.new_group(list(members), backend=backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
-        _groups[backend, members] = dist.group.WORLD, known
+        _groups[backend, members, what] = dist.group.WORLD, known
     return known
+
+
+def open_messages(ranks: Sequence[int], backend: str) -> None:
+    """Make the process group of messages between nodes: later on, only two ranks come.  Collective."""
+    _group_of(tuple(ranks), backend, _MESSAGES)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A prepared call.
+
+    Attributes:
+        group, members: its process group, and whom it connects, by their ranks in the world.
+        watch: raises if one is lost that the call waits for.
+        on_host: whether the host carries the data, and waits: gloo's does.
+        op: the operation.
+        reduction, root: of torch.distributed; the root by its number there.
+        inp, out: how tensors are passed on.
+        splits: elements for and from each member where they differ, in torch's order.
+        pending: a call whose buffers are in use.
+    """
+
+    group: Any
+    members: tuple[int, ...]
+    watch: Callable[[], None]
+    on_host: bool
+    op: str
+    reduction: Any = None
+    root: int = 0
+    is_root: bool = False
+    inp: Staged = field(default_factory=Staged)
+    out: Staged = field(default_factory=Staged)
+    splits: tuple[list[int], list[int]] | None = None
+    matrix: torch.Tensor | None = None  # of split sizes, which members compare
+    pending: Begun | None = None
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Raise what torch says as an error of Iris, or that of the rank that was lost."""
+        try:
+            yield
+        except IrisError:
+            raise
+        except RuntimeError as error:
+            until = time.monotonic() + _LEARN_S
+            while time.monotonic() < until:  # others may have noticed it before
+                self.watch()
+                time.sleep(_LEARN_S / 20)
+            who = name_ranks(self.members)
+            raise IrisError(f"{self.op}: torch.distributed has failed between {who}: {error}") from error
+
+    def end(self, work: Any) -> None:
+        """Wait for a work of torch: the host on the CPU, else the current stream."""
+        with self.guarded():
+            if work is None:
+                return
+            if not self.on_host:
+                work.wait()
+                return
+            while not work.is_completed():
+                try:
+                    work.wait(datetime.timedelta(seconds=_LOOK_S))
+                    return
+                except RuntimeError:
+                    if not work.is_completed():  # it is only late
+                        self.watch()
+            work.wait()
 
 
 @dataclass
 class TorchCollective:
-    """A collective of torch.distributed; its name is the backend of its process groups, "nccl" or "gloo"."""
+    """A collective of torch.distributed; its name is the backend of its process groups, "nccl" or "gloo".
+
+    Within a node, contiguous tensors in torch's order.  Between nodes any: others are copied, and what only moves goes
+    as bytes.
+
+    Args:
+        op: the operation.
+        name: the backend.
+        ranks: the numbers of the world's ranks in torch.distributed; None where they are the same.
+    """
 
     op: str
     name: str
+    ranks: tuple[int, ...] | None = None
 
     measured_only: ClassVar = True
     always_measured: ClassVar = True
+    spans_nodes: ClassVar = True
+    composes: ClassVar = True
 
     @property
     def info(self) -> PluginInfo:
         return everywhere(self.name, f"torch.distributed with {self.name}")
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        problem = _group_problem(request, self.name) or self._problem(request)
+        problem = _group_problem(request, self.name, self.ranks) or self._problem(request)
         return Availability(not problem, problem)
 
     def _problem(self, request: CollectiveRequest) -> str:
-        options, reduction = request.options, request.options.get("reduction", "sum")
+        options, between = request.options, len(nodes_of(request)) > 1
+        reduction = options.get("reduction", "sum")
         averages = reduction == "avg" and self.name == "nccl" and request.dtype in _FLOATS
         shapes = ((request.shape, options.get("in_stride")), (options.get("out_shape"), options.get("out_stride")))
         if options.get("config"):
             return f"it has no use for {', '.join(options['config'])} of the config"
-        if options.get("layout", "torch") != "torch" or options.get("uneven"):
+        if not between and self.op not in IN_NODES:
+            return "it is offered between nodes only"
+        layouts = ("torch", COLUMNS) if between else ("torch",)
+        if options.get("layout", "torch") not in layouts or (options.get("uneven") and not between):
             return "it divides tensors in equal parts, along the first dimension"
-        if request.dtype not in _DTYPES:
+        if request.dtype not in _DTYPES and not (between and self.op not in REDUCING):
             return f"it is offered for {', '.join(_DTYPES)}"
         if not averages and reduction not in ("sum", "product", "min", "max"):
             return f"it does not reduce by {reduction}"
-        if any(stride is not None and shape is not None and stride != dense(shape) for shape, stride in shapes):
+        if not between and any(stride not in (None, dense(shape or ())) for shape, stride in shapes):
             return "its tensors are contiguous"
         return ""
 
     def cost(self, request: CollectiveRequest) -> float:
+        if len(nodes_of(request)) > 1:
+            return between_nodes_s(request, flat=True)
         return _CALL_S[self.name] + request.nbytes * (request.group_size - 1) / _BYTES_PER_S[self.name]
 
     def host_seconds(self, request: CollectiveRequest) -> float:
         return _CALL_S["nccl"]
 
-    def prepare(self, request: CollectiveRequest, context: Any) -> tuple[Any, Any, int]:
-        """Return the process group, the reduction and the root."""
-        reduction = getattr(dist.ReduceOp, request.options.get("reduction", "sum").upper())
-        root = request.members[request.options.get("root", 0)]
-        return _group_of(request.members, self.name), reduction, root
+    # -- preparing ----------------------------------------------------------------------------------------------------
+    def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
+        """Find the process group, and memory for tensors that are not as torch takes them."""
+        options, op, whole = request.options, self.op, host.whole or host.team.world
+        numbers, on_host = _numbers(request.members, self.ranks), self.name == "gloo"
+        if op in ("send", "recv"):
+            group, root = _group_of(numbers, self.name, _MESSAGES), numbers[options["peer"]]
+            names = request.members[request.rank], request.members[options["peer"]]
+            plan = _Plan(group, names, whole.check_peers, on_host, op, root=root)
+        else:
+            root = options.get("root", 0)
+            reduction = getattr(dist.ReduceOp, options.get("reduction", "sum").upper())
+            group = _group_of(numbers, self.name, host.team.world.name)
+            is_root = request.rank == root
+            plan = _Plan(group, request.members, whole.check_peers, on_host, op, reduction, numbers[root], is_root)
+        in_order = sorted(range(request.group_size), key=numbers.__getitem__)
+        splits = [options[name] if options.get("uneven") else None for name in ("in_splits", "out_splits")]
+        if splits[0] is not None and splits[1] is not None:
+            rows = math.prod(request.shape[1:])
+            plan.splits = [splits[1][i] * rows for i in in_order], [splits[0][i] * rows for i in in_order]
+            plan.matrix = torch.zeros(2, len(numbers), len(numbers), dtype=torch.int64)
+            for side, sizes in enumerate(splits):
+                plan.matrix[side, request.rank] = torch.tensor(sizes)
+        is_columns = options["layout"] == COLUMNS
+        order = None if in_order == list(range(request.group_size)) and not is_columns else in_order
+        has_in, has_out = "in_stride" in options, "out_shape" in options
+        if has_in and op not in _IN_OUTPUT:
+            parted = order if op in PARTED_IN else None
+            sides = request.shape, options["in_stride"], parted, splits[0], is_columns
+            plan.inp = staged(host, f"{op} from", request.dtype, *sides)
+        if has_out or op == "reduce":
+            parted = order if op in PARTED_OUT else None
+            shape = options.get("out_shape", request.shape)
+            stride = options.get("out_stride")  # of a reduce, all but the root need memory for what they pass on
+            plan.out = staged(host, f"{op} to", request.dtype, shape, stride, parted, splits[1], is_columns)
+        return plan
 
-    def launch(self, plan: tuple[Any, Any, int], out: Any, inp: Any, stream: Any = None) -> None:
-        group, reduction, root = plan
-        with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
-            if self.op == "broadcast":
-                dist.broadcast(inp if out is None else out, root, group)
-            elif self.op == "all_reduce":
-                if out.data_ptr() != inp.data_ptr():
-                    out.copy_(inp)
-                dist.all_reduce(out, reduction, group)
-            elif self.op == "all_gather":
-                _all_gather(out.view(-1), inp.view(-1), group)
-            elif self.op == "reduce_scatter":
-                _reduce_scatter(out.view(-1), inp.view(-1), reduction, group)
+    # -- launching ----------------------------------------------------------------------------------------------------
+    def launch(self, plan: _Plan, out: Any, inp: Any, stream: Any = None) -> None:
+        with torch.no_grad(), contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            if self.op in ("send", "recv"):
+                self._pass_message(plan, out, inp)
             else:
-                dist.all_to_all_single(out.view(-1), inp.view(-1), group=group)
+                self._start(plan, out, inp, self.name == "gloo").wait()
+
+    def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
+        """Launch, and return a handle: the current stream goes on before the end."""
+        with torch.no_grad():
+            return self._start(plan, out, inp, True)
+
+    def _start(self, plan: _Plan, out: Any, inp: Any, async_op: bool) -> Begun:
+        if self.op == "broadcast" and plan.is_root:
+            out = None  # it is the input
+        if plan.pending is not None:  # two calls cannot use the buffers at the same time
+            plan.pending.wait()
+        if plan.matrix is not None and plan.on_host:  # else the host would have to wait
+            _compare_splits(plan, plan.matrix)
+        given = None if inp is None or self.op in _IN_OUTPUT else plan.inp.fill(inp)
+        taken = plan.out.buffer if out is None else plan.out.flat(out)
+        with plan.guarded():
+            work = self._call(plan, taken, given, inp, async_op)
+
+        def finish() -> None:
+            plan.end(work)
+            if out is not None:
+                plan.out.drain(out)
+
+        begun = Begun(finish)
+        if plan.inp.buffer is not None or plan.out.buffer is not None:
+            plan.pending = begun
+        return begun
+
+    def _call(self, plan: _Plan, out: Any, given: Any, inp: Any, async_op: bool) -> Any:
+        """Call torch.distributed with flat tensors; `inp` is the input as it is."""
+        group, op, root, of = plan.group, self.op, plan.root, {"async_op": async_op}
+        if op in _IN_OUTPUT:
+            whole = out.view(inp.shape)
+            if whole.data_ptr() != inp.data_ptr() or whole.stride() != inp.stride():
+                whole.copy_(inp)
+            if op == "all_reduce":
+                return dist.all_reduce(out, plan.reduction, group, **of)
+            return dist.reduce(out, root, plan.reduction, group, **of)
+        if op == "reduce_scatter":
+            return _reduce_scatter(out, given, plan.reduction, group, **of)
+        out, given = (None if each is None else each.view(torch.uint8) for each in (out, given))
+        if op == "broadcast":
+            return dist.broadcast(given if plan.is_root else out, root, group, **of)
+        if op == "all_gather":
+            return _all_gather(out, given, group, **of)
+        size = len(plan.members)
+        if op == "gather":
+            return dist.gather(given, list(out.chunk(size)) if plan.is_root else None, root, group, **of)
+        if op == "scatter":
+            return dist.scatter(out, list(given.chunk(size)) if plan.is_root else None, root, group, **of)
+        item = 1 if inp is None else inp.element_size()
+        taken, from_me = ([n * item for n in sizes] for sizes in plan.splits) if plan.splits else (None, None)
+        return dist.all_to_all_single(out, given, taken, from_me, group, **of)
+
+    def _pass_message(self, plan: _Plan, out: Any, inp: Any) -> None:
+        """Send or receive one message; gloo's say how much they have, and of what.
+
+        Raises:
+            DeviceError: another message has come; the tensor stays as it is, and later messages are not affected.
+        """
+        tensor = out if inp is None else inp
+        call: Callable[..., Any] = dist.irecv if inp is None else dist.isend
+        kind = name_of(tensor.dtype)
+
+        def move(data: torch.Tensor) -> None:
+            if data.numel():
+                call(data.view(torch.uint8), plan.root, plan.group).wait()
+
+        with plan.guarded():
+            if plan.on_host:  # else the host would have to wait
+                head = torch.tensor([tensor.numel(), ELEMENT_TYPES.index(kind)])
+                move(head)
+                count, number = head.tolist()
+                if (count, ELEMENT_TYPES[number]) != (tensor.numel(), kind):
+                    move(torch.empty(count, dtype=getattr(torch, ELEMENT_TYPES[number])))
+                    raise DeviceError(
+                        f"rank {plan.members[0]} received from rank {plan.members[1]} and expected {tensor.numel()} "
+                        f"elements of {kind}, but {count} elements of {ELEMENT_TYPES[number]} were sent. The output is "
+                        "as it was; later messages are not affected."
+                    )
+            move(plan.inp.fill(inp) if out is None else plan.out.flat(out))
+        if out is not None:
+            plan.out.drain(out)
+
+
+def _compare_splits(plan: _Plan, matrix: torch.Tensor) -> None:
+    """Raise DeviceError on all members where one gives another not as much as that takes."""
+    sums = matrix.clone()
+    plan.end(dist.all_reduce(sums, group=plan.group, async_op=True))
+    given, taken = sums[0], sums[1].t()
+    if not torch.equal(given, taken):
+        source, target = (given != taken).nonzero()[0].tolist()
+        raise DeviceError(
+            f"all_to_all between {name_ranks(plan.members)}: rank {plan.members[target]} takes "
+            f"{int(taken[source, target])} rows from rank {plan.members[source]} (output_split_sizes), which gives it "
+            f"{int(given[source, target])} (input_split_sizes). Nothing was moved."
+        )
 
 
 class UnfusedTorch(Unfused):
@@ -141,15 +370,16 @@ class UnfusedTorch(Unfused):
 
     measured_only = True
 
-    def __init__(self, op: str, backend: str) -> None:
+    def __init__(self, op: str, backend: str, ranks: tuple[int, ...] | None = None) -> None:
         super().__init__(op)
         self.name = self.backend = backend
+        self._ranks = ranks
         self.collective_config = Config(algorithm=backend)
         self.info = everywhere(backend, f"torch.matmul and {backend}, one after the other")
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements, and what is between product and collective is contiguous."""
-        problem = self._problem(request) or _group_problem(request, self.backend)
+        problem = self._problem(request) or _group_problem(request, self.backend, self._ranks)
         return Availability.no(problem) if problem else super().supports(request)
 
     def _problem(self, request: FusedRequest) -> str:
@@ -164,6 +394,8 @@ class UnfusedTorch(Unfused):
 
 class AsyncProduct(UnfusedTorch):
     """torch's product of symmetric memory that overlaps communication: its asynchronous tensor parallelism."""
+
+    spans_nodes = False
 
     def __init__(self, op: str, backend: str) -> None:
         super().__init__(op, backend)
@@ -203,6 +435,7 @@ class AsyncProduct(UnfusedTorch):
             out.copy_(found)
 
 
-def products(backend: str) -> list[Any]:
+def products(backend: str, ranks: tuple[int, ...] | None) -> list[Any]:
     """Return the algorithms for `ctx.ops`."""
-    return [*(UnfusedTorch(op, backend) for op in OPS), *(AsyncProduct(op, backend) for op in _SYMMETRIC)]
+    own = [UnfusedTorch(op, backend, ranks) for op in OPS]
+    return [*own, *(AsyncProduct(op, backend) for op in _SYMMETRIC)]

@@ -1,0 +1,330 @@
+"""Rank jobs of test_collectives: collectives of groups on several nodes."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+from functools import partial
+from unittest import mock
+
+import jobs_ccl
+import jobs_ops
+import torch
+from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
+from jobs_nodes import refusal
+from ops_cases import Case as Product
+
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.errors import UnsupportedError
+from iris_core.providers import baseline, hierarchical
+from iris_core.providers.hierarchical import Hierarchical
+from iris_core.types import Availability
+
+
+def cases(size, which):
+    """Calls of every operation; `which` kind of them."""
+    if which == "elements":
+        yield from reducing_cases(2)
+        yield from moving_cases()
+        for reduction in ("band", "avg", "bxor"):
+            yield Case("all_reduce", "int16", reduction, shape=(5, 3))
+    if which == "shapes":
+        for op, shape in itertools.product(OPS, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5))):
+            yield Case(op, "bfloat16", shape=shape)
+            yield Case(op, "int8", shape=shape, place="ordinary")
+        for op, dtype in itertools.product(OPS, ("float32", "float16")):
+            yield Case(op, dtype, shape=(4999,))
+        for op in OPS:
+            if op != "reduce_scatter":
+                yield Case(op, shape=(4096,), place="ordinary")
+        for op in ("all_reduce", "broadcast", "reduce", "all_gather", "gather"):
+            yield Case(op, "int32", shape=(), stacked=op.endswith("gather"))
+    if which == "ways":
+        for op, place in itertools.product(OPS, PLACES):
+            yield Case(op, "int32", shape=(9, 101), place=place)
+        for op, root in itertools.product(ROOTED, range(1, size)):
+            yield Case(op, root=root, shape=(1000,))
+        some = "all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter"
+        for op, place in itertools.product(some, ("heap", "ordinary")):
+            yield Case(op, in_place=True, place=place, root=size - 1, shape=(64, 40))
+        for op in ("all_gather", "reduce_scatter", "gather", "scatter"):
+            yield Case(op, stacked=True)
+        for place in ("heap", "ordinary", "strided"):
+            yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
+            yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
+            yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
+
+
+@contextlib.contextmanager
+def small_chunks(nbytes=1024):
+    """Let calls of some KiB go in several chunks."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes))
+        stack.enter_context(mock.patch.object(baseline, "_LEAST_NBYTES", nbytes))
+        stack.enter_context(mock.patch.object(baseline, "_LEAST_LINES", 4))
+        yield
+
+
+@contextlib.contextmanager
+def late(rank, share=0.2):
+    """Let this rank be late at random, before a chunk and at its end."""
+    chance, real = random.Random(rank), {name: getattr(Hierarchical, name) for name in ("_begin_chunk", "_end_chunk")}
+
+    def delayed(name):
+        def step(*arguments):
+            if chance.random() < share:
+                time.sleep(chance.random() * 0.02)
+            return real[name](*arguments)
+
+        return step
+
+    with contextlib.ExitStack() as stack:
+        for name in real:
+            stack.enter_context(mock.patch.object(Hierarchical, name, delayed(name)))
+        yield
+
+
+def collectives(members, which, every=1, start=0, turns=2):
+    """What is wrong with calls of some ranks, with and without a handle; what has served, and in how many chunks."""
+    wrong, served = [], set()
+    with small_chunks(), Iris("48MiB", device="cpu") as ctx, late(ctx.cur_rank):
+        everyone = list(range(ctx.num_ranks)) if members is None else members
+        is_member, size = ctx.cur_rank in everyone, len(everyone)
+        rank = everyone.index(ctx.cur_rank) if is_member else 0
+        for case in list(cases(size, which))[start::every]:
+            with ctx.scope():
+                tensors = jobs_ccl.Tensors(ctx, case, rank, size)
+                for turn in range(turns * is_member):
+                    inputs = tensors.fill(turn)
+                    work = jobs_ccl.call(ctx, case, tensors, members, everyone, async_op=turn % 2 == 1)
+                    if work is not None:
+                        work.wait()
+                    wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
+        served = {text.split("'")[1] for text in ctx._binder.members.served_by.values()}
+        plans = [each.plan for each in ctx._binder.bound.values() if each.algorithm == "hierarchical"]
+        ctx.barrier()
+    return wrong, served, max([len(plan.chunks) for plan in plans], default=0)
+
+
+def messages():
+    """Messages to all ranks and from all, of every kind of tensor, in order; returns what was wrong."""
+    wrong = []
+    with Iris("4MiB", device="cpu") as ctx:
+        me, size = ctx.cur_rank, ctx.num_ranks
+
+        def data(sender, receiver, number):
+            shape = [(), (0,), (7, 3), (300_000,)][number % 4]
+            dtype = [torch.float32, torch.bool, torch.int16, torch.complex64][number // 4]
+            return torch.full(shape, 100 * sender + 10 * receiver + number).to(dtype)
+
+        for shift in range(1, size):  # all send before any receives
+            after, before = (me + shift) % size, (me - shift) % size
+            works, received = [], []
+            for number in range(16):
+                given = data(me, after, number)
+                given = given.repeat(2, 1).t()[:, 0] if given.dim() == 1 and number > 8 else given
+                works.append(ctx.ccl.send(given, after, async_op=True))
+            for number in range(16):
+                received.append(torch.zeros_like(data(before, me, number)))
+                work = ctx.ccl.recv(received[-1], before, async_op=number % 2 == 0)
+                works += [] if work is None else [work]
+            for work in works:
+                work.wait()
+            wrong += [
+                (before, number)
+                for number, each in enumerate(received)
+                if not torch.equal(each, data(before, me, number))
+            ]
+        ctx.barrier()
+    return wrong
+
+
+def other_messages():
+    """Rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards."""
+    with Iris("4MiB", device="cpu") as ctx:
+        told = []
+        for sent, expected in ((torch.ones(5), torch.zeros(4)), (torch.ones(4), torch.zeros(4).int())):
+            if ctx.cur_rank == 0:
+                ctx.ccl.send(sent, 3)
+                ctx.ccl.send(torch.full((3,), 7.0), 3)
+            if ctx.cur_rank == 3:
+                told.append(attempt(partial(ctx.ccl.recv, expected, 0)))
+                later = torch.zeros(3)
+                ctx.ccl.recv(later, 0)
+                told.append((expected.unique().tolist(), later.unique().tolist()))
+        splits = [2] * ctx.num_ranks
+        mine = [3, 2, 2, 2] if ctx.cur_rank == 1 else splits
+        x, y = torch.ones(sum(mine)), torch.zeros(8)
+        how = {"input_split_sizes": mine, "output_split_sizes": splits}
+        told.append(attempt(lambda: ctx.ccl.all_to_all(y, x, **how)))
+        ctx.barrier()
+        return told
+
+
+def attempt(call):
+    """What a call raises."""
+    kind, _, text = refusal(call)
+    return f"{kind}: {text}"
+
+
+def barriers(members, turns=6):
+    """Whether no rank has left a barrier before all have come, with and without a handle."""
+    spans = []
+    with Iris("4MiB", device="cpu") as ctx:
+        chance = random.Random(ctx.cur_rank)
+        for turn in range(turns if members is None or ctx.cur_rank in members else 0):
+            time.sleep(1.3 if turn == 1 and ctx.cur_rank == 3 else chance.random() * 0.1)
+            begin = time.monotonic()
+            work = ctx.ccl.barrier(members, async_op=turn % 2 == 1)
+            if work is not None:
+                work.wait()
+            spans.append((begin, time.monotonic()))
+        ctx.barrier()
+    return spans
+
+
+def beside_each_other():
+    """Calls of all ranks in a thread, while this one calls with its node and its rail; what was wrong."""
+    wrong = []
+    with small_chunks(), Iris("16MiB", device="cpu") as ctx, late(ctx.cur_rank):
+        me, chance = float(ctx.cur_rank), random.Random(ctx.cur_rank)
+        groups = [None, ctx.node_group, ctx.rail_group]
+        sums = [sum(range(ctx.num_ranks)) if group is None else sum(group) for group in groups]
+        ys = [torch.zeros(3000) for _ in groups]
+        for _ in range(8):
+            works = []
+            for y, group in zip(ys, groups, strict=True):
+                works.append(ctx.ccl.all_reduce(y.fill_(me), y, group=group, async_op=True))
+                time.sleep(chance.random() * 0.02)
+            for work in reversed(works):
+                work.wait()
+            wrong += [(y.unique().tolist(), total) for y, total in zip(ys, sums, strict=True) if y.unique() != total]
+        ctx.ccl.reset()
+        ctx.ccl.all_reduce(ys[0].fill_(me), ys[0])
+        wrong += [] if ys[0].unique() == sums[0] else ["after a reset"]
+        ctx.barrier()
+    return wrong
+
+
+def node_refuses(how):
+    """What ranks are told, and what serves them, where rank 3 cannot prepare the collective of its node."""
+    with Iris("4MiB", device="cpu") as ctx:
+        x, y = torch.ones(64), torch.zeros(64)
+        chooser = ctx._binder._algorithms(mock.Mock(spec=[]))
+        unable = []
+        for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
+            if not getattr(each, "spans_nodes", False):
+                unable.append(mock.patch.object(each, *_refusing(how), create=True))
+        with contextlib.ExitStack() as stack:
+            for each in unable:
+                stack.enter_context(each)
+            told = attempt(lambda: ctx.ccl.all_reduce(y, x))
+        served = ctx.ccl.explain("all_reduce", y, x).algorithm
+        ctx.ccl.all_reduce(y, x)
+        ctx.barrier()
+        return told, served, y.unique().tolist()
+
+
+def _refusing(how):
+    if how == "supports":
+        return "supports", lambda request: Availability.no("not today")
+
+    def prepare(request, context):
+        raise UnsupportedError("no room here") if how == "no room" else ValueError("broken here")
+
+    return "prepare", prepare
+
+
+def bits():
+    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch."""
+    found = []
+    with Iris("8MiB", device="cpu", deterministic=True) as ctx:
+        for dtype, op in itertools.product((torch.bfloat16, torch.float32), ("sum", "avg", "product")):
+            inputs = [torch.rand(1001, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(4)]
+            y = torch.zeros(1001, dtype=dtype)
+            ctx.ccl.all_reduce(y, inputs[ctx.cur_rank], op=op)
+            total = inputs[0].float()
+            for each in inputs[1:]:
+                total = total * each.float() if op == "product" else total + each.float()
+            right = (total / 4 if op == "avg" else total).to(dtype)
+            found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
+        found.append(attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical"))))
+        ctx.barrier()
+    return found
+
+
+def candidates():
+    """Which algorithms can serve calls of all ranks, and what the others say; the same of this rank's node."""
+    with Iris("4MiB", device="cpu") as ctx:
+        x = ctx.ones(4 * 8)
+        part = ctx.zeros(8)
+        tensors = dict.fromkeys(OPS, (x, x)) | {"broadcast": (x,), "all_gather": (x, part), "gather": (x, part)}
+        tensors |= {"reduce_scatter": (part, x), "scatter": (part, x), "all_to_all": (ctx.zeros(32), x)}
+        found = {op: ctx.ccl.explain(op, *each).candidates for op, each in tensors.items()}
+        near = {
+            ctx.ccl.explain(op, *tensors[op], group=ctx.node_group).algorithm for op in ("all_reduce", "all_to_all")
+        }
+        ctx.barrier()
+        able = {op: {each.name for each in every if each.ok} for op, every in found.items()}
+        reasons = {each.reason for every in found.values() for each in every if not each.ok}
+        return able, reasons, near
+
+
+def products(members, names):
+    """What is wrong with products of some ranks; and what has served them."""
+    wrong, served = [], set()
+    with small_chunks(), Iris("24MiB", device="cpu") as ctx:
+        everyone = list(range(ctx.num_ranks)) if members is None else members
+        is_member, size = ctx.cur_rank in everyone, len(everyone)
+        rank = everyone.index(ctx.cur_rank) if is_member else 0
+        for case in product_cases(size, names):
+            with ctx.scope():
+                tensors = jobs_ops.Tensors(ctx, case, rank, size)
+                for turn in range(2 * is_member):
+                    tensors.fill(turn)
+                    jobs_ops.call(ctx, case, tensors, members)
+                    wrong += jobs_ops.verify(case, tensors, turn, f" (turn {turn})")
+        served = {text.split("'")[1] for key, text in ctx._binder.members.served_by.items() if "matmul" in str(key)}
+        ctx.barrier()
+    return wrong, served
+
+
+def product_cases(size, names):
+    """Each operation in both directions, with biases of both kinds."""
+    shape = 24 * size, 20, 12 * size
+    for number, name in enumerate(names):
+        how = {"place": ("heap", "ordinary")[number % 2], "out_place": ("ordinary", "heap")[number % 2]}
+        for bias, dtype in (("columns", "float32"), ("rows", "bfloat16")):
+            how |= {"bias": bias}
+            yield Product("matmul_all_reduce", name, shape, dtype, **how)
+            yield Product("matmul_reduce_scatter", name, shape, dtype, **how)
+            for dim in (0, 1):
+                yield Product("all_gather_matmul", name, shape, dtype, dim=dim, **how)
+                yield Product("matmul_all_gather", name, shape, dtype, dim=dim, **how)
+
+
+def lose(members, phase, folder):
+    """Rank 3, or its node, dies in a collective; the others write what they are told into a folder."""
+    rank = int(os.environ["RANK"])
+    with open(os.path.join(folder, str(rank)), "w") as file:
+        file.write(repr(refusal(lambda: _use(members, phase))))
+
+
+def _use(members, phase):
+    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=5.0) as ctx:
+        x = torch.ones(5000)
+        if members is None or ctx.cur_rank in members:
+            ctx.ccl.all_reduce(x, x, group=members)
+
+            def die(*_):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
+                if phase != "in the middle":
+                    die()
+                Hierarchical._end_chunk = die
+            ctx.ccl.all_reduce(x, x, group=members)
+        ctx.barrier()

@@ -1,0 +1,119 @@
+"""Collectives of groups on several nodes: CPU ranks that IRIS_NODES divides, with gloo between the nodes."""
+
+import ast
+
+import jobs_node_collectives as jobs
+import pytest
+from jobs_nodes import divided
+
+from iris_core.errors import PeerLostError
+
+GROUPS = {
+    "a grid": ("2x2", None, {"hierarchical"}),
+    "three nodes": ("3x2", None, {"hierarchical"}),
+    "a permuted grid": ("2x2", [3, 0, 2, 1], {"hierarchical"}),
+    "node after node": ("2x2", [0, 2, 1, 3], {"hierarchical"}),
+    "unequal nodes": ("3+1", None, set()),
+    "a mixture": ("2x2", [2, 0, 1], set()),
+    "a rail": ("2x2", [3, 1], set()),
+}
+FLAT = {"gloo", "exchanged"}
+
+
+@pytest.mark.parametrize("which", ["elements", "shapes", "ways"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_collectives_are_right(pool, group, which, some):
+    nodes, members, levels = GROUPS[group]
+    number, size = list(GROUPS).index(group), 6 if nodes == "3x2" else 4
+    every = 4 // len(some(range(4), 4))
+    for wrong, served, chunks in pool.run(divided, size, nodes, jobs.collectives, members, which, every, number):
+        assert wrong == []
+        assert served <= FLAT | levels
+        assert levels <= served
+        assert chunks > 3 or not levels or which == "elements"
+
+
+def test_only_what_spans_nodes_serves_between_them(pool):
+    """And what it did before within one."""
+    for able, reasons, near in pool.run(divided, 4, "2x2", jobs.candidates):
+        for op, names in able.items():
+            assert names - {"exchanged"} == {"hierarchical", "gloo"}, op
+        assert "its kernels reach ranks of one node only, and this group is on nodes 0 and 1" in reasons
+        assert not near & {"hierarchical", "gloo", "exchanged"}
+
+
+@pytest.mark.parametrize("nodes", ["2x2", "3+1"])
+def test_messages_arrive_in_order(pool, nodes):
+    assert pool.run(divided, 4, nodes, jobs.messages) == [[]] * 4
+
+
+def test_messages_and_parts_that_are_not_expected(pool):
+    *others, last = pool.run(divided, 4, "2x2", jobs.other_messages)
+    size, after, kind, after_kind, splits = last
+    assert size.startswith(
+        "DeviceError: rank 3 received from rank 0 and expected 4 elements of float32, but 5 elements"
+    )
+    assert kind.startswith("DeviceError")
+    assert "expected 4 elements of int32, but 4 elements of float32 were sent" in kind
+    assert after == after_kind == ([0.0], [7.0])
+    for said in (splits, *(each[0] for each in others)):
+        assert said.startswith("DeviceError: all_to_all between ranks 0, 1, 2, 3: rank 0 takes 2 rows from rank 1")
+
+
+@pytest.mark.parametrize("members", [None, [0, 2, 3]])
+def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members):
+    for spans in zip(*filter(None, pool.run(divided, 4, "2x2", jobs.barriers, members)), strict=True):
+        assert max(begin for begin, _ in spans) <= min(end for _, end in spans)
+
+
+def test_calls_of_groups_that_overlap(pool):
+    assert pool.run(divided, 4, "2x2", jobs.beside_each_other) == [[]] * 4
+
+
+@pytest.mark.parametrize("how", ["supports", "no room", "broken"])
+def test_what_one_node_refuses_all_refuse(pool, how):
+    for told, served, total in pool.run(divided, 4, "2x2", jobs.node_refuses, how):
+        if how == "broken":
+            assert told.startswith("IrisError: ranks 2, 3 could not prepare 'hierarchical' for all_reduce")
+            assert "rank 3 could not prepare 'pull' for reduce_scatter: broken here" in told
+        else:
+            assert told == "nothing: "
+        assert served == ("hierarchical" if how == "broken" else "gloo")
+        assert total == [4.0]
+
+
+def test_promised_bits(pool):
+    for *found, refused in pool.run(divided, 4, "2x2", jobs.bits):
+        assert found == [("exchanged", True)] * 6
+        assert refused.startswith(
+            "UnsupportedError: all_reduce: algorithm 'hierarchical' cannot serve this call: it does"
+        )
+
+
+@pytest.mark.parametrize(("nodes", "members", "names", "served"), [
+    ("2x2", None, ("overlapped",), {"overlapped"}),
+    ("2x2", [1, 2, 3], ("overlapped", ""), {"overlapped", "unfused"}), ("2x2", [3, 2], ("",), None),
+])  # fmt: skip
+def test_products_are_right(pool, nodes, members, names, served):
+    for rank, (wrong, found) in enumerate(pool.run(divided, 4, nodes, jobs.products, members, names)):
+        assert wrong == []
+        assert served is None or found == (served if members is None or rank in members else set())
+
+
+@pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])
+def test_all_survivors_name_who_died(pool, tmp_path, members, phase):
+    with pytest.raises(PeerLostError, match="ended with exit code -9"):
+        pool.run(divided, 4, "2x2", jobs.lose, members, phase, str(tmp_path))
+    for rank in range(3):
+        kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
+        assert (kind, named) == ("PeerLostError", (3,)), text
+
+
+def test_a_node_that_dies(pool, tmp_path):
+    """Nobody is left there who could say so: the error names the rail."""
+    with pytest.raises(PeerLostError, match="ended with exit code -9"):
+        pool.run(divided, 4, "2x2", jobs.lose, None, "a node", str(tmp_path))
+    for rank in range(2):
+        kind, _, text = ast.literal_eval((tmp_path / str(rank)).read_text())
+        assert kind in ("IrisError", "PeerLostError"), text
+        assert f"rank {rank + 2}" in text or f"ranks {rank}, {rank + 2}" in text
