@@ -18,6 +18,7 @@ ROW = {
 
 def arguments(**changed):
     defaults = {"ranks": 2, "only": [], "device": "cpu", "backend": "auto", "allocator": "auto", "json": False}
+    defaults["nodes"] = ""
     return argparse.Namespace(**{**defaults, **changed})
 
 
@@ -52,6 +53,17 @@ def test_a_real_run(capsys, forked_ranks):
     assert (row["name"], row["ranks"], row["backend"], row["allocator"]) == ("message-passing", 2, "triton", "host")
     assert row["ok"]
     assert row["error"] <= row["tolerance"]
+
+
+def test_several_nodes(capsys, forked_ranks):
+    """Programs run in each node, collectives between all; nodes and ranks must agree."""
+    assert main(["demo", "--nodes", "2x2", "--device", "cpu", "--only", "between-nodes", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["name"], row["ranks"], row["ok"]) == ("between-nodes", 4, True)
+    assert main(["demo", "--nodes", "2x2", "--ranks", "3"]) != 0
+    assert "--nodes 2x2 has 4 ranks, --ranks says 3" in capsys.readouterr().err
+    assert main(["demo", "--nodes", "two"]) != 0
+    assert "IRIS_NODES='two' must be like" in capsys.readouterr().err
 
 
 def test_an_unknown_demonstration_lists_those_there_are(capsys, forked_ranks):

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from iris_core import Iris
+    from iris_core.types import Demo, DemoResult
+
     Row = dict[str, Any]
 
 DEFAULT_RANKS = 4
@@ -20,6 +23,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser("demo", help="run multi-rank programs on this machine and check their results")
     parser.add_argument("--ranks", type=int, default=None, help=f"number of ranks (default {DEFAULT_RANKS})")
+    parser.add_argument("--nodes", default="", metavar="NxR", help="as if on N machines of R ranks each: 2x2")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="run this one only; repeatable")
     parser.add_argument("--device", default=None, help="cpu or cuda (default: GPUs where there are any)")
     parser.add_argument("--backend", default="auto", help="device backend (default: auto)")
@@ -31,12 +35,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     import iris_core
     from iris_core.cli._output import print_json, print_table
+    from iris_core.errors import ArgumentError
+    from iris_core.world.nodes import VARIABLE, sizes_of
 
-    ranks, device, note = choose_ranks(args.ranks, args.device)
+    sizes = sizes_of(args.nodes) if args.nodes else []
+    if sizes and args.ranks not in (None, sum(sizes)):
+        raise ArgumentError(f"--nodes {args.nodes} has {sum(sizes)} ranks, --ranks says {args.ranks}")
+    ranks, device, note = choose_ranks(sum(sizes) or args.ranks, args.device)
     choice = {"device": device, "backend": args.backend, "allocator": args.allocator}
     print("starting ranks ...", file=sys.stderr, flush=True)
     start = time.perf_counter()
-    per_rank = iris_core.run(_on_rank, ranks, choice, tuple(args.only))
+    where: Any = {"environ": {VARIABLE: args.nodes}, "torch_distributed": True} if sizes else {}
+    per_rank = iris_core.run(_on_rank, ranks, choice, tuple(args.only), sizes, **where)
     seconds = time.perf_counter() - start
     rows = merge([rows for rows, _ in per_rank])
     explanation, status = per_rank[0][1], int(not all(row["ok"] for row in rows))
@@ -93,28 +103,68 @@ def merge(per_rank: Sequence[Sequence[Row]]) -> list[Row]:
     return merged
 
 
-def _on_rank(choice: dict[str, Any], only: Sequence[str]) -> tuple[list[Row], str]:
-    """Run the demonstrations that the backend brings; rank 0 says on stderr which one."""
+def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row], str]:
+    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.
+
+    On nodes of these sizes they run in each node, and collectives between nodes afterwards.
+    """
+    import itertools
+
     from iris_core import Iris
     from iris_core.errors import UnsupportedError
+    from iris_core.types import Demo
 
+    group = None
+    if sizes:
+        import torch.distributed as dist
+
+        ends = list(itertools.accumulate(sizes))
+        made = [dist.new_group(list(range(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
+        group = made[next(node for node, end in enumerate(ends) if dist.get_rank() < end)]
+    between = {"between-nodes": Demo("between-nodes", "collectives of all nodes", _between_nodes)} if sizes else {}
     rows = []
-    with Iris("64MiB", **choice) as ctx:
+    with Iris("64MiB", group=group, **choice) as ctx:
         offered = getattr(ctx.backend, "demos", None)
         if offered is None:
             raise UnsupportedError(f"backend {ctx.backend.info.name!r} brings no demonstrations; try --backend triton")
         demos = {demo.name: demo for demo in offered()}
-        if unknown := set(only) - demos.keys():
-            names = ", ".join(demos)
+        if unknown := set(only) - demos.keys() - between.keys():
+            names = ", ".join([*demos, *between])
             raise UnsupportedError(f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}")
-        about = {"ranks": ctx.num_ranks, **ctx.plugin_names, "device": ctx.device}
-        for demo in [demo for name, demo in demos.items() if not only or name in only]:
-            if ctx.cur_rank == 0:
-                print(f"running {demo.title} ...", file=sys.stderr, flush=True)
-            start = time.perf_counter()
-            with ctx.scope():
-                r = demo.run(ctx)
-            seconds = time.perf_counter() - start
-            found = {"error": r.error, "tolerance": r.tolerance, "detail": r.detail, "ok": r.ok}
-            rows.append({"name": demo.name, "title": demo.title, **about, "time_s": seconds, **found})
-        return rows, ctx.explain()
+        rows += [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
+        explanation = ctx.explain()
+    if chosen := [demo for name, demo in between.items() if not only or name in only]:
+        with Iris("64MiB", **choice) as ctx:
+            rows += [_row(ctx, demo) for demo in chosen]
+    return rows, explanation
+
+
+def _row(ctx: Iris, demo: Demo) -> Row:
+    if ctx.cur_rank == 0:
+        print(f"running {demo.title} ...", file=sys.stderr, flush=True)
+    about = {"ranks": ctx.num_ranks, **ctx.plugin_names, "device": ctx.device}
+    start = time.perf_counter()
+    with ctx.scope():
+        r = demo.run(ctx)
+    seconds = time.perf_counter() - start
+    found = {"error": r.error, "tolerance": r.tolerance, "detail": r.detail, "ok": r.ok}
+    return {"name": demo.name, "title": demo.title, **about, "time_s": seconds, **found}
+
+
+def _between_nodes(ctx: Iris) -> DemoResult:
+    """Compare collectives of all nodes with sums and concatenations of what all ranks draw alike."""
+    import torch
+
+    from iris_core.types import DemoResult
+
+    size, rank, count = ctx.num_ranks, ctx.cur_rank, 4096
+    every = torch.randint(100, (size, size, count), generator=torch.Generator().manual_seed(0)).float().to(ctx.device)
+    mine, total = every[rank].contiguous(), every.sum(0)
+    wanted = {"all_reduce": total, "reduce_scatter": total[rank], "all_gather": every, "all_to_all": every[:, rank]}
+    error = 0.0
+    for op, right in wanted.items():
+        out = torch.empty_like(right, memory_format=torch.contiguous_format)
+        getattr(ctx.ccl, op)(out, mine)
+        error = max(error, float((out - right).abs().max()))
+    detail = f"{', '.join(wanted)} of {count * size * 4 >> 10} KiB on {ctx.num_nodes} nodes"
+    return DemoResult(error, 0.0, detail)

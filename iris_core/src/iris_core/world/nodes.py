@@ -17,20 +17,26 @@ if TYPE_CHECKING:
 VARIABLE = "IRIS_NODES"
 
 
+def sizes_of(text: str) -> list[int]:
+    """Return the numbers of ranks of nodes, as IRIS_NODES says.
+
+    Raises:
+        SettingsError: the text says nothing of the kind.
+    """
+    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        return [int(found[2])] * int(found[1])
+    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
+        return [int(part) for part in text.split("+")]
+    raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
+
+
 def divide(text: str, world_size: int) -> list[int]:
     """Return the node of each rank, as IRIS_NODES says; all 0 where it is empty.
 
     Raises:
         SettingsError: the text says nothing of the kind, or means another number of ranks.
     """
-    if not text:
-        return [0] * world_size
-    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
-        sizes = [int(found[2])] * int(found[1])
-    elif re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
-        sizes = [int(part) for part in text.split("+")]
-    else:
-        raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
+    sizes = sizes_of(text) if text else [world_size]
     if sum(sizes) != world_size:
         raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
     return [node for node, size in enumerate(sizes) for _ in range(size)]
