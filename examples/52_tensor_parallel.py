@@ -4,28 +4,8 @@ torchrun --nproc-per-node 2 examples/52_tensor_parallel.py
 """
 
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-from torch_training import begin, finish, train, transformer
-
-
-def divide(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Give each rank its columns and rows of the layers; the tokens of a sequence are gathered for them."""
-    whole = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    plan = {"norm": SequenceParallel(), "norm2": SequenceParallel(), "attention": whole, "mlp": whole}
-    plan |= {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"mlp.up": ColwiseParallel()}
-    plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.out", "mlp.down")}
-    for block in net:
-        parallelize_module(block, mesh, plan)
-    return net
+from torch.distributed.device_mesh import init_device_mesh
+from torch_training import begin, divide, finish, train, transformer
 
 
 def main(steps: int = 20) -> str:

@@ -1,4 +1,4 @@
-"""What examples 50 to 53 share: a small transformer, data that all ranks draw alike, and training beside one process.
+"""What examples 50 to 60 share: a small transformer, data that all ranks draw alike, and training beside one process.
 
 torchrun starts them, as many ranks as one likes; on GPUs each rank takes that of its LOCAL_RANK.
 """
@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import iris_core.torch_backend  # noqa: F401 - from torch 2.14 on it is found without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.distributed.device_mesh import DeviceMesh
 
 WIDTH, HEADS, LAYERS, BATCH, TOKENS = 256, 8, 4, 8, 16
 
@@ -68,14 +78,25 @@ def transformer(device: torch.device) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(LAYERS))).to(device)
 
 
+def divide(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Give each rank its columns and rows of the layers; the tokens of a sequence are gathered for them."""
+    whole = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    plan = {"norm": SequenceParallel(), "norm2": SequenceParallel(), "attention": whole, "mlp": whole}
+    plan |= {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"mlp.up": ColwiseParallel()}
+    plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.out", "mlp.down")}
+    for block in net:
+        parallelize_module(block, mesh, plan)
+    return net
+
+
 def train(
     net: nn.Module, device: torch.device, steps: int, part: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
-    scale: float = 1.0,
+    scale: float = 1.0, first: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the losses of some steps of SGD, on the part of each batch that is this rank's; see `scale` in 52."""
+    """Return the losses of steps of SGD from `first` on, on this rank's part of each batch; see `scale` in 52."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     losses = []
-    for step in range(steps):
+    for step in range(first, steps):
         drawn = torch.Generator().manual_seed(step)
         x, y = (part(torch.randn(BATCH, TOKENS, WIDTH, generator=drawn).to(device)) for _ in range(2))
         loss = (net(x) - y).square().mean()
@@ -86,9 +107,9 @@ def train(
     return torch.stack(losses)
 
 
-def finish(name: str, losses: torch.Tensor, device: torch.device) -> str:
-    """Compare losses with those of one process alone, and say so; end torch.distributed."""
-    alone = train(transformer(device), device, len(losses))
+def finish(name: str, losses: torch.Tensor, device: torch.device, first: int = 0) -> str:
+    """Compare losses from step `first` on with those of one process alone, and say so; end torch.distributed."""
+    alone = train(transformer(device), device, first + len(losses))[first:]
     torch.testing.assert_close(losses, alone, rtol=1e-5, atol=0)
     said = f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}: {name}, {len(losses)} losses as alone"
     dist.destroy_process_group()

@@ -38,10 +38,13 @@ def call(path, function, args, device):
             os.environ["IRIS_DEVICE"] = before
 
 
-def train(name, steps, port):
-    """Do what torchrun does in a rank: run an example that trains."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    return load(EXAMPLES / name).main(steps)
+def train(name, steps, port, nodes="", *more):
+    """Do what torchrun does in a rank: run an example that trains; with `nodes`, as if the ranks were on several."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes)
+    try:
+        return load(EXAMPLES / name).main(steps, *more)
+    finally:
+        del os.environ["IRIS_NODES"]
 
 
 def free_port():
