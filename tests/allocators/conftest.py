@@ -1,5 +1,6 @@
 """Rank processes import the modules of this folder by name."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -17,3 +18,11 @@ def pool():
             yield pool
     finally:
         sys.path.remove(root)
+
+
+@pytest.fixture(autouse=True)
+def little_garbage():
+    """The garbage collector, which the tests call often, does not look at what was there before."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

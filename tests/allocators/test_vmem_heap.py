@@ -177,15 +177,6 @@ def num_failures(errors):
     return len(failures)
 
 
-@pytest.fixture
-def little_garbage():
-    """The garbage collector, which runs often here, does not look at what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("little_garbage")
 def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on():
     number, num_calls = 1, 1000
     while number <= num_calls:
