@@ -5,9 +5,9 @@ import pytest
 from iris_core.testing import RankPool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that."""
+    """Rank processes for which torch.distributed is not initialised: the jobs do that; in most torch.compile is imported."""
     with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
         yield pool
 

@@ -34,7 +34,10 @@ def compiled_and_counted(step, regather=False):
 
 
 def functional_collectives(store):
-    """Functional collectives in compiled code beside gloo's, with gradients; the names of those that differ."""
+    """Functional collectives, eager and compiled, beside gloo's, with gradients; the names of those that differ.
+
+    All in one graph: to compile is what takes long.
+    """
     rank, size = start(store)
     gloo = dist.new_group(backend="gloo")
     f = functional
@@ -58,21 +61,26 @@ def functional_collectives(store):
         "reduce_scatter autograd": lambda x, g: f.reduce_scatter_tensor_autograd(2 * x, "sum", 0, g),
         "all_to_all autograd": lambda x, g: f.all_to_all_single_autograd(2 * x, [2] * size, [2] * size, g),
     }
-    wrong = []
-    for backend in ("aot_eager", "inductor"):
-        for name, case in cases.items():
-            found = []
-            torch._dynamo.reset()
-            for group in (dist.group.WORLD, gloo):
-                x = whole((2 * size, 4), torch.float32, rank).requires_grad_("autograd" in name)
-                y = torch.compile(
-                    lambda x, case=case, group=group: case(x, group) + 1, fullgraph=True, backend=backend
-                )(x)
-                if x.requires_grad:
-                    (y * (rank + 1)).sum().backward()
-                found.append((y.detach(), x if x.grad is None else x.grad))
-            if not all(map(torch.equal, *found)):
-                wrong.append((backend, name))
+
+    def called(group, compiled):
+        given = {
+            name: whole((2 * size, 4), torch.float32, rank + number).requires_grad_("autograd" in name)
+            for number, name in enumerate(cases)
+        }
+
+        def step(given):
+            return {name: case(given[name], group) + 1 for name, case in cases.items()}
+
+        results = (torch.compile(step, fullgraph=True) if compiled else step)(given)
+        sum((y * (rank + 1)).sum() for y in results.values() if y.requires_grad).backward()
+        return {name: (y.detach(), given[name].grad) for name, y in results.items()}
+
+    wanted, wrong = called(gloo, False), []
+    for compiled in (False, True):
+        for name, found in called(dist.group.WORLD, compiled).items():
+            has_gradient = "autograd" in name
+            if not all(map(torch.equal, found[: 1 + has_gradient], wanted[name][: 1 + has_gradient])):
+                wrong.append((name, "compiled" if compiled else "eager"))
     dist.destroy_process_group()
     return wrong
 

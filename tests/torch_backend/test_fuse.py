@@ -5,14 +5,15 @@ import pytest
 
 GATHER, SCATTER, SUM = "iris.all_gather_matmul", "iris.matmul_reduce_scatter", "iris.matmul_all_reduce"
 C10D = "_c10d_functional."
+RANKS = [pytest.param(2, marks=pytest.mark.exhaustive), 3]  # transformers run on 2
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_functional_collectives_are_as_gloos(on_ranks, num_ranks):
     assert on_ranks(jobs.functional_collectives, num_ranks) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_what_is_fused_and_what_is_left(on_ranks, num_ranks):
     (found, *others) = on_ranks(jobs.shapes, num_ranks)
     assert others == [found] * (num_ranks - 1)
