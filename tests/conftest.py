@@ -93,12 +93,21 @@ def pool():
         yield pool
 
 
-@pytest.fixture
-def forked_ranks(monkeypatch):
-    """`iris_core.run` has its ranks forked from the pool's server: as fresh as others, without seconds of imports."""
+@pytest.fixture(scope="session")
+def fork_ranks():
+    """Returns a function (monkeypatch): `iris_core.run` has its ranks forked from the pool's server.
+
+    They are as fresh as others, without seconds of imports.
+    """
 
     def run(fn, num_ranks, *args, environ=None, torch_distributed=False):
         with RankPool(timeout_s=600.0, environ=environ, torch_distributed=torch_distributed) as ranks:
             return ranks.run(fn, num_ranks, *args)
 
-    monkeypatch.setattr("iris_core.world.launch.run", run)
+    return lambda patch: patch.setattr("iris_core.world.launch.run", run)
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch, fork_ranks):
+    """As `fork_ranks`, for one test."""
+    fork_ranks(monkeypatch)

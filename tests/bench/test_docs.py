@@ -14,7 +14,7 @@ from iris_core.bench.timers import TIMERS
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
 
 
-def test_the_example_runs(tmp_path, monkeypatch):
+def test_the_example_runs(tmp_path, monkeypatch, forked_ranks):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script, out = tmp_path / "copying.py", tmp_path / "copying.json"
     script.write_text(code)

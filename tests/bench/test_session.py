@@ -32,9 +32,10 @@ def on_ranks(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def report():
+def report(fork_ranks):
     """Of one run with all benchmarks of several files: starting ranks takes longer than what they measure here."""
     with pytest.MonkeyPatch.context() as patch:
+        fork_ranks(patch)
         patch.setattr(registry, "BENCHMARKS", {})
         patch.setattr(sys, "path", list(sys.path))
         for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py", RMA):
@@ -75,7 +76,7 @@ def test_a_preamble_waits_for_the_last_call_of_all_ranks(report):
 
 
 def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
-    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=12.0)
+    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=20.0)
     with pytest.raises(PeerLostError, match="rank 0"):
         on_ranks("hangs", options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was

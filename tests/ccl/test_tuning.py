@@ -70,7 +70,7 @@ def test_sizes():
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_calls_use(pool, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     arguments = ["tune", "--device", "cpu", "--ranks", "2", "--op", "all_reduce", "--max", "1KiB"]
     assert main(arguments) == 0

@@ -1,11 +1,9 @@
-"""Jobs of test_launch and test_pool: ranks that return, raise, die and hang."""
+"""Jobs of test_launch: ranks that return, raise, die and hang.  Only those that use torch import it."""
 
 import atexit
 import os
+import sys
 import time
-
-import torch
-import torch.distributed as dist
 
 from iris_core.world import connect
 
@@ -23,14 +21,11 @@ def describe(word):
 
 def all_of_it(word):
     """What a rank may do, with helpers of its own, as a DataLoader has."""
+    import torch.distributed as dist
     from torch.utils.data import DataLoader
 
     batches = [batch.tolist() for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=1)]
-    return *describe(word), os.environ["IRIS_X_TEST"], batches, dist.is_initialized()
-
-
-def initialised():
-    return dist.is_initialized() and dist.get_rank() == rank()
+    return *describe(word), os.environ["IRIS_X_TEST"], batches, dist.get_rank(), dist.get_world_size()
 
 
 def variable(name):
@@ -38,12 +33,14 @@ def variable(name):
 
 
 def address():
+    import torch
+
     return torch.empty(1 << 26, dtype=torch.uint8).data_ptr()
 
 
 def raise_on(number):
     if rank() == number:
-        raise ValueError(f"deliberate, on {number}")
+        raise ValueError(f"deliberate, on {number}, {'with' if 'torch' in sys.modules else 'without'} torch")
     connect(None, 30.0)  # the others wait for a rank that does not come
     return "ok"
 
@@ -71,11 +68,11 @@ def unpicklable():
 
 def spawned(rank, num_ranks, device, store, answers):
     """A rank that torch.multiprocessing.spawn has started, with a process group of the program's own."""
-    from torch._C._distributed_c10d import FileStore
+    import torch.distributed as dist
 
     from iris_core import Iris
 
-    dist.init_process_group("gloo", store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    dist.init_process_group("gloo", store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
     with Iris("1MiB", device=device) as ctx:
         x = ctx.full((4,), float(rank))
         ctx.barrier()

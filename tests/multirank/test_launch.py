@@ -20,25 +20,22 @@ def left_behind():
 
 
 def test_results_come_back_in_the_order_of_ranks():
-    """Variables reach the ranks and not us; a rank may start processes; torch.distributed is not there by itself."""
-    found = iris_core.run(jobs.all_of_it, 2, "hello", environ={"IRIS_X_TEST": "7"})
-    assert found == [("hello", r, 2, str(r), str(r), "7", [[1, 2], [3, 4]], False) for r in range(2)]
+    """Variables reach the ranks and not us; a rank may start processes; torch.distributed is there, asked for."""
+    found = iris_core.run(jobs.all_of_it, 2, "hello", environ={"IRIS_X_TEST": "7"}, torch_distributed=True)
+    assert found == [("hello", r, 2, str(r), str(r), "7", [[1, 2], [3, 4]], r, 2) for r in range(2)]
     assert "IRIS_X_TEST" not in os.environ
     assert left_behind() == []
 
 
-def test_torch_distributed_is_there_if_it_is_asked_for():
-    assert iris_core.run(jobs.initialised, 2, torch_distributed=True) == [True] * 2
-
-
 def test_the_cause_is_shown_not_its_consequences():
-    with pytest.raises(RankError, match="deliberate, on 1") as caught:
+    """Ranks whose job needs no torch have none."""
+    with pytest.raises(RankError, match="deliberate, on 1, without torch") as caught:
         iris_core.run(jobs.raise_on, 2, 1)
     assert caught.value.rank == 1
     assert left_behind() == []
 
 
-def test_a_rank_that_dies_is_named(forked_ranks):
+def test_a_rank_that_dies_is_named():
     with pytest.raises(PeerLostError, match="rank 0 ended with exit code 7") as caught:
         iris_core.run(jobs.die_on, 2, 0)
     assert caught.value.ranks == (0,)
