@@ -75,7 +75,7 @@ def wrong_bits(device, places, turns):
                 continue
             for number, dtype in enumerate(DTYPES):
                 inputs = inputs_of(dtype, size)
-                for place in places:
+                for offset, place in enumerate(places):
                     make = torch.empty if place == "ordinary" else ctx.empty
                     x = make(size, COUNT, dtype=dtype, device=ctx.device)
                     out = (
@@ -84,7 +84,7 @@ def wrong_bits(device, places, turns):
                         else make(1 if op == "reduce_scatter" else size, COUNT, dtype=dtype, device=ctx.device)
                     )
                     for turn in range(turns):
-                        reduction = reductions[turn and (turn + number) % 4]
+                        reduction = reductions[turn and (turn + number + offset) % 4]
                         x.copy_(inputs[rank])
                         case = Case(op, dtype=str(dtype).removeprefix("torch."), reduction=reduction, root=size - 1)
                         time.sleep(0.01 * own.random() * (own.random() < 0.2))
