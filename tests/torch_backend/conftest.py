@@ -7,7 +7,7 @@ from iris_core.testing import RankPool
 
 @pytest.fixture(scope="package")
 def ranks():
-    """Rank processes for which torch.distributed is not initialised: the jobs do that; in most torch.compile is imported."""
+    """Rank processes for which torch.distributed is not initialised; most have imported torch.compile."""
     with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
         yield pool
 
