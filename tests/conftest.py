@@ -1,12 +1,15 @@
 """What all tests share: the pool of rank processes, and a look at which code is tested."""
 
 import filecmp
+import glob
 import importlib.util
+import multiprocessing
 import os
 import pathlib
 import re
 import signal
 import sys
+from multiprocessing import forkserver
 
 import pytest
 
@@ -82,14 +85,29 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+_ALGORITHMS = ("pull", "pull_reduce", "push", "send_recv", "two_shot")
+WARM = (
+    "torch", "triton", "iris_triton.context", "iris_core.api", "iris_triton.interpreter.launch",
+    *(f"iris_triton.collectives.{name}" for name in _ALGORITHMS),
+)  # fmt: skip
+"""What rank processes import at start."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    """The server that forks all rank processes has imported what they need, whichever test comes first."""
+    context = multiprocessing.get_context("forkserver")
+    if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
+        context.set_forkserver_preload(["torch.distributed.fsdp", "torch._inductor.compile_fx", *WARM])
+        forkserver.ensure_running()
+    return context
+
+
 @pytest.fixture(scope="session")
 def pool():
     """One pool of rank processes for the whole run; waits inside kernels are bounded, and hints must be true."""
-    algorithms = ("pull", "pull_reduce", "push", "send_recv", "two_shot")
-    kernels = (f"iris_triton.collectives.{name}" for name in algorithms)  # imported once, where workers are forked
-    warm = ("torch", "triton", "iris_triton.context", "iris_core.api", "iris_triton.interpreter.launch", *kernels)
     environ = {"IRIS_DEVICE_TIMEOUT": "30", "IRIS_TRITON__HINTS": "raise", "IRIS_GLUON__HINTS": "raise"}
-    with RankPool(warm=warm, timeout_s=300.0, environ=environ, torch_distributed=True) as pool:
+    with RankPool(warm=WARM, timeout_s=300.0, environ=environ, torch_distributed=True) as pool:
         yield pool
 
 

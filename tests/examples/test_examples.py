@@ -45,7 +45,7 @@ EXPECTED = {
     "34_norm.py": "norms of",
     "35_collectives.py": "18 calls are right",
     "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
-    "38_jacobi.py": "rank 3 of 4 on cpu: 8 x 16 cells",
+    "38_jacobi.py": "rank 0 of 1 on cpu: 4 x 8 cells",
     "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
 }
 """What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38, and runs 37."""
@@ -148,7 +148,10 @@ def test_an_example_says_what_it_is_and_how_it_is_run(path):
 # -- running them -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(run_example, name):
-    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name))
+    arguments = (
+        (1,) if name == "38_jacobi.py" else ()
+    )  # four ranks need many steps: test_models has them on a small plate
+    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name, *arguments))
 
 
 @pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])

@@ -117,9 +117,10 @@ def test_norm(pool, num_ranks, args):
     run(pool, "34_norm.py", num_ranks, *args)
 
 
-def test_jacobi(pool):
-    """Four tiles on one rank are a square, as four ranks are in test_examples."""
-    run(pool, "38_jacobi.py", 1, (2, 2), (2, 8), 20, 1e-2)
+@pytest.mark.parametrize(("num_ranks", "tiles"), [(1, (2, 2)), (4, (1, 2))])
+def test_jacobi(pool, num_ranks, tiles):
+    """Four tiles on one rank are a square, and so are four ranks."""
+    run(pool, "38_jacobi.py", num_ranks, tiles, (2, 8 // tiles[1]), 20, 1e-2)
 
 
 # -- again and again --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import forkserver
 
 import jobs_dying as jobs
 import pytest
@@ -23,17 +21,6 @@ from iris_core.world.rendezvous import Folder
 HANG_S = 60.0  # bounds a hang, and says nothing about how long anything takes
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Starts processes that have everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobs_dying"])
-    with pytest.MonkeyPatch.context() as patch:  # the server does not take over sys.path from here
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
-    return context
 
 
 class Processes:
