@@ -122,13 +122,14 @@ def test_benchmark_on_the_command_line(tmp_path):
         "--heap_size=4194304",
         "--n_warmup=1",
         "--n_repeat=2",
+        "--axis_num_ranks=1",
         "--axis_dtype=fp16,bf16",
         "--skip_n=pow2:10:10",
         "--use_gluon",
     )
     points = [(each["params"]["n"], each["params"]["dtype"], each["params"]["num_ranks"]) for each in results]
     dtypes = ("torch.float16", "torch.bfloat16")
-    assert points == [(n, dtype, 2) for n in (256, 512) for dtype in dtypes]
+    assert points == [(n, dtype, 1) for n in (256, 512) for dtype in dtypes]
     assert [bool(each.get("skipped")) for each in results] == [False, False, True, True]
     assert results[0]["counters"] == {"backend": len("gluon")}
     assert results[0]["time_us"] > 0

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 SCRIPT = Path(__file__).parent / "cpu_process_kernels.py"
@@ -27,9 +26,8 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    """Run all cases on two ranks, once: the lines that each rank has printed, and rank 0's memory."""
+def on_two_ranks():
+    """Run all cases on two ranks: the lines that each rank has printed, and rank 0's memory."""
     fds = [os.memfd_create(f"rank{rank}") for rank in range(2)]
     for fd in fds:
         os.ftruncate(fd, NBYTES)
@@ -57,35 +55,19 @@ def ranks():
     return [dict(line.split(" ", 1) for line in out.splitlines()) for out, _ in outputs], content
 
 
-def words(ranks, case):
-    dtype = getattr(torch, case.partition(":")[2])
-    return torch.frombuffer(ranks[1], dtype=dtype, count=2, offset=CASES.index(case) * PAGE).tolist()
-
-
-@pytest.mark.parametrize("case", CASES[:6])
-def test_additions_of_two_processes_all_count(ranks, case):
+def test_two_processes():
+    (rank_0, rank_1), memory = on_two_ranks()
+    words = {}
+    for number, case in enumerate(CASES):
+        if name := case.partition(":")[2]:
+            words[case] = torch.frombuffer(memory, dtype=getattr(torch, name), count=2, offset=number * PAGE).tolist()
     # bfloat16 holds integers exactly up to 256 only; from there on adding 1 is a tie that rounds to even and stays.
-    assert words(ranks, case)[0] == (256 if case == "add:bfloat16" else ADDS)
-
-
-@pytest.mark.parametrize(("case", "expected"), [("max:float32", 1099), ("min:float64", -1099), ("max:int64", 1099)])
-def test_extremes_of_two_processes(ranks, case, expected):
-    assert words(ranks, case)[0] == expected
-
-
-def test_lanes_of_two_processes_on_the_same_words(ranks):
-    assert words(ranks, "lanes:int32") == [32 * ADDS, 32 * ADDS]
-
-
-def test_a_lock_shared_by_two_processes(ranks):
-    assert words(ranks, "lock:int32") == [0, ADDS]
-
-
-def test_ping_pong_hands_data_over(ranks):
+    added = {case: values[0] for case, values in words.items() if case.startswith("add")}
+    assert added == dict.fromkeys(CASES[:6], ADDS) | {"add:bfloat16": 256}
+    assert (words["max:float32"][0], words["min:float64"][0], words["max:int64"][0]) == (1099, -1099, 1099)
+    assert words["lanes:int32"] == [32 * ADDS, 32 * ADDS]
+    assert words["lock:int32"] == [0, ADDS]
     total = ROUNDS * (ROUNDS + 1) // 2
-    assert [out["pingpong"] for out in ranks[0]] == ["sent", str([total, total + ROUNDS, total + 2 * ROUNDS])]
-
-
-def test_a_peer_that_ends_is_noticed_by_a_waiting_kernel(ranks):
-    message = ranks[0][0]["dead"]
-    assert message.startswith("rank 1 has ended in kernel 'wait_kernel', program (")
+    assert rank_0["pingpong"] == "sent"
+    assert rank_1["pingpong"] == str([total, total + ROUNDS, total + 2 * ROUNDS])
+    assert rank_0["dead"].startswith("rank 1 has ended in kernel 'wait_kernel', program (")
