@@ -14,7 +14,7 @@ def pool():
     root = str(Path(__file__).parents[2])
     sys.path.append(root)
     try:
-        with RankPool(timeout_s=90.0) as pool:
+        with RankPool(timeout_s=300.0) as pool:
             yield pool
     finally:
         sys.path.remove(root)

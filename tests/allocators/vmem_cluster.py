@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from iris_core.types import Segment
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 CPU = DeviceTarget(DeviceType.CPU)
 
 

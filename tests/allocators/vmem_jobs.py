@@ -16,7 +16,7 @@ from .fake_driver import GRANULE, Expandable, FakeVmm
 from .vmem_cluster import make
 
 U8 = torch.uint8
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class _Opened:

@@ -51,7 +51,7 @@ def test_a_name_that_is_not_there():
 def python(text, *paths):
     environ = {"PATH": "/usr/bin:/bin", "IRIS_DEVICE": "cpu", "PYTHONPATH": ":".join(map(str, paths))}
     return subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, env=environ, timeout=120, check=False
+        [sys.executable, "-c", text], capture_output=True, text=True, env=environ, timeout=300, check=False
     )
 
 

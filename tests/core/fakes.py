@@ -20,7 +20,7 @@ from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Seg
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 
 
 class Hub:

@@ -197,6 +197,6 @@ def test_a_page_with_a_wrong_link_is_an_error(tmp_path):
     (tmp_path / "conf.py").write_text('extensions = ["myst_parser"]\n')
     rule = re.search(r"-m sphinx (.*) -d", (ROOT / "Makefile").read_text()).group(1).split()
     command = [sys.executable, "-m", "sphinx", *rule, str(tmp_path), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr

@@ -103,7 +103,7 @@ def run_example(pool, monkeypatch, capsys):
 def script(*command):
     """Run a command on the CPU and return what it prints."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -85,7 +85,13 @@ def different_calls():
         return said, out.unique().tolist()
 
 
-def late():
+def wait_for(folder, *names):
+    """Wait until others have made these files: for what no exchange may tell."""
+    while not {*names} <= {*os.listdir(folder)}:
+        time.sleep(0.01)
+
+
+def late(folder):
     """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
     world = connect(None, 30.0)
     rank = world.rank
@@ -96,8 +102,9 @@ def late():
         members = (0, 2, 1) if rank == 0 else (1, 0)
         said = attempt(world.subworld(members).barrier)
         world._timeout_s = 30.0
+        (folder / str(rank)).touch()
     else:
-        time.sleep(3)
+        wait_for(folder, "0", "1")
     world.barrier()  # all come here, and are in step again
     if rank < 2:
         world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
@@ -242,7 +249,7 @@ def refused_settings():
     return attempt(lambda: Iris("1MiB" if rank != 1 else "no size", device="cpu"))
 
 
-def timed_out():
+def timed_out(folder):
     """Rank 1 comes to the barrier when rank 0 has given it up; later all is well."""
     with Iris("1MiB", device="cpu") as ctx:
         kind = "nothing"
@@ -253,8 +260,9 @@ def timed_out():
             except CollectiveTimeoutError as error:
                 kind = f"{type(error).__name__} {error.missing_ranks}"
             ctx._world._timeout_s = 30.0
+            (folder / "given up").touch()
         else:
-            time.sleep(1)
+            wait_for(folder, "given up")
             ctx._world.barrier()
         return kind, ctx.broadcast(ctx.cur_rank, src=1)
 

@@ -18,7 +18,7 @@ from iris_core.errors import IrisError
 from iris_core.world import rendezvous
 from iris_core.world.rendezvous import Folder
 
-HANG_S = 60.0  # bounds a hang, and says nothing about how long anything takes
+HANG_S = 300.0  # bounds a hang, and says nothing about how long anything takes
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -9,7 +9,7 @@ from iris_core.testing import RankPool
 @pytest.fixture(scope="module")
 def plain_pool():
     """Ranks without torch.distributed."""
-    with RankPool(timeout_s=120.0) as pool:
+    with RankPool(timeout_s=300.0) as pool:
         yield pool
 
 
@@ -57,8 +57,8 @@ def test_ranks_in_different_calls_of_a_context(pool):
         assert result == [24.0]
 
 
-def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool):
-    first, second, third = plain_pool.run(jobs.late, 3)
+def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
+    first, second, third = plain_pool.run(jobs.late, 3, tmp_path)
     assert first[:2] == ("CollectiveTimeoutError", (1, 2))
     assert "rank 0 waits in barrier(), among ranks 0, 2, 1\n" in first[2]
     assert "rank 1 waits in barrier(), among ranks 1, 0\n" in first[2]
@@ -67,8 +67,8 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
     assert third is None
 
 
-def test_a_rank_that_comes_after_a_time_out(pool):
-    assert pool.run(jobs.timed_out, 2) == [("CollectiveTimeoutError (1,)", 1), ("nothing", 1)]
+def test_a_rank_that_comes_after_a_time_out(pool, tmp_path):
+    assert pool.run(jobs.timed_out, 2, tmp_path) == [("CollectiveTimeoutError (1,)", 1), ("nothing", 1)]
 
 
 def test_exchanges_of_several_threads(plain_pool):

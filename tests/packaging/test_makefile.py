@@ -23,7 +23,7 @@ def gpu_python(tmp_path, lacking):
     python.chmod(0o755)
     command = ["make", "--no-print-directory", "gpu-python", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
     environ = {"PATH": "/usr/bin:/bin", "LACKING": lacking}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout.strip(), done.stderr.replace(str(tmp_path), "")
 
 

@@ -353,7 +353,7 @@ def run_script(tmp_path, source, **environment):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(source))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
 
 
 def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end(tmp_path):

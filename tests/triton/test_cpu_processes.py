@@ -41,7 +41,7 @@ def on_two_ranks():
             command = [sys.executable, str(SCRIPT), *map(str, (rank, 2, reading, *fds)), ",".join(CASES)]
             processes.append(subprocess.Popen(command, pass_fds=passed, env=env, text=True, stdout=-1, stderr=-1))
         os.close(writing)
-        outputs = [process.communicate(timeout=120) for process in processes]
+        outputs = [process.communicate(timeout=300) for process in processes]
         for process, (_, errors) in zip(processes, outputs, strict=True):
             assert process.returncode == 0, errors
         with mmap.mmap(fds[0], NBYTES) as memory:
