@@ -202,7 +202,7 @@ class Team:
         self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
         self.device, self.context = spec.device, context
-        self.bases = torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device)
+        self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
         self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
         self.latest: Any = None
         self.reports = memory.reports

@@ -15,6 +15,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.dispatch.team import lasting
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts.barrier import (
@@ -154,7 +155,7 @@ class Push(GluonCollective):
         table, part = _table(request, carrier.parts)
         lands = request.options["uneven"] or not request.direct_out  # of uneven calls, all members' if one's does
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
-        words = torch.tensor(table, dtype=torch.int64, device=team.device)
+        words = lasting(lambda: torch.tensor(table, dtype=torch.int64, device=team.device))
         arguments = barrier_arguments(team) | layout_arguments(*moved_layouts(request, carrier))
         if lands:
             arguments |= pieces(team, part, item, team.size, name=LANDING)

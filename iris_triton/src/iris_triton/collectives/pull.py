@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
+from iris_core.dispatch.team import lasting
 from iris_triton.collectives.parts.barrier import (
     barrier,
     compare_kinds,
@@ -209,8 +210,8 @@ class Pull(KernelCollective):
         table, chunk, parts = None, None, (0, 0, 0, 0, -1)
         if request.options["uneven"]:
             numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
-            table = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
-            table = table.to(team.device, non_blocking=True)  # without waiting for the device
+            on_host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
+            table = lasting(lambda: on_host.to(team.device, non_blocking=True))  # without waiting for the device
         else:
             parts, chunk = _parts(request, carrier.parts)
         shared = request.op in _SHARED
