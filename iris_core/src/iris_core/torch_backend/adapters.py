@@ -67,6 +67,8 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
         super().__init__(about.group_rank, about.group_size)  # type: ignore[call-arg]
         self._name, self._description = about.group_id, ""
         self.operations = _operations(about, lambda: self, options)
+        for name in (*METHODS, *OLDER):  # found by torch's functions without a step in between
+            setattr(self, name, getattr(self.operations, OLDER.get(name, name)))
         self._store: c10d.Store = about.store
         self._timeout: timedelta = about.timeout
         self._num_splits = 0

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from iris_core.ccl.api import Collectives
 
+_is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_SUM = c10d.ReduceOp.SUM
 _ALIASES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -110,6 +112,7 @@ class GroupOperations:
         self._buffers: dict[str, Buffers] = {}
         self._calls = 0
         self._served: set[Any] = set()  # devices, layouts, dtypes and reductions
+        self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -193,20 +196,23 @@ class GroupOperations:
         call: Callable[[Collectives], Any],
     ) -> dist.Work:  # fmt: skip
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
-        ctx, kind = self._contexts.get(device.type) or self.context(device), device.type
+        known = self._known.get(device)
+        if known is None:
+            known = self._known[device] = self.context(device).ccl, DoneWork([], device)
+        ccl, done = known
         is_async, is_recorded = getattr(opts, "asyncOp", True), False
         for each in tensors:  # `any` and a generator take three times as long
             is_recorded |= each.requires_grad
-        is_free = kind == "cuda" or self._last is None or self._last.done()
-        if is_free and not (is_async or is_recorded or torch.autograd._profiler_enabled()):  # type: ignore[attr-defined]
-            call(ctx.ccl)
-            return self._begun(DoneWork(result, device))
+        is_free = self._last is None or device.type == "cuda" or self._last.done()
+        if is_free and not (is_async or is_recorded or _is_profiled()):
+            call(ccl)
+            return self._begun(done)  # torch asks for nothing but its end
         record = begin_event(name, tensors, result)
 
         def run() -> None:
             try:
                 with torch.no_grad() if is_recorded else contextlib.nullcontext():
-                    call(ctx.ccl)
+                    call(ccl)
             finally:
                 end_event(record)
 
@@ -524,6 +530,7 @@ class GroupOperations:
         for inner in self._inner.values():
             getattr(inner, how)()
         self._contexts.clear()
+        self._known.clear()
         self._buffers.clear()
         self._inner.clear()
 
@@ -554,7 +561,7 @@ def _option(opts: Any, name: str, default: Any) -> Any:
 def reduction(opts: Any) -> tuple[ReduceOp, Any]:
     """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
     said: Any = getattr(opts, "reduceOp", opts)
-    if said is None or said == c10d.ReduceOp.SUM:
+    if said is None or said == _SUM:
         return ReduceOp.SUM, None
     if hasattr(said, "name"):  # an enumerator, of either library
         return ReduceOp[said.name], None
