@@ -87,10 +87,10 @@ def late(rank, share=0.2):
         yield
 
 
-def collectives(members, which, every=1, start=0, turns=2):
+def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
     """What is wrong with calls of some ranks, with and without a handle; what has served, and in how many chunks."""
     wrong, served = [], set()
-    with small_chunks(), Iris("48MiB", device="cpu") as ctx, late(ctx.cur_rank):
+    with small_chunks(), Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
         everyone = list(range(ctx.num_ranks)) if members is None else members
         is_member, size = ctx.cur_rank in everyone, len(everyone)
         rank = everyone.index(ctx.cur_rank) if is_member else 0

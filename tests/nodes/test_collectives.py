@@ -33,6 +33,18 @@ def test_collectives_are_right(pool, group, which, some):
         assert chunks > 3 or not levels or which == "elements"
 
 
+@pytest.mark.parametrize(("num_ranks", "nodes"), [
+    pytest.param(2, "2x1", marks=pytest.mark.multigpu(2, shared=False)),
+    pytest.param(4, "2x2", marks=pytest.mark.multigpu(4, shared=False)),
+])  # fmt: skip
+def test_collectives_over_nccl_are_right(pool, num_ranks, nodes):
+    for which in ("elements", "shapes", "ways"):
+        for wrong, served, _ in pool.run(divided, num_ranks, nodes, jobs.collectives, None, which, 3, 1, 4, "cuda"):
+            assert wrong == []
+            assert "nccl" in served
+            assert nodes == "2x1" or "hierarchical" in served
+
+
 def test_only_what_spans_nodes_serves_between_them(pool):
     """And what it did before within one."""
     for able, reasons, near in pool.run(divided, 4, "2x2", jobs.candidates):
