@@ -3,10 +3,10 @@
     python benchmarks/ccl_launch.py [--ranks N]                        # on GPUs
     python benchmarks/ccl_launch.py --device cpu --ranks 1             # Python's part, on any machine
 
-"iris" is a call that was made before with tensors of the same kind.  "iris, to the launcher" ends where Triton's
-compiled launcher would be called, so it is Python's part of that; on a machine without GPUs it is all there is, and the
-order of streams is that of a GPU with a stream that never changes.  "triton" is Triton's own launch of an empty kernel
-with two tensors.
+"iris" is a call that was made before with tensors of the same kind, "iris bound" one that `ctx.ccl.bind` returned.  "to
+the launcher" ends where Triton's compiled launcher would be called, so it is Python's part of that; on a machine
+without GPUs it is all there is, and the order of streams is that of a GPU with a stream that never changes.  "triton"
+is Triton's own launch of an empty kernel with two tensors.
 
 Claim: 12 us for a call on a GPU's host, of which about 4 are the driver's; 5 up to the launcher.
 """
@@ -117,11 +117,17 @@ def launch(state: State, ctx: Iris) -> None:
     state.set_timer("reported")
     state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
     state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
+    bound_only = ctx.ccl.bind("all_reduce", half_out, half_inp, config=config)
+    bound_only._bound = list(ctx.ccl._bound.values())[-1]  # which does not launch
+    state.provider("iris bound, to the launcher", repeated(bound_only, on_gpu=False), check=None)
     if not state.on_gpu:
         return
     all_reduce()
     state.provider("iris", repeated(all_reduce, on_gpu=True), check=is_right, prepare=spoil)
     state.target("iris", "time_us", at_most=TARGET_US)
+    bound = ctx.ccl.bind("all_reduce", out, inp, config=config)
+    bound()
+    state.provider("iris bound", repeated(bound, on_gpu=True), check=is_right, prepare=spoil)
     state.provider("triton", repeated(lambda: nothing[(1,)](out, inp), on_gpu=True), check=None)
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
         other = inp.clone()

@@ -90,6 +90,14 @@ def launch(state: State, ctx: Iris) -> None:
         prepare=lambda: tensors[0].fill_(SPOILED),
     )
     state.target("iris", "time_us", at_most=TARGET_US)
+    bound = ctx.ops.bind(op, *tensors, config=config, **sample.options)
+    bound()
+    state.provider(
+        "iris bound",
+        repeated(bound, on_gpu=True),
+        check=lambda: torch.equal(tensors[0], want),
+        prepare=lambda: tensors[0].fill_(SPOILED),
+    )
     tiles = FusedSample.of_layer(op, dim, torch.bfloat16, rank, size, (ROWS_EACH * size, *SHAPE[1:]))
     named, right = tiles.tensors(ctx), tiles.wanted(ctx.device)
     candidates = ctx.ops.explain(op, *named, **tiles.options).candidates

@@ -11,6 +11,7 @@ from jobs_threads import from_new_threads
 from iris_core import Iris
 from iris_core.ccl import api
 from iris_core.device.launch_order import StreamWork
+from iris_core.dispatch import calls
 from iris_core.ops import FusedWorkspace
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
@@ -80,7 +81,7 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
     monkeypatch.setattr(Guard, "current", current)
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    for module in (api, ops_api):
+    for module in (api, ops_api, calls):
         monkeypatch.setattr(module, "current_device", lambda: Guard.current)
     x = torch.zeros(4, 4)
     binder.bind = bind(call)
@@ -89,13 +90,14 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     operations = ops_api.Operations(binder)
     operations.matmul_all_reduce(torch.zeros(4, 4), x, x)
     operations.matmul_all_reduce_preamble(torch.zeros(4, 4), x, x)
+    api.Collectives(binder).bind("all_reduce", x, x)()
     binder.barrier = bind(None)
     api.Collectives(binder).barrier()
     barriers = types.SimpleNamespace(bind=lambda *which: types.SimpleNamespace(launch=lambda stream: binder.bind()))
     reports = types.SimpleNamespace(watch=lambda: None, alarm=[0], heard=0)
     context = {"_check_open": lambda: None, "_reports": reports, "_device_barriers": barriers, "target": target}
     Iris.device_barrier(types.SimpleNamespace(**context))
-    assert devices == [1] * 7
+    assert devices == [1] * 9
     assert Guard.current == current
 
 

@@ -5,28 +5,22 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.bind import Calls
+from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
 from iris_core.dispatch.traced import is_compiling, trace
-from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
-
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
-"""The calling thread's GPU, by torch's index."""
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
@@ -75,7 +69,7 @@ class Collectives(Calls):
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
     """
 
-    _launches = "bound"
+    _launches, _operations = "bound", OPS
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
@@ -303,32 +297,9 @@ class Collectives(Calls):
         """
         self._binder.reset(group)
 
-    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
-        """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
-
-        Local: nothing is communicated or launched.
-
-        Args:
-            op: the operation, "all_reduce" and so on.
-            *tensors: as the operation takes them.
-            **options: likewise.
-
-        Example:
-            >>> import torch
-            >>> from iris_core import Iris
-            >>> with Iris("1MiB", device="cpu") as ctx:
-            ...     x = torch.ones(4)
-            ...     print(ctx.ccl.explain("all_reduce", x, x).algorithm)
-            local
-        """
-        if op not in OPS:
-            raise ArgumentError(f"explain: {op!r} is no collective; there are {', '.join(OPS)}")
-        asked: Any = copy.copy(self)
-        asked._run = lambda op, out, inp, group, _, *how: self._binder.explain(
-            CollectiveCall(op, out, inp, group, *how)
-        )
-        found: Explanation = getattr(Collectives, op)(asked, *tensors, **options)
-        return found
+    @staticmethod
+    def _describe(op: str, out: Any, inp: Any, group: Group, async_op: bool, *how: Any) -> tuple[CollectiveCall, bool]:
+        return CollectiveCall(op, out, inp, group, *how), async_op
 
     def team(self, members: Sequence[int]) -> Team:
         """Return the team of some ranks of this world, in this order, as algorithms get it (see docs/collectives.md).

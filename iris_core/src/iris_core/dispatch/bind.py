@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -577,17 +577,6 @@ class Binder:
         self._spaces = {"": self._main}
         self._main.teams.clear()
         self._barrier_words.clear()
-
-
-class Calls:
-    """What `ctx.ccl` and `ctx.ops` have: the binder, its launches, and where the rank's heap begins and ends."""
-
-    _launches: ClassVar[str]
-
-    def __init__(self, binder: Binder) -> None:
-        self._binder = binder
-        self._bound: Launches = getattr(binder, self._launches)
-        self._low, self._high = binder.own_heap
 
 
 def _refuse_capture(op: str) -> None:

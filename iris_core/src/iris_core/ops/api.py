@@ -5,15 +5,14 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from iris_core.ccl.api import current_device
-from iris_core.dispatch.bind import Calls, Launches
+from iris_core.dispatch.bind import Launches
+from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.dispatch.bind import Bound, Nothing
-    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import FusedConfig
     from iris_core.protocols import Work
     from iris_core.types import Group
@@ -178,7 +176,7 @@ class Operations(Calls):
         tensor([3., 3.])
     """
 
-    _launches = "fused"
+    _launches, _operations = "fused", OPS
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -265,19 +263,20 @@ class Operations(Calls):
     matmul_all_gather_preamble = _preamble_of(matmul_all_gather)
     matmul_reduce_scatter_preamble = _preamble_of(matmul_reduce_scatter)
 
-    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
-        """Return which algorithm serves a call of "matmul_all_reduce" and so on, and why; see `Collectives.explain`.
-
-        Local: nothing is communicated or launched.
-        """
-        if op not in OPS:
-            raise ArgumentError(f"explain: {op!r} is no operation; there are {', '.join(OPS)}")
-        asked: Any = copy.copy(self)
-        asked._run = lambda op, out, a, b, bias, group, async_op, config, workspace, *how: self._binder.explain(
-            FusedCall(op, out, a, b, bias, group, config, *how)
-        )
-        found: Explanation = getattr(Operations, op)(asked, *tensors, **options)
-        return found
+    @staticmethod
+    def _describe(
+        op: str,
+        out: Any,
+        a: Any,
+        b: Any,
+        bias: Any,
+        group: Group,
+        async_op: Any,
+        config: Any,
+        workspace: Any,
+        *how: Any,
+    ) -> tuple[FusedCall, bool]:
+        return FusedCall(op, out, a, b, bias, group, config, *how), bool(async_op) or workspace is not None
 
     def members_of(self, group: Group = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.

@@ -1,0 +1,139 @@
+"""What `ctx.ccl` and `ctx.ops` share: explaining calls, and binding calls that are repeated with the same tensors."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from iris_core.device.targets import on_device
+from iris_core.dispatch.products import FusedCall
+from iris_core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core.dispatch.bind import Binder, Call, Launches
+    from iris_core.dispatch.choice import Explanation
+    from iris_core.protocols import Work
+
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+"""The calling thread's GPU, by torch's index."""
+
+
+class Calls:
+    """The calls of one context, and where the rank's heap begins and ends."""
+
+    _launches: ClassVar[str]
+    _operations: ClassVar[tuple[str, ...]]
+
+    def __init__(self, binder: Binder) -> None:
+        self._binder = binder
+        self._bound: Launches = getattr(binder, self._launches)
+        self._low, self._high = binder.own_heap
+
+    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+        """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
+
+        Local: nothing is communicated or launched.
+
+        Args:
+            op: the operation, "all_reduce" and so on.
+            *tensors: as the operation takes them.
+            **options: likewise.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x = torch.ones(4)
+            ...     print(ctx.ccl.explain("all_reduce", x, x).algorithm)
+            local
+        """
+        return self._binder.explain(self._described("explain", op, tensors, options)[0])
+
+    def bind(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> BoundCall:
+        """Prepare a call that is repeated with the same tensors; what it returns launches it without looking at them.
+
+        Like persistent collectives of MPI 4.0 (chapter 6.13).  The tensors are kept; their values may change, their
+        memory, shapes and strides may not.
+
+        Collective: every member binds the call, like a first call of its kind, and calls what it gets in the same order
+        as other calls of the group.  Where a first call measures (IRIS_TUNE), the output's values are lost.
+
+        Args:
+            op: the operation, "all_reduce" and so on.
+            *tensors: as the operation takes them.
+            **options: likewise, but no `async_op` (see `BoundCall.start`) and no `workspace`.
+
+        Raises:
+            ArgumentError: there is no such operation, or it is given one of those two.
+            All that the operation raises.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x, y = torch.ones(2), torch.empty(2)
+            ...     add = ctx.ccl.bind("all_reduce", y, x)
+            ...     add()
+            ...     y.tolist()
+            [1.0, 1.0]
+        """
+        call, other = self._described("bind", op, tensors, options)
+        if other:
+            raise ArgumentError("bind: neither async_op nor workspace: start() of a bound call returns a handle")
+        return BoundCall(self._binder, call)
+
+    def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Call, bool]:
+        """Return the call that an operation passes on, and whether it is given `async_op` or `workspace`."""
+        if op not in self._operations:
+            raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
+        asked: Any = copy.copy(self)
+        asked._run = self._describe
+        found: tuple[Call, bool] = getattr(type(self), op)(asked, *tensors, **options)
+        return found
+
+    @staticmethod
+    def _describe(*arguments: Any) -> tuple[Call, bool]:
+        """Return what `_described` does, of the arguments of `_run`."""
+        raise NotImplementedError
+
+
+class BoundCall:
+    """A call of `ctx.ccl` or `ctx.ops` with its tensors: it launches as that call does; see `bind` there.
+
+    Stream, threads, graphs: as with the call itself.
+
+    Raises:
+        HeapClosedError: the context is closed.
+        DeviceTimeoutError, DeviceError: as the call.
+    """
+
+    def __init__(self, binder: Binder, call: Call) -> None:
+        self._binder, self._tensors = binder, call.tensors
+        self._is_fused = isinstance(call, FusedCall)
+        with on_device(binder.target):
+            self._bound = binder.bind(call, None)
+
+    def __call__(self) -> None:
+        """Launch on the current stream."""
+        self._launch(self._bound.run)
+
+    def start(self) -> Work:
+        """Launch beside the current stream, like a call with `async_op`, and return its handle."""
+        work: Work = self._launch(self._bound.run_async)
+        return work
+
+    def _launch(self, run: Callable[..., Any]) -> Any:
+        binder = self._binder
+        binder.open()
+        if (gpu := binder.gpu) is None:
+            return run(*self._tensors)
+        if current_device() != gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(gpu):
+                return self._launch(run)
+        if self._is_fused and torch.cuda.is_current_stream_capturing():
+            binder.held[id(self._bound)] = self._bound  # the graph knows it
+        return run(*self._tensors)

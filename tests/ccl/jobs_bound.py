@@ -1,0 +1,133 @@
+"""Rank jobs of test_bound: calls that are bound to their tensors."""
+
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import jobs_ccl
+import jobs_ops
+import torch
+from ccl_cases import OPS, Case
+from jobs_nodes import refusal
+from ops_cases import Case as Product
+
+from iris_core import Iris
+from iris_core.dispatch.products import GATHERING
+from iris_core.dispatch.products import OPS as PRODUCTS
+
+
+class Binding:
+    """A face of a context whose operations return bound calls."""
+
+    def __init__(self, face):
+        self._face = face
+
+    def __getattr__(self, op):
+        def bind(*tensors, async_op=False, workspace=None, **options):
+            return self._face.bind(op, *tensors, **options)
+
+        return bind
+
+
+def calls(device, group, turns=5):
+    """What is wrong with bound calls of every operation, in turn with plain ones, at random times and on new data."""
+    wrong = []
+    with Iris("64MiB", device=device) as ctx:
+        size, late = ctx.num_ranks if group is None else len(group), random.Random(ctx.cur_rank)
+        if group is not None and ctx.cur_rank not in group:
+            return wrong
+        rank = ctx.cur_rank if group is None else group.index(ctx.cur_rank)
+        binding = SimpleNamespace(
+            ccl=Binding(ctx.ccl), ops=Binding(ctx.ops), num_ranks=ctx.num_ranks, cur_rank=ctx.cur_rank
+        )
+        bound = []
+        for number, op in enumerate(OPS):
+            case = Case(op, "int32", shape=(48, 10), place=("heap", "ordinary")[number % 2])
+            tensors = jobs_ccl.Tensors(ctx, case, rank, size)
+            bound.append((case, tensors, jobs_ccl.call(binding, case, tensors, group, group)))
+        for op in PRODUCTS:
+            case = Product(op, "", (24 * size, 16, 16 * size), "float32", dim=0 if op in GATHERING else None)
+            tensors = jobs_ops.Tensors(ctx, case, rank, size)
+            bound.append((case, tensors, jobs_ops.call(binding, case, tensors, group)))
+        for turn in range(turns):
+            for case, tensors, call in bound:
+                time.sleep(late.choice([0, 0, 0.003]))
+                inputs = tensors.fill(turn)
+                how = ("bound", "started", "plain")[(turn + len(case.op)) % 3]
+                if how == "bound":
+                    call()
+                elif how == "started":
+                    call.start().wait()
+                elif isinstance(case, Product):
+                    jobs_ops.call(ctx, case, tensors, group)
+                else:
+                    jobs_ccl.call(ctx, case, tensors, group, group)
+                if isinstance(case, Product):
+                    wrong += jobs_ops.verify(case, tensors, turn, f" ({how})")
+                else:
+                    wrong += jobs_ccl.verify(case, tensors, inputs, f" ({how})")
+    return wrong
+
+
+def messages(device):
+    """Rank 0 sends rank 1 what changes, by bound calls, from another thread than the one that bound them."""
+    with Iris("8MiB", device=device) as ctx:
+        x, found = ctx.zeros(100), []
+        if ctx.cur_rank > 1:
+            return found
+        pass_on = ctx.ccl.bind("recv", x, 0) if ctx.cur_rank else ctx.ccl.bind("send", x, 1)
+
+        def run():
+            for turn in range(20):
+                if not ctx.cur_rank:
+                    x.fill_(turn)
+                pass_on()
+                found.append(x.unique().tolist() == [turn])
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return found
+
+
+def refused():
+    """What is refused when a call is bound, and when it is called after the end."""
+    with Iris("1MiB", device="cpu") as ctx:
+        x = torch.ones(4)
+        said = [
+            refusal(lambda: ctx.ccl.bind("all_sum", x, x)),
+            refusal(lambda: ctx.ccl.bind("all_reduce", x, x, async_op=True)),
+            refusal(lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
+            refusal(lambda: ctx.ccl.bind("all_reduce", x, torch.ones(5))),
+        ]
+        call = ctx.ccl.bind("all_reduce", x, x)
+        call()
+        assert x.tolist() == [float(ctx.num_ranks)] * 4
+    return [*said, refusal(call)]
+
+
+def replays():
+    """What a graph of bound calls leaves, whose calls were dropped after the capture."""
+    with Iris("64MiB", device="cuda") as ctx:
+        x, y = ctx.empty(1000), torch.zeros(1000, device=ctx.device)
+        a, b = torch.empty(64, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
+        c = ctx.empty(64, 16)
+        calls = [ctx.ccl.bind("all_reduce", y, x), ctx.ops.bind("matmul_all_reduce", c, a, b)]
+        for call in calls:
+            call()
+        graph = torch.cuda.CUDAGraph()
+        ctx.barrier()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        del calls, call
+        torch.cuda.empty_cache()
+        found = []
+        for turn in range(5):
+            x.fill_(turn)
+            a.fill_(turn)
+            graph.replay()
+            found.append((y.unique().tolist(), c.unique().tolist()))
+        ctx.barrier()
+        return found

@@ -1,0 +1,31 @@
+"""Calls that are bound to their tensors: `ctx.ccl.bind` and `ctx.ops.bind`."""
+
+import jobs_bound as jobs
+import pytest
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("group", [None, [2, 0]])
+def test_bound_calls_are_right(pool, group, device, num_ranks):
+    assert pool.run(jobs.calls, num_ranks, device, group) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_messages_of_another_thread(pool, num_ranks, device):
+    assert pool.run(jobs.messages, num_ranks, device) == [[True] * 20] * 2
+
+
+def test_what_is_refused(pool):
+    for unknown, asynchronous, with_workspace, shapes, closed in pool.run(jobs.refused, 2):
+        assert unknown[0] == asynchronous[0] == with_workspace[0] == "ArgumentError"
+        assert "there are all_reduce, " in unknown[2]
+        assert "start()" in asynchronous[2]
+        assert "start()" in with_workspace[2]
+        assert shapes[0] == "ArgumentError"
+        assert closed[0] == "HeapClosedError"
+
+
+@pytest.mark.multigpu(2)
+def test_a_graph_keeps_what_it_captured(pool):
+    wanted = [([2.0 * turn], [64.0 * turn]) for turn in range(5)]
+    assert pool.run(jobs.replays, 2) == [wanted] * 2
