@@ -3,6 +3,7 @@
 import torch
 
 from iris_core.types import CompileCase, DeviceType
+from iris_triton.collectives import experts
 from iris_triton.gemm.copy_engine_product import await_word
 from iris_triton.gemm.fetch_product import fetch_product
 from iris_triton.gemm.matmul_reduce import matmul_reduce
@@ -16,6 +17,7 @@ _END = (0, _ADDRESS)  # timeout, status
 _PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
 _COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
 _STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
+_STORE = {_CUDA: r"st\.global", _HIP: r"(global|flat|buffer)_store_(short|dword)"}
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
 
@@ -53,6 +55,39 @@ def compile_cases():
             options={"num_warps": 1},
             expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_load_dword .* sc1",)},
         ),
+        *_expert_cases(),
+    ]  # fmt: skip
+
+
+def _expert_cases():
+    """Kernels of `ctx.ops.experts`: 8-bit tokens of 7168 elements with scales, results in bfloat16."""
+    i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
+    group = {"WORLD": 4, "SIZE": 4}
+    shape = group | {"LOCAL": 64}
+    flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
+    arguments = {
+        "count": ((i64, i32, i32, 1024), {"EXPERTS": 256, "BLOCK": 1024}, (_STORE,)),
+        "exchange": (
+            (i32, i32, i64, i32, i32, i32, i64, i32, 1, i64), shape | {"LANES": 4, "WIDTH": 64}, (_RELEASE, _ACQUIRE)
+        ),
+        "send": (
+            (i32, f32, i64, i32, i32, i32, f32, i32, *flags, 1, 1024, 1024, 1792, i64),
+            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "BLOCK": 1024}, (_RELEASE, _STORES),
+        ),
+        "receive": ((i64, i64, i64), group, (_ACQUIRE,)),
+        "give_back": (
+            (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"BLOCK": 1024}, (_RELEASE, _STORES)
+        ),
+        "gather": (
+            (bf16, bf16, i64, f32, 128, 7168), {"TOP_K": 8, "EXPERTS": 256, "WEIGHTED": True, "BLOCK": 1024}, (_STORE,)
+        ),
+    }  # fmt: skip
+    return [
+        CompileCase(
+            name=f"experts-{name}", kernel=getattr(experts, name), args=args, kwargs=kwargs, options={"num_warps": 4},
+            expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+        )
+        for name, (args, kwargs, patterns) in arguments.items()
     ]  # fmt: skip
 
 

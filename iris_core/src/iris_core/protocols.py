@@ -263,6 +263,20 @@ class SupportsOperations(Protocol):
         """Folders with measured tables of operations (docs/ops.md has the format)."""
 
 
+class SupportsExperts(Protocol):
+    """A backend with kernels that pass tokens to experts and back, for `ctx.ops.experts`."""
+
+    def experts(self, space: Any) -> Any:
+        """Return the kernels of a group, an `iris_triton.collectives.experts.ExpertKernels` or alike.
+
+        Its methods `dispatch(turn)`, `receive(flags)`, `give_back(turn, y)` and `gather(turn, out)` launch on the
+        current stream.
+
+        Args:
+            space: the group's `iris_core.ops.experts.Workspace`.
+        """
+
+
 class Context(Protocol):
     """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
 

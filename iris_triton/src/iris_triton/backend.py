@@ -129,6 +129,11 @@ class TritonBackend:
         assert spec is not None
         device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
 
+    def experts(self, space: Any) -> Any:
+        from iris_triton.collectives.experts import ExpertKernels
+
+        return ExpertKernels(space)
+
     def collectives(self) -> Sequence[Collective]:
         from iris_triton.collectives import collectives
 

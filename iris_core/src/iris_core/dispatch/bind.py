@@ -291,7 +291,7 @@ class Binder:
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
         where = self.processors, tuple(nodes[rank] for rank in sorted(nodes))
-        self._here = Here(self.rank, world.world_size, self.target, self.own_heap, *where)
+        self.here = Here(self.rank, world.world_size, self.target, self.own_heap, *where)
         self._shared: tuple[Region, ...] = self._memory.of_all(world.world_size)
         providers.open_messages()
 
@@ -302,7 +302,7 @@ class Binder:
         Collective: every member of the group calls it with its first call of a kind; if one refuses then, all do.
         `holder` returns where the launch is kept; by default with the context's.
         """
-        members, here = self.members_of(call.group), self._here
+        members, here = self.members_of(call.group), self.here
         request: Any = None
         try:
             request = call.describe(here, members)
@@ -431,8 +431,8 @@ class Binder:
 
     def explain(self, call: Call) -> Explanation:
         """Explain which algorithm would serve a call."""
-        request: Any = call.describe(self._here, self.members_of(call.group))
-        call.check(request, self._here)
+        request: Any = call.describe(self.here, self.members_of(call.group))
+        call.check(request, self.here)
         shared = shared_facts(request)
         left_out = self.members.left_out(request.members, shared)
         settled = self.members.settled(request, shared, call.config)
@@ -493,6 +493,17 @@ class Binder:
         """Return the world ranks of a group's members, in its order; all for None."""
         self.open()
         return self._world.members_of(group)
+
+    def on_several_nodes(self, members: tuple[int, ...]) -> bool:
+        """Return whether some ranks are on several nodes."""
+        return self._world.subworld(members).spans_nodes
+
+    def take(self, members: tuple[int, ...], nbytes: int, what: str) -> torch.Tensor:
+        """Make memory of the heap for some ranks, of zeros, for as long as the context is open; their bytes, uint8.
+
+        Collective: every member calls it with the same arguments.
+        """
+        return self._memory.take(self._world.subworld(members), members, nbytes, what).tensor
 
     # -- what there is ------------------------------------------------------------------------------------------------
     def team(self, members: tuple[int, ...]) -> Team:

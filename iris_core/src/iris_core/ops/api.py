@@ -17,6 +17,7 @@ from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allow
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
+from iris_core.ops.experts import ExpertGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,6 +278,13 @@ class Operations(Calls):
         *how: Any,
     ) -> tuple[FusedCall, bool]:
         return FusedCall(op, out, a, b, bias, group, config, *how), bool(async_op) or workspace is not None
+
+    def experts(
+        self, max_tokens: int, hidden: int, experts: int, *, top_k: int, dtype: torch.dtype = torch.bfloat16,
+        result: torch.dtype | None = None, scales: int = 0, group: Group = None,
+    ) -> ExpertGroup:  # fmt: skip
+        """Make a group of ranks that divide the experts of a layer; see `iris_core.ops.experts.ExpertGroup`."""
+        return ExpertGroup(self._binder, max_tokens, hidden, experts, top_k, dtype, result, scales, group)
 
     def members_of(self, group: Group = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.

@@ -1,0 +1,321 @@
+"""`ctx.ops.experts`: a group of ranks that divide the experts of a layer, and pass tokens to them and back."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from iris_core.device.targets import on_device
+from iris_core.dispatch.requests import check_tensors, check_unrecorded, name_of
+from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.bind import Binder
+    from iris_core.types import Group
+
+_ALIGNMENT_NBYTES = 256
+_ROW_NBYTES = 16
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+"""Element types of experts' results."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What the kernels of a group work with; `iris_triton.collectives.experts` says how.
+
+    Attributes:
+        world, size, me: ranks of the context, members of the group, and this rank's number among them.
+        local, top_k, scales: experts of each member, choices of each token, and float32 scales of each row.
+        most_slots: choices that a member brings to a turn, at most.
+        units: multiprocessors of the device.
+        members, context: int32[size], their ranks; the context tensor.
+        others: further attributes are tensors of the kernels, by the names that these have for them.
+    """
+
+    world: int
+    size: int
+    me: int
+    local: int
+    top_k: int
+    scales: int
+    most_slots: int
+    units: int
+    members: torch.Tensor
+    context: torch.Tensor
+    inbox: torch.Tensor
+    inbox_scales: torch.Tensor
+    origin: torch.Tensor
+    back: torch.Tensor
+    table: torch.Tensor
+    told: torch.Tensor
+    arrived: torch.Tensor
+    returned: torch.Tensor
+    own: torch.Tensor
+    first: torch.Tensor
+    state: torch.Tensor
+    done: torch.Tensor
+
+
+@dataclass(eq=False)
+class Turn:
+    """One dispatch, until its results are combined.
+
+    Attributes:
+        counts: int32 (experts of this rank,), on the device: tokens of each.
+        offsets: int32 (experts of this rank + 1,): the row of each one's first token, and the end; as grouped products
+            take them.
+        scales_of_rows: float32 (rows, scales), where the group has scales.
+        x, chosen, weights, scales, numbers: what was given, and each choice's number among those of its expert.
+    """
+
+    x: torch.Tensor = field(repr=False)
+    chosen: torch.Tensor = field(repr=False)
+    weights: torch.Tensor | None = field(repr=False)
+    scales: torch.Tensor | None = field(repr=False)
+    numbers: torch.Tensor = field(repr=False)
+    counts: torch.Tensor
+    offsets: torch.Tensor
+    scales_of_rows: torch.Tensor | None = None
+
+
+class Dispatched(NamedTuple):
+    """What has arrived: `rows` is (capacity, hidden), the tokens of this rank's experts one expert after the other.
+
+    Those of an expert are in the order of the ranks that they came from, and of these ranks' tokens.  Rows from
+    `turn.offsets[-1]` on are undefined.  `counts` is `turn.counts`.
+    """
+
+    rows: torch.Tensor
+    counts: torch.Tensor
+    turn: Turn
+
+
+class ExpertGroup:
+    """Ranks that divide the experts of a layer (MoE): member r has the experts r * n to r * n + n - 1.
+
+    Collective: every member makes it, with equal arguments, and calls its methods equally often in the same order.
+
+    Stream: all runs on the current stream, the same one in all calls, and the host waits for nothing.  How many tokens
+    go where is known to the devices alone, so that all of it can be captured in a graph, once it was called before.
+    A turn is `dispatch` and, if its results are wanted, `combine`; the next dispatch may overwrite the rows of the one
+    before.  To do something else while tokens are under way, call `send` and `receive` instead of `dispatch`, and
+    `send_back` and `receive_back` instead of `combine`.
+
+    No token is dropped: there is memory for the worst case, size * max_tokens * min(top_k, n) rows, as long as the
+    context is open.  Nothing is recorded for gradients.
+
+    Args:
+        max_tokens: tokens that a member brings to a turn, at most.
+        hidden: elements of a token; 16 bytes or a multiple.
+        experts: of all members together.
+        top_k: experts of a token.
+        dtype: of tokens.
+        result: of the experts' results: bfloat16, float16 or float32; by default `dtype`, of 8-bit floats bfloat16.
+        scales: float32 scales that go with each token, such as one for every 128 elements of 8-bit floats; 0 for none.
+        group: the ranks; see `iris_core.ops.api.Operations`.
+
+    Raises:
+        ArgumentError: the members cannot divide the experts, or a number makes no sense.
+        UnsupportedError: there is no such result, no memory, or the ranks are on several nodes.
+        CapabilityError: the backend has no kernels for it.
+        RankMismatchError: the members give different arguments.
+
+    Example:
+        >>> import torch
+        >>> from iris_core import Iris
+        >>> with Iris("4MiB", device="cpu") as ctx:
+        ...     experts = ctx.ops.experts(8, 16, 2, top_k=1, dtype=torch.float32)
+        ...     x, chosen = torch.ones(3, 16), torch.tensor([[1], [0], [1]])
+        ...     rows, counts, turn = experts.dispatch(x, chosen)
+        ...     print(counts.tolist(), experts.combine(2 * rows, turn)[:, 0].tolist())
+        [1, 2] [2.0, 2.0, 2.0]
+    """
+
+    def __init__(
+        self, binder: Binder, max_tokens: int, hidden: int, experts: int, top_k: int, dtype: torch.dtype,
+        result: torch.dtype | None, scales: int, group: Group,
+    ) -> None:  # fmt: skip
+        result = result or (dtype if dtype in RESULTS else torch.bfloat16)
+        members = binder.members_of(group)
+        facts = {
+            "operation": "experts", "max_tokens": str(max_tokens), "hidden": str(hidden), "experts": str(experts),
+            "top_k": str(top_k), "dtype": name_of(dtype), "result": name_of(result), "scales": str(scales),
+        }  # fmt: skip
+        try:
+            self._check(binder, members, max_tokens, hidden, experts, top_k, dtype, result, scales)
+        except Exception as error:  # noqa: BLE001 - raised again, on all members
+            binder.refuse("experts", error, members)
+        binder.members.agree(members, facts)
+        self._binder, self.hidden, self.dtype, self.result = binder, hidden, dtype, result
+        self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
+        self.local = experts // len(members)
+        self._latest: Turn | None = None
+        with on_device(binder.target):
+            self._space = self._allocate(members, scales)
+            backend: Any = binder.open().backend
+            self._kernels = backend.experts(self._space)
+
+    @staticmethod
+    def _check(
+        binder: Binder, members: tuple[int, ...], max_tokens: int, hidden: int, experts: int, top_k: int,
+        dtype: torch.dtype, result: torch.dtype, scales: int,
+    ) -> None:  # fmt: skip
+        backend = binder.open().backend
+        if not hasattr(backend, "experts"):
+            raise CapabilityError(f"experts: backend {backend.info.name!r} has no kernels for experts")
+        if not min(max_tokens, hidden, top_k, experts) > 0 or scales < 0 or top_k > experts:
+            raise ArgumentError(
+                f"experts: max_tokens={max_tokens}, hidden={hidden}, experts={experts}, top_k={top_k} and "
+                f"scales={scales} make no layer"
+            )
+        if experts % len(members):
+            raise ArgumentError(f"experts: {len(members)} members cannot divide {experts} experts equally")
+        if hidden * min(dtype.itemsize, result.itemsize) % _ROW_NBYTES:
+            raise ArgumentError(f"experts: rows of {hidden} {name_of(dtype)} are no multiple of {_ROW_NBYTES} bytes")
+        if result not in RESULTS:
+            raise UnsupportedError(f"experts: results are {', '.join(map(name_of, RESULTS))}, not {name_of(result)}")
+        if binder.on_several_nodes(members):
+            raise UnsupportedError("experts: the ranks are on several nodes, and kernels reach those of one only")
+
+    def _allocate(self, members: tuple[int, ...], scales: int) -> Workspace:
+        """Make the memory: what peers store to in one region of the heap."""
+        binder, size, me = self._binder, len(members), members.index(self._binder.rank)
+        device, slots = binder.target.torch_device, self.max_tokens * self.top_k
+        capacity = size * self.max_tokens * min(self.top_k, self.local)
+        if size * slots > 1 << 31:
+            raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
+        shared: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "inbox": ((capacity, self.hidden), self.dtype), "inbox_scales": ((capacity, scales), torch.float32),
+            "origin": ((capacity,), torch.int32), "back": ((slots, self.hidden), self.result),
+            "table": ((2, size, self.experts), torch.int32), "told": ((size,), torch.int64),
+            "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
+        }  # fmt: skip
+        sizes = [-(-math.prod(shape) * dtype.itemsize // _ALIGNMENT_NBYTES) for shape, dtype in shared.values()]
+        begins = [each * _ALIGNMENT_NBYTES for each in itertools.accumulate(sizes, initial=0)]
+        region = binder.take(members, begins[-1], "a group of experts")
+        tensors = {
+            name: region[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for (name, (shape, dtype)), begin in zip(shared.items(), begins[:-1], strict=True)
+        }
+        zeros = {"own": self.experts, "first": self.experts, "done": 1}
+        tensors |= {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
+        context = binder.open()
+        return Workspace(
+            context.num_ranks, size, me, self.local, self.top_k, scales, slots, binder.processors,
+            members=torch.tensor(members, dtype=torch.int32, device=device), context=context.get_device_context(),
+            state=torch.zeros(1, dtype=torch.int64, device=device), **tensors,
+        )  # fmt: skip
+
+    # -- to the experts -----------------------------------------------------------------------------------------------
+    def dispatch(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None = None, *,
+        scales: torch.Tensor | None = None,
+    ) -> Dispatched:  # fmt: skip
+        """Give each token to its experts' ranks, and get those of this rank's experts.
+
+        Args:
+            x: (n, hidden), n up to `max_tokens`, also 0, and another one on each member.
+            chosen: int32 or int64 (n, top_k), different experts for each token; a number that is no expert's, such as
+                -1, is no choice.
+            weights: float32 (n, top_k), for `combine`; None for 1.
+            scales: float32 (n, scales of the group).
+
+        All are contiguous and on the device, and stay as they are until `combine`.
+
+        Raises:
+            ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
+        """
+        return self.receive(self.send(x, chosen, weights, scales=scales))
+
+    def send(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None = None, *,
+        scales: torch.Tensor | None = None,
+    ) -> Turn:  # fmt: skip
+        """Begin a dispatch; `receive` ends it."""
+        space, device = self._space, self._binder.target.torch_device
+        n, slots = x.shape[0], (x.shape[0], self.top_k)
+        wanted = {
+            "x": (x, (n, self.hidden), (self.dtype,)),
+            "chosen": (chosen, slots, (torch.int32, torch.int64)),
+            "weights": (weights, slots, (torch.float32,)),
+            "scales": (scales, (n, space.scales), (torch.float32,)),
+        }
+        if n > self.max_tokens:
+            raise ArgumentError(f"dispatch: {n} tokens are more than max_tokens={self.max_tokens}")
+        if (scales is None) != (space.scales == 0):
+            raise ArgumentError(f"dispatch: the group has {space.scales} scales for each token, this call has others")
+        self._check_each("dispatch", wanted)
+        counts, offsets = (torch.empty(self.local + k, dtype=torch.int32, device=device) for k in (0, 1))
+        numbers = torch.empty(slots, dtype=torch.int32, device=device)
+        rows_scales = space.inbox_scales if space.scales else None
+        turn = Turn(x, chosen, weights, scales, numbers, counts, offsets, rows_scales)
+        with on_device(self._binder.target):
+            self._kernels.dispatch(turn)
+        self._latest = turn
+        return turn
+
+    def receive(self, turn: Turn) -> Dispatched:
+        """Let the stream wait for what the members have sent, and return it."""
+        self._check_turn("receive", turn)
+        with on_device(self._binder.target):
+            self._kernels.receive(self._space.arrived)
+        return Dispatched(self._space.inbox, turn.counts, turn)
+
+    # -- and back -----------------------------------------------------------------------------------------------------
+    def combine(self, y: torch.Tensor, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Give results back to the tokens' ranks, and return the weighted sum of each token's: (n, hidden).
+
+        Sums are made in float32, in the order of the choices.
+
+        Args:
+            y: (capacity, hidden) of dtype `result`, contiguous: the results of `rows`, each in its token's row.
+            turn: the latest one.
+            out: where to; new by default.
+
+        Raises:
+            ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's.
+        """
+        self.send_back(y, turn)
+        return self.receive_back(turn, out)
+
+    def send_back(self, y: torch.Tensor, turn: Turn) -> None:
+        """Begin a combine; `receive_back` ends it."""
+        self._check_turn("combine", turn)
+        self._check_each("combine", {"y": (y, tuple(self._space.inbox.shape), (self.result,))})
+        with on_device(self._binder.target):
+            self._kernels.give_back(turn, y)
+
+    def receive_back(self, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Let the stream wait for the results, and return their sums."""
+        self._check_turn("combine", turn)
+        shape = (turn.x.shape[0], self.hidden)
+        if out is None:
+            out = torch.empty(shape, dtype=self.result, device=turn.x.device)
+        self._check_each("combine", {"out": (out, shape, RESULTS)})
+        with on_device(self._binder.target):
+            self._kernels.receive(self._space.returned)
+            self._kernels.gather(turn, out)
+        return out
+
+    def _check_turn(self, what: str, turn: Turn) -> None:
+        self._binder.open()
+        if turn is not self._latest:
+            raise ArgumentError(f"{what}: another dispatch of this group came after this turn's, or it is another's")
+
+    def _check_each(self, what: str, wanted: dict[str, Any]) -> None:
+        self._binder.open()
+        given = {name: each for name, (each, _, _) in wanted.items()}
+        check_tensors(what, self._binder.here, **given)
+        check_unrecorded(what, *given.values())
+        for name, (each, shape, dtypes) in wanted.items():
+            if each is not None and (
+                tuple(each.shape) != shape or each.dtype not in dtypes or not each.is_contiguous()
+            ):
+                raise ArgumentError(
+                    f"{what}: {name} must be {shape}, {' or '.join(map(name_of, dtypes))}, contiguous, not "
+                    f"{tuple(each.shape)}, {name_of(each.dtype)}{'' if each.is_contiguous() else ', with gaps'}"
+                )

@@ -1,0 +1,242 @@
+"""Tokens to their experts and back (`ctx.ops.experts`): rows go to where they are used, in one copy.
+
+`count` numbers the tokens of each expert; `exchange` tells all members how many there are, from which each computes the
+row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
+tokens there.  Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds
+them up.  No host waits, and no number of tokens is known to one.
+
+Calls of a group follow each other on each member's stream, and one turn cannot pass another: a member's numbers of turn
+n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again.  Each
+flag has one sender, which only raises it.
+
+Lepikhin et al., GShard (2020), for the layer.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from iris_triton.context import DeviceContext
+
+if TYPE_CHECKING:
+    from iris_core.ops.experts import Turn, Workspace
+
+_ENTRIES = 1024  # of the list of choices, at a time
+_PROGRAMS_PER_UNIT = 4
+_VECTORS = 1024  # elements of a row, at a time
+
+
+@triton.jit
+def count(chosen, numbers, own, slots, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Number the choices of one expert: `own`[expert] is how many there are, `numbers` the place of each among them."""
+    expert = tl.program_id(0)
+    total = 0
+    for start in range(0, slots, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        choice = tl.load(chosen + at, mask=at < slots, other=-1)
+        tl.device_assert(choice < EXPERTS, "a token chooses an expert that there is not")
+        is_mine = (choice == expert).to(tl.int32)
+        tl.store(numbers + at, total + tl.cumsum(is_mine, 0) - 1, mask=is_mine > 0)
+        total += tl.sum(is_mine, 0)
+    tl.store(own + expert, total)
+
+
+@triton.jit
+def exchange(
+    own, table, told, first, counts, offsets, state, members, me, context,
+    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
+
+    Args:
+        own: int32[experts], from `count`.
+        table: int32[2, SIZE, experts] on the heap, one half for each turn.
+        told: int64[SIZE] on the heap: the last turn of which each member has told its numbers.
+        first: int32[experts], out: the row of this member's first token for each expert, in the inbox of its member.
+        counts, offsets: int32[LOCAL] and [LOCAL + 1], out: tokens of this member's experts, and where they begin.
+        state: int64[1]: the turn.
+        LANES, WIDTH: powers of two, at least SIZE and LOCAL.
+    """
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    turn = tl.load(state) + 1
+    owner, local = tl.arange(0, LANES)[:, None], tl.arange(0, WIDTH)[None, :]
+    valid = (owner < SIZE) & (local < LOCAL)
+    expert = owner * LOCAL + local
+    half = table + turn % 2 * (SIZE * SIZE * LOCAL)
+    numbers = tl.load(own + expert, mask=valid, other=0)
+    for i in range(SIZE):
+        peer = tl.load(members + (me + 1 + i) % SIZE)
+        ctx.store(half + me * (SIZE * LOCAL) + expert, numbers, peer, mask=valid)
+        ctx.signal(told + me, turn, peer)
+    totals = tl.zeros((LANES, WIDTH), tl.int32)
+    before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
+    for sender in range(SIZE):
+        ctx.wait(told + sender, turn)
+        theirs = tl.load(half + sender * (SIZE * LOCAL) + expert, mask=valid, other=0)
+        totals += theirs
+        before += tl.where(sender < me, theirs, 0)
+    starts = tl.cumsum(totals, 1) - totals
+    tl.store(first + expert, starts + before, mask=valid)
+    mine = valid & (owner == me)
+    tl.store(counts + local + owner * 0, totals, mask=mine)
+    tl.store(offsets + local + owner * 0, starts, mask=mine)
+    tl.store(offsets + local + 1 + owner * 0, starts + totals, mask=mine & (local == LOCAL - 1))
+    tl.store(state, turn)
+
+
+@triton.jit
+def send(
+    x, scales, chosen, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
+    most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
+    SCALES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
+
+    Args:
+        x, inbox: rows of `words` elements.
+        scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
+        origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
+        arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
+        done: int32[1], 0: programs that are done.
+    """
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    for s in range(tl.program_id(0), slots, tl.num_programs(0)):
+        expert = tl.load(chosen + s).to(tl.int32)
+        if (expert >= 0) & (expert < SIZE * LOCAL):
+            peer = tl.load(members + expert // LOCAL)
+            row = (tl.load(first + expert) + tl.load(numbers + s)).to(tl.int64)
+            token = tl.cast(s // TOP_K, tl.int64)
+            for start in range(0, words, BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                ctx.put(x + token * words + at, inbox + row * words + at, peer, mask=at < words)
+            if SCALES > 0:
+                at = tl.arange(0, LANES)
+                ctx.put(scales + token * SCALES + at, inbox_scales + row * SCALES + at, peer, mask=at < SCALES)
+            ctx.store(origin + row, me * most_slots + s, peer)
+    tell_all(ctx, arrived, done, state, members, me, SIZE)
+
+
+@triton.jit
+def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr):
+    """Let the last program of a launch tell all members that this one has stored everything."""
+    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
+    programs = tl.num_programs(0)
+    if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.store(done, 0)
+        tl.debug_barrier()
+        turn = tl.load(state)
+        for i in range(SIZE):
+            ctx.signal(flags + me, turn, tl.load(members + (me + i) % SIZE))
+
+
+@triton.jit
+def receive(flags, state, context, WORLD: tl.constexpr, SIZE: tl.constexpr):
+    """Wait until every member has stored everything of this turn; one program."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    turn = tl.load(state)
+    for sender in range(SIZE):
+        ctx.wait(flags + sender, turn)
+
+
+@triton.jit
+def give_back(
+    y, origin, offsets, back, returned, done, state, members, me, most_slots, words, context,
+    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store the experts' results to where the tokens came from: row `slot` of `back`, of the token's member."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
+        came_from = tl.load(origin + row)
+        peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
+        begin = tl.cast(row, tl.int64) * words
+        for start in range(0, words, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
+    tell_all(ctx, returned, done, state, members, me, SIZE)
+
+
+@triton.jit
+def gather(
+    out, back, chosen, weights, tokens, hidden, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Add up each token's results, in float32 and in the order of its choices."""
+    for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
+        token = tl.cast(t, tl.int64)
+        for start in range(0, hidden, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            total = tl.zeros((BLOCK,), tl.float32)
+            for choice in range(TOP_K):
+                slot = token * TOP_K + choice
+                expert = tl.load(chosen + slot)
+                if (expert >= 0) & (expert < EXPERTS):
+                    result = tl.load(back + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
+                    total += result * tl.load(weights + slot) if WEIGHTED else result
+            tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
+
+
+class ExpertKernels:
+    """Launches the kernels of one group, on the current stream."""
+
+    def __init__(self, space: Workspace) -> None:
+        self._space = space
+        size, local = space.size, space.local
+        lanes = {"LANES": triton.next_power_of_2(size), "WIDTH": triton.next_power_of_2(local)}
+        self._group = {"WORLD": space.world, "SIZE": size}
+        self._shape = {**self._group, "LOCAL": local}
+        self._padded = {**self._shape, **lanes}
+        self._many = space.units * _PROGRAMS_PER_UNIT
+
+    def _programs(self, work: int) -> tuple[int]:
+        return (max(1, min(work, self._many)),)
+
+    def dispatch(self, turn: Turn) -> None:
+        """Store the tokens of a turn, and tell the others."""
+        s, slots, experts = self._space, turn.chosen.numel(), self._space.size * self._space.local
+        count[(experts,)](
+            turn.chosen, turn.numbers, s.own, slots, EXPERTS=experts,
+            BLOCK=max(16, min(_ENTRIES, triton.next_power_of_2(slots))),
+        )  # fmt: skip
+        exchange[(1,)](
+            s.own, s.table, s.told, s.first, turn.counts, turn.offsets, s.state, s.members, s.me, s.context,
+            **self._padded, num_warps=8,
+        )  # fmt: skip
+        x, inbox = as_words(turn.x), as_words(s.inbox)
+        scales = s.state if turn.scales is None else turn.scales  # not read without scales
+        send[self._programs(slots)](
+            x, scales, turn.chosen, turn.numbers, s.first, inbox, s.inbox_scales, s.origin, s.arrived, s.done, s.state,
+            s.members, s.me, slots, s.most_slots, x.shape[1], s.context, **self._shape, TOP_K=s.top_k,
+            SCALES=s.scales, LANES=triton.next_power_of_2(max(1, s.scales)), BLOCK=_VECTORS,
+        )  # fmt: skip
+
+    def receive(self, flags: Any) -> None:
+        """Let the stream wait for all members' tokens, or results."""
+        receive[(1,)](flags, self._space.state, self._space.context, **self._group, num_warps=1)
+
+    def give_back(self, turn: Turn, y: Any) -> None:
+        """Store results to where their tokens came from, and tell the others."""
+        s = self._space
+        rows, back = as_words(y), as_words(s.back)
+        give_back[self._programs(rows.shape[0])](
+            rows, s.origin, turn.offsets, back, s.returned, s.done, s.state, s.members, s.me, s.most_slots,
+            rows.shape[1], s.context, **self._shape, BLOCK=_VECTORS,
+        )  # fmt: skip
+
+    def gather(self, turn: Turn, out: Any) -> None:
+        """Add up what has come back."""
+        s, weights = self._space, turn.weights
+        gather[self._programs(out.shape[0])](
+            out, s.back, turn.chosen, s.state if weights is None else weights, out.shape[0], out.shape[1],
+            TOP_K=s.top_k, EXPERTS=s.size * s.local, WEIGHTED=weights is not None, BLOCK=_VECTORS,
+        )  # fmt: skip
+
+
+def as_words(rows):
+    """View rows as int32, which all element types are copied as."""
+    import torch
+
+    return rows.view(torch.int32)

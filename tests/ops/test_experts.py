@@ -1,0 +1,43 @@
+"""`ctx.ops.experts`: tokens to the ranks of their experts, and back."""
+
+import jobs_experts as jobs
+import pytest
+
+# experts of a rank, choices, elements, most tokens, dtype, scales
+CASES = {
+    "one expert each": (1, 1, 32, 5, "float32", 0),
+    "more choices than experts of a rank": (2, 4, 1200, 9, "bfloat16", 0),
+    "8-bit floats with scales": (3, 2, 48, 30, "float8_e4m3fn", 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "num_ranks", "group"),
+    [
+        ("one expert each", 2, None),
+        ("more choices than experts of a rank", 4, [3, 1, 0]),
+        ("8-bit floats with scales", 3, None),
+        *(pytest.param(case, 2, None, marks=pytest.mark.exhaustive) for case in list(CASES)[1:]),
+    ],
+)
+def test_tokens_reach_their_experts_and_come_back(pool, device, case, num_ranks, group):
+    assert pool.run(jobs.passes, num_ranks, device, group, CASES[case], 4) == [[]] * num_ranks
+
+
+def test_what_is_refused(pool):
+    said = pool.run(jobs.refused, 2)
+    kinds = ["ArgumentError"] * 3 + ["UnsupportedError", "RankMismatchError", "UnsupportedError"]
+    kinds += ["ArgumentError"] * 5 + ["HeapClosedError"]
+    for each in said:
+        assert [kind for kind, _, _ in each] == kinds
+    texts = [text for _, _, text in said[0]]
+    for number, part in enumerate(["cannot divide 3 experts", "no multiple of 16 bytes", "make no layer", "not int32"]):
+        assert part in texts[number]
+    assert "x must be (2, 16), bfloat16" in texts[6]
+    assert "another dispatch" in texts[10]
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_graphs(pool, num_ranks):
+    assert pool.run(jobs.replays, num_ranks, 300) == [[]] * num_ranks
