@@ -18,7 +18,7 @@ COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton bench gpu-bench clean
+.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
@@ -29,6 +29,7 @@ help:
 	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them,"
 	@echo "                  JOBS=12 for as many at the same time (needs pytest-xdist)"
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
+	@echo "make test-nccl    compiles kernels that reach other nodes with every NCCL and Triton; fetches 1.3 GB, once"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
@@ -112,6 +113,17 @@ test-triton:
 	sed -i 's#-e \./#-e $(CURDIR)/#' .venv-triton-$(TRITON)/requirements.txt
 	.venv-triton-$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r .venv-triton-$(TRITON)/requirements.txt triton==$(TRITON)
 	.venv-triton-$(TRITON)/bin/python -m pytest $(PYTEST_ARGS)
+
+# NCCL's device functions and the compilers alone, beside the environment: nothing in it changes.
+NCCLS ?= 2.30.7 2.32.3
+TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
+BESIDE = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target
+test-nccl: $(STAMP)
+	for version in $(NCCLS); do \
+		test -d build/nccl/$$version || $(BESIDE) build/nccl/$$version nvidia-nccl-cu13==$$version || exit; done
+	for version in $(TRITONS); do \
+		test -d build/triton/$$version || $(BESIDE) build/triton/$$version triton==$$version || exit; \
+		PYTHONPATH=$(CURDIR)/build/triton/$$version $(BIN)/python -m pytest tests/compile/test_nccl.py $(PYTEST_ARGS) || exit; done
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/host.py

@@ -193,6 +193,7 @@ def open_heap(
             status_ptr=reports.words.data_ptr(),
             report_range=(page.address, page.nbytes),
             device=target.torch_device,
+            network=heap.network_words(),
         )
         return reports, spec, backend.make_context(spec)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ContextSpec,
         Demo,
         DeviceTarget,
+        Network,
         PeerMapping,
         PluginInfo,
         Segment,
@@ -97,6 +98,27 @@ class SupportsGrowth(Protocol):
         """Every peer has mapped what the last `export` described: it need not be described again."""
 
 
+class SupportsNetwork(Protocol):
+    """An allocator whose memory kernels reach on other nodes, too (`Capability.NETWORK`).
+
+    The heap calls `invite` on all ranks, and `connect` with what all have returned, before `export`.
+    """
+
+    def invite(self) -> Sequence[int]:
+        """Return what the other ranks need, as integers of 64 bits, equally many on all ranks; refuse what is local."""
+
+    def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> Network | None:
+        """Make this rank's memory a part of the network.  Collective: it may talk with the other ranks by itself.
+
+        Args:
+            invitations: of all ranks, by rank.
+            nodes: the ranks of each node.
+
+        Returns:
+            How kernels reach the ranks of other nodes; None where there is one node.
+        """
+
+
 class SupportsDecommit(Protocol):
     """An allocator that can give physical memory back while the address range stays."""
 
@@ -149,6 +171,10 @@ class MemoryMap(Protocol):
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node; kernels reach the memory of those of their own."""
+
+    @property
+    def network(self) -> Network | None:
+        """How kernels reach ranks of other nodes; None where they cannot."""
 
     @property
     def version(self) -> int:
@@ -241,6 +267,17 @@ class SupportsSignals(Protocol):
 
     def signal_wait(self, word: torch.Tensor, value: int, cmp: str) -> None:
         """Launch a kernel on the current stream that ends when `word <cmp> value`; the host waits on the CPU only."""
+
+
+class SupportsNetworkOptions(Protocol):
+    """A backend whose kernels can reach other nodes, for `ctx.launch_options`."""
+
+    def network_options(self, network: Network) -> Mapping[str, Any]:
+        """Return the options of a launch that link the network's functions.
+
+        Raises:
+            UnsupportedError: the backend does not know the functions of that version.
+        """
 
 
 class SupportsCollectives(Protocol):

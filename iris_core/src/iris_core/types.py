@@ -67,6 +67,7 @@ class Capability(enum.StrEnum):
     GROWTH = "growth"
     DECOMMIT = "decommit"
     IMPORT_TENSOR = "import-tensor"
+    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +403,7 @@ class ContextSpec:
         report_range: the host's address and size in bytes of the memory to which kernels write reports, or (0, 0).
         device: torch device string of the tensor.
         trace: the tracing words; empty means tracing is off.
+        network: the words with which kernels reach other nodes; empty where they cannot.
     """
 
     rank: int
@@ -412,6 +414,26 @@ class ContextSpec:
     report_range: tuple[int, int] = (0, 0)
     device: str = "cpu"
     trace: tuple[int, ...] = ()
+    network: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How kernels reach ranks of other nodes: by NCCL's device functions, or by their emulation on CPU ranks.
+
+    Attributes:
+        words: what kernels hand to these functions: the device communicator, and the window that the heap is.
+        version: (major, minor) of NCCL, which says what its functions look like.
+        bitcode: path of the functions, to be linked into kernels; empty where they are emulated.
+        far_bases: where they are emulated, the address of every rank's heap in this process.
+        delay_s: where they are emulated, how much later than it was started a put may arrive, in seconds.
+    """
+
+    words: tuple[int, int]
+    version: tuple[int, int]
+    bitcode: str = ""
+    far_bases: tuple[int, ...] = ()
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

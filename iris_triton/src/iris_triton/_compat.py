@@ -154,7 +154,7 @@ def launch_option_names() -> frozenset[str]:
     """Names of the compiler options that a launch may carry, over all GPU backends of this installation."""
     from triton.backends import backends
 
-    names = {"debug", "instrumentation_mode", "maxnreg", "num_warps", "num_ctas", "num_stages"}
+    names = {"debug", "extern_libs", "instrumentation_mode", "maxnreg", "num_warps", "num_ctas", "num_stages"}
     for backend in backends.values():
         home = backend.compiler.__module__
         for value in vars(sys.modules[home]).values():
@@ -223,6 +223,12 @@ def _without_scratch(launcher: Any) -> tuple[Callable[..., None], tuple[Any, ...
     if tuple(inspect.signature(type(launcher).__call__).parameters) != _CUDA_LAUNCHER_OF_3_6:
         return launcher, ()
     return launcher.launch, (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+
+
+def linked_libraries(builder: Any) -> tuple[str, ...]:
+    """Names of the libraries with which the kernel is linked that a builder makes, or that the CPU executor runs."""
+    launched = getattr(builder, "launched_libraries", None)  # of the executor's builders
+    return tuple(dict((builder.options.extern_libs if launched is None else launched()) or ()))
 
 
 # -- builtins of the language -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iris_core.device.context_words import STATUS_WORDS, TRACE_WORDS, encode
+from iris_core.device.context_words import HEADER_WORDS, STATUS_WORDS, TRACE_WORD, TRACE_WORDS, encode
 from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
 from iris_triton.info import TRITON_INFO
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
     from iris_core.diagnosis import PairCheck
     from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap
-    from iris_core.types import BarrierSlot, ClockOffset, CompileCase, ContextSpec, CreateRequest, Demo, PluginInfo
+    from iris_core.types import (
+        BarrierSlot,
+        ClockOffset,
+        CompileCase,
+        ContextSpec,
+        CreateRequest,
+        Demo,
+        Network,
+        PluginInfo,
+    )
     from iris_triton.launcher import BoundKernel
 
 
@@ -75,6 +84,10 @@ class TritonBackend:
 
     def detach(self) -> None:
         """Unregister the heap from the CPU executor, which stays enabled for other contexts.  Idempotent."""
+        if self._on_cpu and self._spec is not None and self._spec.network:
+            from iris_triton.interpreter.memory import network
+
+            network.forget(self._spec.network[0])
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
 
@@ -102,7 +115,8 @@ class TritonBackend:
                 nbytes = each.numel() * each.element_size()
                 self._trace_tokens.append(interpreter.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
         trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
-        context[-TRACE_WORDS:].copy_(trace)
+        begin = HEADER_WORDS + int(context[1]) + TRACE_WORD
+        context[begin : begin + TRACE_WORDS].copy_(trace)
 
     def compare_clocks(self, context: Context) -> ClockOffset:
         from iris_triton.clocks import compare
@@ -116,6 +130,16 @@ class TritonBackend:
 
             bound = self._barriers[slot.size, sem] = device_barrier.bind(slot.size, sem, self._spec)
         bound(stream, slot.words, slot.targets)
+
+    def network_options(self, network: Network) -> Mapping[str, Any]:
+        """Return the launch option that links NCCL's device functions, and the shim for its version.
+
+        Raises:
+            UnsupportedError: there is no shim for that version.
+        """
+        from iris_triton.language import gin
+
+        return {"extern_libs": gin.libraries(network)}
 
     def signal(self, word: torch.Tensor, value: int, op: str) -> None:
         from iris_triton import device_barrier

@@ -8,6 +8,7 @@ from triton.language import constexpr
 from iris_core.device import context_words as _layout
 from iris_triton import language
 from iris_triton._compat import aggregate
+from iris_triton.language import gin
 from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
 from iris_triton.language.atomics import _rmw
@@ -16,6 +17,7 @@ from iris_triton.language.trace import DeviceTracing
 from iris_triton.tiles.reductions import Reductions
 
 _HEADER_WORDS, _TRACE_WORD = constexpr(_layout.HEADER_WORDS), constexpr(_layout.TRACE_WORD)
+_NETWORK_WORD, _FAR_BASE = constexpr(_layout.NETWORK_WORD), constexpr(2)
 _TIMEOUT_WORD, _STATUS_WORD = constexpr(_layout.TIMEOUT_WORD), constexpr(_layout.STATUS_WORD)
 
 
@@ -85,17 +87,30 @@ class DeviceMethods(Reductions):
         self.tracing.end(event)
 
     @triton.jit
+    def _network(self):
+        """Return the pointer to the words of the network."""
+        return self.heap_bases + (self.world_size + _NETWORK_WORD)
+
+    @triton.jit
+    def _is_far(self, rank):
+        """Whether a rank is on another node; in kernels with a network only."""
+        return tl.load(self.heap_bases + rank) == tl.load(self._network() + _FAR_BASE)
+
+    @triton.jit
     def put(
         self, from_ptr, to_ptr, to_rank, mask=None, other=None, load_cache_modifier: constexpr = None,
         store_cache_modifier: constexpr = None, hint: constexpr = None
     ):  # fmt: skip
-        """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`."""
+        """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`; to other nodes see `gin`."""
         check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
-        language.put(
-            from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, mask, other, load_cache_modifier,
-            store_cache_modifier, hint
-        )  # fmt: skip
+        if gin.linked() and self._is_far(to_rank):
+            gin.put(from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, self._network(), mask)
+        else:
+            language.put(
+                from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, mask, other, load_cache_modifier,
+                store_cache_modifier, hint
+            )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit
@@ -133,7 +148,10 @@ class DeviceMethods(Reductions):
         """Update a flag of to_rank after all earlier stores of this program."""
         check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.SIGNAL, to_rank, pointer)
-        language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
+        if gin.linked() and gin.is_addition(pointer.dtype.element_ty, op) and self._is_far(to_rank):
+            gin.signal(pointer, value, self.rank, to_rank, self.heap_bases, self._network())
+        else:
+            language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
         self.tracing.end(event)
 
     @triton.jit
@@ -180,11 +198,22 @@ class DeviceMethods(Reductions):
         """Copy from own memory to to_rank's memory, then signal."""
         check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
-        language.put_signal(
-            from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, op, mask, other,
-            load_cache_modifier, store_cache_modifier, hint, sem, scope
-        )  # fmt: skip
+        if gin.linked() and gin.is_addition(signal_ptr.dtype.element_ty, op) and self._is_far(to_rank):
+            gin.put_signal(
+                from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, self._network(), mask
+            )
+        else:
+            language.put_signal(
+                from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, op, mask, other,
+                load_cache_modifier, store_cache_modifier, hint, sem, scope
+            )  # fmt: skip
         self.tracing.end(event)
+
+    @triton.jit
+    def flush(self):
+        """Wait until the sources of this program's puts to other nodes may be changed; else there is nothing to do."""
+        if gin.linked():
+            gin.flush(self._network())
 
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):

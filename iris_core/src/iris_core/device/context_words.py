@@ -12,6 +12,9 @@ expect them; what follows the bases is ours.
                     absolute value has passed, a wait describes itself in the status words, and goes on
     4+W             address of the status words (int64[STATUS_WORDS] in this rank's own memory), 0 if none
     5+W ..          tracing words, TRACE_WORDS of them, all 0 when tracing is off
+    then, where kernels reach other nodes (`iris_core.types.Network`), NETWORK_WORDS of them:
+                    the device communicator, the heap's window, and the address that stands for the heap of every
+                    rank on another node
 
 Status words lie in the memory of the device.  They have three parts of eight words: `Status`, `Mismatch`, and another
 `Status` at WAITING; the first kernel that reports something claims the first word of a part.  Its report goes into the
@@ -39,6 +42,7 @@ MAGIC_WORD, TIMEOUT_WORD, STATUS_WORD, TRACE_WORD = 0, 1, 2, 3
 """Offsets of the words after the heap bases, counted from word 2 + world_size."""
 
 TRACE_WORDS = 17
+NETWORK_WORD, NETWORK_WORDS = TRACE_WORD + TRACE_WORDS, 3
 
 
 class Status(enum.IntEnum):
@@ -121,6 +125,8 @@ def encode(spec: ContextSpec) -> list[int]:
         )
     if len(spec.trace) not in (0, TRACE_WORDS):
         raise ValueError(f"a context tensor has {TRACE_WORDS} tracing words, not {len(spec.trace)}")
+    if len(spec.network) not in (0, NETWORK_WORDS):
+        raise ValueError(f"a context tensor has {NETWORK_WORDS} words of a network, not {len(spec.network)}")
     trace = spec.trace or (0,) * TRACE_WORDS
-    tail = [CONTEXT_MAGIC | CONTEXT_LAYOUT, spec.timeout_ns, spec.status_ptr, *trace]
+    tail = [CONTEXT_MAGIC | CONTEXT_LAYOUT, spec.timeout_ns, spec.status_ptr, *trace, *spec.network]
     return [spec.rank, spec.world_size, *spec.heap_bases, *tail]

@@ -122,6 +122,27 @@ class OneSided:
         with self._on(stream):
             self.backend.signal_wait(word, value, cmp)
 
+    def launch_options(self) -> dict[str, Any]:
+        """Return the options of a launch with which the device context's puts and signals reach other nodes.
+
+        Local.  Empty where the allocator has no network, or there is one node: a kernel is launched alike everywhere.
+
+        Raises:
+            CapabilityError: the backend's kernels cannot use a network.
+            UnsupportedError: the backend does not know this version of the network's functions.
+
+        Example:
+            >>> with Iris(heap_size="1MiB", device="cpu") as ctx:
+            ...     ctx.launch_options()  # kernel[grid](x, ctx.get_device_context(), ..., **ctx.launch_options())
+            {}
+        """
+        network = self.heap.network
+        if network is None:
+            return {}
+        if not hasattr(self.backend, "network_options"):
+            raise CapabilityError(f"launch_options: kernels of backend {self.backend.info.name!r} use no network")
+        return dict(self.backend.network_options(network))
+
     def _other(self, what: str, tensor: torch.Tensor, peer: int, own: torch.Tensor, name: str) -> torch.Tensor:
         """Return the other rank's copy of a tensor, to which or from which `own` is copied."""
         there = self.heap.as_remote(tensor, peer)

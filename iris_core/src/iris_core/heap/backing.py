@@ -23,8 +23,8 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth
-    from iris_core.types import Segment
+    from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsNetwork
+    from iris_core.types import Network, Segment
     from iris_core.world import World
 
 
@@ -85,6 +85,7 @@ class Backing:
         self.bases: tuple[int, ...] = ()
         """Address of every rank's heap; those of ranks on other nodes are one range that nothing can access."""
         self._void: mmap.mmap | None = None
+        self.network: Network | None = None
         self.max_alignment = 0
         self._generation = -1  # of the allocator at the last exchange
         self._committed = RangeSet()
@@ -179,7 +180,12 @@ class Backing:
         return self._allocator.generation != self._generation
 
     def open(self) -> None:
-        """Map all peers.  Collective: see `exchange`."""
+        """Map all peers, and connect the nodes where the allocator can.  Collective: see `exchange`."""
+        if Capability.NETWORK in self._allocator.info.provides:
+            allocator = cast("SupportsNetwork", self._allocator)
+            mine = on_all_ranks(self._world, "could not prepare the network", allocator.invite, PeerAccessError)
+            connect = partial(allocator.connect, self._world.all_gather_ints(mine), self._world.nodes)
+            self.network = on_all_ranks(self._world, "could not connect to the other ranks", connect, PeerAccessError)
         self.exchange()
         aligned = min(self.bases[rank] & -self.bases[rank] for rank in self._world.local_members)
         rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes])
@@ -224,7 +230,7 @@ class Backing:
                     bases.append(self._base)
                     continue
                 if peer not in self._world.local_members:
-                    bases.append(self._address_of_nothing())
+                    bases.append(self.address_of_nothing())
                     continue
                 mapping = self._allocator.import_peer(peer, segments)
                 if mapping.nbytes != self._nbytes:
@@ -239,7 +245,7 @@ class Backing:
             raise
         return tuple(bases)
 
-    def _address_of_nothing(self) -> int:
+    def address_of_nothing(self) -> int:
         """Return where a range of the heap's size begins in which every access fails."""
         if self._void is None:
             self._void = mmap.mmap(-1, self._nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0)

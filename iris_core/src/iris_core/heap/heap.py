@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from iris_core.heap.blocks import Label
     from iris_core.heap.streams import Stream, Streams
     from iris_core.protocols import Allocator
+    from iris_core.types import Network
     from iris_core.world import World
 
 
@@ -431,6 +432,16 @@ class SymmetricHeap:
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node; memory is mapped within a node only."""
         return self._state.world.nodes
+
+    @property
+    def network(self) -> Network | None:
+        """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
+        return self._state.backing.network
+
+    def network_words(self) -> tuple[int, ...]:
+        """Return the words of the network for the context tensor; none where there is no network."""
+        network = self.network
+        return () if network is None else (*network.words, self._state.backing.address_of_nothing())
 
     @property
     def version(self) -> int:

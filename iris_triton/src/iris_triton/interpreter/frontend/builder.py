@@ -74,6 +74,10 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
     def create_get_num_programs(self, axis: int) -> Any:
         return self.get_int32(current.launch.grid[axis])
 
+    def launched_libraries(self) -> Any:
+        """Libraries by name that a compiled kernel would be linked with."""
+        return current.launch.options.get("extern_libs")
+
     def create_barrier(self, *ignored: Any) -> None:
         """Nothing: a program is one thread here, attributes are hints, and there is no IR to insert into."""
 

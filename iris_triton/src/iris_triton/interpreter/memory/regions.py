@@ -249,7 +249,13 @@ class BoundsChecker:
         elif said := self._far_ranks(address):
             address %= 1 << RANK_BIT
             problem = f"refused: {said}"
-            advice = "Kernels reach the memory of ctx.node_ranks; between nodes use ctx.ccl."
+            advice = "Kernels reach the memory of ctx.node_ranks; between nodes use ctx.ccl"
+            if any(heap.network is not None for heap in self.far.values()):
+                advice += (
+                    ", or in kernels launched with **ctx.launch_options() the device context's put, and signal and "
+                    'put_signal with op="add" and flags of int64'
+                )
+            advice += "."
         elif near is None:
             problem = "out of bounds: no memory is accessible to this launch"
         elif address >= near.end:

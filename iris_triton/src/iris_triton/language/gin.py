@@ -1,0 +1,228 @@
+"""Puts and signals to the heaps of ranks on other nodes, by NCCL's device functions (GIN).
+
+The methods `put`, `put_signal`, `signal` and `flush` of device contexts come here in kernels that are launched with
+`ctx.launch_options()`, which links NCCL's bitcode and the shim beside this module (nccl/MAJOR_MINOR.ll).  In all other
+kernels `linked()` is false when they are compiled, and nothing of this is in them.  `lsa_pointer` is for kernels that
+use NCCL's windows themselves.
+
+What a put has started goes on by itself.  It has arrived when a signal that was sent to the same rank after it, by the
+same program or after a barrier with it, is seen there; its source may be changed after `flush`.  All threads of the
+program take part in a call: none may be in a branch that others do not take.
+
+    network     pointer to the words of the network in the context tensor (`iris_core.device.context_words`).
+    peer        rank of the world, on another node.
+    offsets     in bytes from the beginning of the heap (int64).
+"""
+# mypy: ignore-errors
+
+import pathlib
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from iris_core.errors import UnsupportedError
+from iris_triton._compat import core, linked_libraries
+from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.language.sync import gather_stores
+
+SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"
+"""Names under which the shim, with NCCL's version behind it, and NCCL's bitcode are linked: in this order."""
+
+_I32, _I64 = core.dtype("int32"), core.dtype("int64")
+_NO_WORD = tl.constexpr(-1)
+_OLD = tl.constexpr(
+    "signals to other nodes change words of the heap, which NCCL 2.30 has no way to do: install nvidia-nccl-cu13>=2.32"
+)
+
+
+_SHIMS = pathlib.Path(__file__).with_name("nccl")
+
+
+def libraries(network: Any) -> dict[str, str]:
+    """Return what kernels that reach other nodes are linked with, by name; the paths are empty where it is emulated.
+
+    Raises:
+        UnsupportedError: there is no shim for this version of NCCL (`iris_core.types.Network.version`).
+    """
+    name = "_".join(map(str, network.version))
+    if not network.bitcode:
+        return {SHIM + name: ""}
+    shim = _SHIMS / f"{name}.ll"
+    if not shim.exists():
+        known = ", ".join(sorted(path.stem.replace("_", ".") for path in _SHIMS.glob("*.ll")))
+        raise UnsupportedError(
+            f"kernels reach other nodes with NCCL {known}, whose device functions are known; this is "
+            f"{'.'.join(map(str, network.version))}: install nvidia-nccl-cu13 of one of these"
+        )
+    return {SHIM + name: str(shim), FUNCTIONS: network.bitcode}
+
+
+# -- what is linked ---------------------------------------------------------------------------------------------------
+@core.builtin
+def linked(_semantic=None):
+    """Whether the kernel is launched with NCCL's functions; a constexpr."""
+    return core.constexpr(any(name.startswith(SHIM) for name in linked_libraries(_semantic.builder)))
+
+
+@core.builtin
+def _has_word_signals(_semantic=None):
+    names = linked_libraries(_semantic.builder)
+    versions = [tuple(map(int, name.removeprefix(SHIM).split("_"))) for name in names if name.startswith(SHIM)]
+    return core.constexpr(bool(versions) and versions[0] >= (2, 32))
+
+
+def _function(symbol, result, *types):
+    """Return a function of the shim: called by every thread, with numbers that are the same in all."""
+
+    @core.extern
+    def call(*args, _semantic=None):
+        values = [_semantic.cast(_semantic.to_tensor(arg), type_) for arg, type_ in zip(args, types, strict=True)]
+        return core.extern_elementwise("", "", values, {types: (symbol, result)}, is_pure=False, _semantic=_semantic)
+
+    return call
+
+
+_gin_put = _function("iris_gin_put", _I32, _I64, _I64, _I32, _I64, _I64, _I64, _I64, _I64)
+_gin_signal = _function("iris_gin_signal", _I32, _I64, _I64, _I32, _I64, _I64)
+_gin_flush = _function("iris_gin_flush", _I32, _I64)
+_lsa_pointer = _function("iris_lsa_pointer", _I64, _I64, _I64, _I32)
+
+
+# -- bytes and words of the heap --------------------------------------------------------------------------------------
+@triton.jit
+def put_bytes(network, peer, to_offset, from_offset, nbytes, word=_NO_WORD, value=0):
+    """Start a copy of this rank's heap to the peer's; then, unless `word` is negative, add to the word at that offset.
+
+    Args:
+        network, peer: see above.
+        to_offset, from_offset, nbytes: what goes where.
+        word: offset of 8 aligned bytes on the peer, to which `value` (int64) is added after this and all earlier puts.
+    """
+    gather_stores()
+    _gin_put(tl.load(network), tl.load(network + 1), peer, to_offset, from_offset, nbytes, word, value)
+
+
+@triton.jit
+def add_to_word(network, peer, word, value):
+    """Add `value` (int64) to the peer's 8 aligned bytes at the offset `word`, once all earlier puts have arrived."""
+    tl.static_assert(_has_word_signals(), _OLD)
+    gather_stores()
+    _gin_signal(tl.load(network), tl.load(network + 1), peer, word, value)
+
+
+@triton.jit
+def flush(network):
+    """Wait until the sources of this program's puts may be changed; says nothing of what has arrived."""
+    _gin_flush(tl.load(network))
+
+
+@triton.jit
+def lsa_pointer(window, offset, member):
+    """Return the address (int64) of an offset of a window of NCCL's on a rank of the own node; not on the CPU.
+
+    Args:
+        window: the window (int64); that of the heap is `tl.load(network + 1)`.
+        offset: in bytes.
+        member: number of the rank in NCCL's LSA team.
+    """
+    return _lsa_pointer(window, offset, member)
+
+
+def _on_cpu(function):
+    """Have the CPU executor call the function of that name in its emulated network."""
+
+    def entry(program, *args, **named):
+        from iris_triton.interpreter.memory import network
+
+        return getattr(network, function.__name__)(*args, **named)
+
+    cpu_entry(function)(entry)
+
+
+for _function_on_network in (put_bytes, add_to_word, flush, lsa_pointer):
+    _on_cpu(_function_on_network)
+
+
+# -- blocks of pointers -----------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _itemsize(element_type):
+    return max(8, 64 if element_type.is_ptr() else element_type.primitive_bitwidth) // 8
+
+
+@triton.jit
+def _check_run(pointer, mask, itemsize: tl.constexpr, heap_bases, rank, what: tl.constexpr):
+    """Check on the CPU that what a mask leaves of a block lies on the heap, one element behind the other."""
+
+
+@cpu_entry(_check_run)
+def _(*given):
+    from iris_triton.interpreter.memory.network import check_run
+
+    check_run(*given)
+
+
+@triton.jit
+def _run(pointer, mask, itemsize: tl.constexpr):
+    """Return the lowest address in a block of pointers, of those that the mask leaves, and how many bytes there are."""
+    first = tl.cast(pointer, tl.int64)
+    last, count = first, first * 0 + 1
+    if mask is not None:
+        taken = tl.cast(mask, tl.int1)
+        first, last = tl.where(taken, first, 0x7FFFFFFFFFFFFFFF), tl.where(taken, first, 0)
+        count = tl.where(taken, count, 0)
+    if pointer.type.is_block():
+        first, last, count = tl.min(first), tl.max(last), tl.sum(count)
+    is_run = (count == 0) | (last - first == (count - 1) * itemsize)
+    tl.device_assert(is_run, "what is put to another node must be one run of memory")
+    return first, count * itemsize
+
+
+@triton.jit
+def put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask, word=_NO_WORD, value=0):
+    """Put a block, a run of memory on the heap here and there, to a rank on another node; then signal, as `put_bytes`.
+
+    Args:
+        from_ptr, to_ptr: pointers of one type, or blocks of them, into the heap of `rank`, the caller.
+        to_rank, heap_bases, network: see above.
+        mask: which elements; what is left is one run.
+        word, value: as in `put_bytes`.
+    """
+    tl.static_assert(_has_word_signals(), _OLD)
+    tl.static_assert(from_ptr.dtype == to_ptr.dtype, "a put to another node copies bytes: give it pointers of one type")
+    itemsize: tl.constexpr = _itemsize(to_ptr.dtype.element_ty)
+    _check_run(from_ptr, mask, itemsize, heap_bases, rank, "source")
+    _check_run(to_ptr, mask, itemsize, heap_bases, rank, "target")
+    base = tl.load(heap_bases + rank)
+    source, nbytes = _run(from_ptr, mask, itemsize)
+    target, _ = _run(to_ptr, mask, itemsize)
+    if nbytes > 0:
+        put_bytes(network, to_rank, target - base, source - base, nbytes, word, value)
+    elif word >= 0:
+        add_to_word(network, to_rank, word, value)
+
+
+@triton.constexpr_function
+def is_addition(element_type, op):
+    """Whether a signal can go to another node: it adds to a flag of 64 bits."""
+    return op == "add" and element_type.is_int() and element_type.primitive_bitwidth == 64
+
+
+@triton.jit
+def word_of(pointer, rank, heap_bases):
+    """Return the offset of a flag on the heap."""
+    _check_run(pointer, None, 8, heap_bases, rank, "signal")
+    return tl.cast(pointer, tl.int64) - tl.load(heap_bases + rank)
+
+
+@triton.jit
+def signal(pointer, value, rank, to_rank, heap_bases, network):
+    """Add `value` to a flag of a rank on another node, once all earlier puts to it have arrived."""
+    add_to_word(network, to_rank, word_of(pointer, rank, heap_bases), tl.cast(value, tl.int64))
+
+
+@triton.jit
+def put_signal(from_ptr, to_ptr, signal_ptr, value, rank, to_rank, heap_bases, network, mask):
+    """`put`, then `signal`."""
+    word = word_of(signal_ptr, rank, heap_bases)
+    put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask, word, tl.cast(value, tl.int64))

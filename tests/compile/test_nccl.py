@@ -1,0 +1,201 @@
+"""Kernels that reach other nodes, linked with NCCL's device functions: every NCCL and Triton, without a GPU.
+
+The functions are those of installed wheels, or of build/nccl, where `make test-nccl` puts them: without them only the
+shims are compared with what the wheels were found to define (nccl_functions.json).
+"""
+
+import importlib.metadata
+import json
+import pathlib
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from iris_core.errors import UnsupportedError
+from iris_core.types import Network
+from iris_gluon import IrisDeviceCtx
+from iris_triton.context import DeviceContext
+from iris_triton.language import gin
+from iris_triton.testing.compile_only import compile_for
+
+ROOT = pathlib.Path(__file__).parents[2]
+FACTS = pathlib.Path(__file__).with_name("nccl_functions.json")
+FUNCTIONS = json.loads(FACTS.read_text())
+VERSIONS = sorted(FUNCTIONS)
+SHIMS = {
+    version: pathlib.Path(gin.__file__).parent / "nccl" / f"{version.replace('.', '_')}.ll" for version in VERSIONS
+}
+
+
+def bitcode(version):
+    """NCCL's device functions of a minor version; skips where there are none."""
+    places = list((ROOT / "build" / "nccl").glob(f"{version}.*/nvidia/nccl/lib/libnccl_device.bc"))
+    try:
+        installed = importlib.metadata.distribution("nvidia-nccl-cu13")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        if installed.version.startswith(f"{version}."):
+            places.append(pathlib.Path(installed.locate_file("nvidia/nccl/lib/libnccl_device.bc")))
+    if not (found := [place for place in places if place.exists()]):
+        pytest.skip(f"NCCL {version} is not installed: make test-nccl fetches its device functions")
+    return str(found[0])
+
+
+def options(version):
+    """Options of a launch that links them."""
+    minor = tuple(map(int, version.split(".")))
+    return {"extern_libs": gin.libraries(Network((1, 2), minor, bitcode(version)))}
+
+
+def normal(signature):
+    """A signature without names, attributes and names of structures: what a caller must agree with."""
+    result, name, parameters = re.search(r"(\S+) @(\w+)\((.*?)\)(?: local_unnamed_addr| #|\s*$)", signature).groups()
+    parameters = re.sub(
+        r"(captures|dereferenceable|range|initializes|byval)\((?:[^()]|\([^()]*\))*\)", r"\1", parameters
+    )
+    kept = [
+        " ".join(
+            word for word in each.split() if word in ("byval", "zeroext", "signext") or re.match(r"(i\d+|ptr)$", word)
+        )
+        for each in parameters.split(",")
+    ]
+    return name, f"{'struct' if result.startswith('%') else result} ({', '.join(kept)})"
+
+
+def declared(version):
+    """What a shim calls."""
+    lines = SHIMS[version].read_text().splitlines()
+    return dict(normal(line) for line in lines if line.startswith("declare"))
+
+
+# -- anywhere ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_shim_declares_what_the_wheel_defines(version):
+    assert declared(version) == FUNCTIONS[version]
+
+
+def test_every_shim_is_of_a_known_version():
+    assert {path.name for path in SHIMS[VERSIONS[0]].parent.glob("*.ll")} == {path.name for path in SHIMS.values()}
+
+
+def test_another_version_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"NCCL 2\.30, 2\.32.* this is 2\.99"):
+        gin.libraries(Network((1, 2), (2, 99), "libnccl_device.bc"))
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
+    ctx = DeviceContext.from_tensor(context, W)
+    i = tl.arange(0, BLOCK)
+    ctx.put(data + i, box + i, peer, mask=i < n)
+    ctx.put_signal(data + i, box + i, flags, 1, peer, op=OP, mask=i < n)
+    ctx.put_signal(data, box, flags, 1, peer, op=OP)
+    ctx.signal(flags + 1, 3, peer, op=OP)
+    ctx.wait(flags, 2)
+    tl.store(data + i, ctx.load(box + i, peer), mask=i < n)
+    ctx.flush()
+
+
+@gluon.jit
+def exchange_in_gluon(Context: gl.constexpr, data, box, flags, context, n, peer, BLOCK: gl.constexpr):
+    ctx = Context.initialize(context)
+    i = gl.arange(0, BLOCK, gl.BlockedLayout([1], [32], [4], [0]))
+    ctx.put(data + i, box + i, peer, mask=i < n)
+    ctx.put_signal(data + i, box + i, flags, 1, peer, op="add", mask=i < n)
+    ctx.signal(flags + 1, 3, peer, op="add")
+    ctx.wait(flags, 2)
+    ctx.flush()
+
+
+@triton.jit
+def by_offset(found, network, peer):
+    gin.put_bytes(network, peer, 0, 4096, 128)
+    gin.flush(network)
+    tl.store(found, gin.lsa_pointer(tl.load(network + 1), 64, peer))
+
+
+@triton.jit
+def rows(data, box, context, peer, W: tl.constexpr):
+    ctx = DeviceContext.from_tensor(context, W)
+    places = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    ctx.put(data + places, box + places, peer)
+
+
+ARGUMENTS = torch.float32, torch.float32, torch.int64, torch.int64, 100, 3
+SIZES = {"W": 4, "BLOCK": 256}
+
+
+def undefined(ptx):
+    """Functions that the assembly calls and does not have; the driver has __assertfail."""
+    found = re.findall(r"^\.extern \.func\s+(?:\([^)]*\)\s*)?(\w+)", ptx, re.MULTILINE)
+    return set(found) - {"__assertfail", "vprintf"}
+
+
+def test_without_the_library_nothing_is_added():
+    plain = compile_for(exchange, ARGUMENTS, {**SIZES, "OP": "add"})
+    assert "extern_elementwise" not in plain.asm["ttir"]
+    assert not re.search("nccl[A-Z]|iris_gin", plain.asm["ptx"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_defines_what_was_found(version, monkeypatch):
+    """The functions as they are linked, before they are optimised."""
+    from triton.backends.nvidia import compiler
+
+    linked = []
+    optimize = compiler.llvm.optimize_module
+    monkeypatch.setattr(
+        compiler.llvm,
+        "optimize_module",
+        lambda mod, *args, **named: (linked.append(str(mod)), optimize(mod, *args, **named)),
+    )
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    if version == "2.30":
+        compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
+    else:
+        compile_for(exchange, ARGUMENTS, {**SIZES, "OP": "add", **options(version)})
+        compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
+    lines = re.findall(r"^define .*@nccl\w+\(.*$", "\n".join(linked), re.MULTILINE)
+    found = dict(normal(line) for line in lines)
+    assert {name: found.get(name) for name in FUNCTIONS[version]} == FUNCTIONS[version]
+
+
+@pytest.mark.parametrize("op", ["add", "set"])
+def test_a_context_compiles(op):
+    made = compile_for(exchange, ARGUMENTS, {**SIZES, "OP": op, **options("2.32")})
+    assert undefined(made.asm["ptx"]) == set()
+    assert len(made.asm["cubin"]) > 100_000  # NCCL's functions are in it
+
+
+def test_a_context_compiles_in_gluon():
+    made = compile_for(exchange_in_gluon, (IrisDeviceCtx, *ARGUMENTS, 256), options("2.32"))
+    assert undefined(made.asm["ptx"]) == set()
+    assert len(made.asm["cubin"]) > 100_000
+
+
+def test_a_block_of_rows_compiles():
+    made = compile_for(rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4, **options("2.32")})
+    assert undefined(made.asm["ptx"]) == set()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_functions_of_offsets_compile(version):
+    made = compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
+    assert undefined(made.asm["ptx"]) == set()
+    assert len(made.asm["cubin"]) > 50_000
+
+
+def test_an_nccl_without_signals_of_words_is_refused_by_name():
+    with pytest.raises(triton.CompilationError) as refusal:
+        compile_for(exchange, ARGUMENTS, {**SIZES, "OP": "add", **options("2.30")})
+    error, said = refusal.value, ""
+    while error is not None:
+        said, error = said + str(error), error.__cause__
+    assert "nvidia-nccl-cu13>=2.32" in said
