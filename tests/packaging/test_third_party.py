@@ -94,7 +94,7 @@ def test_its_demonstration_is_right(with_example, ranks):
 
 
 def test_the_doctor_tests_it(with_example):
-    report = json.loads(output(with_example.run("iris", "doctor", "--json", IRIS_BLOCK="triton,gluon,host")))
+    report = json.loads(output(with_example.run("iris", "doctor", "--json", IRIS_BLOCK="triton,gluon,host,nccl")))
     (test,) = report["self_tests"]
     assert (test["backend"], test["allocator"], test["state"]) == ("example", "example", "passed")
     assert {check["op"] for check in test["checks"]} == {"write", "read", "atomic_add", "signal"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from iris_allocators.info import HOST_INFO, TORCH_INFO, VMEM_INFO
+from iris_allocators.info import HOST_INFO, NCCL_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import ProviderPlugin, hookimpl
 from iris_core.types import Availability, DeviceType
 
@@ -28,9 +29,7 @@ class HostPlugin(ProviderPlugin):
         """Say whether this machine has memory files and `target` is the CPU."""
         if target.type is not DeviceType.CPU:
             return Availability.no(f"its memory is the host's; kernels on {target.type} cannot reach it")
-        if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-            return Availability.no(f"it needs memfd_create, which Linux has and {sys.platform} has not")
-        return Availability.yes()
+        return _has_memory_files()
 
 
 class GpuPlugin(ProviderPlugin):
@@ -49,6 +48,37 @@ class GpuPlugin(ProviderPlugin):
         return Availability.no(problem) if found is None else Availability.yes()
 
 
+class NcclPlugin(ProviderPlugin):
+    """Provides the "nccl" allocator."""
+
+    @hookimpl
+    def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
+        """Say whether nccl4py and NCCL's device functions are installed; ranks on the CPU need neither."""
+        if target.type is DeviceType.CPU:
+            return _has_memory_files()
+        if target.type is not DeviceType.CUDA:
+            return Availability.no(f"NCCL is for NVIDIA's GPUs, not for {target.type}")
+        lacking = [name for name in ("nccl4py", "nvidia-nccl-cu13") if not _is_installed(name)]
+        if lacking:
+            return Availability.no(f"{' and '.join(lacking)} not installed: pip install 'iris-allocators[nccl]'")
+        return Availability.yes()
+
+
+def _has_memory_files() -> Availability:
+    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
+        return Availability.no(f"it needs memfd_create, which Linux has and {sys.platform} has not")
+    return Availability.yes()
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 host = HostPlugin(HOST_INFO, "iris_allocators.host:HostAllocator", "iris_allocators.settings:HostSettings")
 torch_pool = GpuPlugin(TORCH_INFO, "iris_allocators.torch_ipc:TorchAllocator", "iris_allocators.settings:TorchSettings")
 vmem = GpuPlugin(VMEM_INFO, "iris_allocators.vmem.allocator:VmemAllocator", "iris_allocators.settings:VmemSettings")
+nccl = NcclPlugin(NCCL_INFO, "iris_allocators.nccl:make", "iris_allocators.settings:NcclSettings")

@@ -39,8 +39,8 @@ GRANULE = 2 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class HostAllocator:
-    """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator` and `SupportsDecommit`.
+class MemoryFile:
+    """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator`.
 
     Raises:
         HeapError: the system refuses the memory file or the mapping.
@@ -70,29 +70,13 @@ class HostAllocator:
                 raise
             raise HeapError(f"cannot make a heap of {self.nbytes} bytes for rank {self._rank}: {e}") from e
         self._fd: int | None = fd
-        self.base_ptr = _address(self._map)
+        self.base_ptr = address_of(self._map)
         # a process that forgets close() must not keep the descriptor when the allocator is collected
         self._fd_guard = weakref.finalize(self, os.close, fd)
-
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes of the heap that are backed by pages now."""
-        if self._fd is None:
-            raise HeapClosedError("the heap is closed")
-        return os.fstat(self._fd).st_blocks * 512
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
         """Do nothing: pages are allocated on first access."""
-
-    def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Return whole granules to the system; they read as zero afterwards."""
-        if self._map is None:
-            raise HeapClosedError("the heap is closed")
-        try:
-            self._map.madvise(mmap.MADV_REMOVE, offset_bytes, nbytes)
-        except OSError as e:
-            raise HeapError(f"cannot give {nbytes} bytes at offset {offset_bytes} back: {e.strerror}") from e
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive."""
@@ -123,7 +107,7 @@ class HostAllocator:
             if os.fstat(fd).st_size < nbytes:
                 raise HeapError(f"rank {rank}'s memory file has fewer than the promised {nbytes} bytes")
             mapped = self._map_fd(fd, nbytes)
-            mapping = PeerMapping(rank=rank, base_ptr=_address(mapped), nbytes=nbytes)
+            mapping = PeerMapping(rank=rank, base_ptr=address_of(mapped), nbytes=nbytes)
             self._peers[rank] = (mapped, mapping)
             return mapping
         finally:
@@ -156,5 +140,26 @@ class HostAllocator:
         return mapped
 
 
-def _address(mapped: mmap.mmap) -> int:
+class HostAllocator(MemoryFile):
+    """A memory file whose freed parts go back to the system; satisfies `SupportsDecommit` as well."""
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes of the heap that are backed by pages now."""
+        if self._fd is None:
+            raise HeapClosedError("the heap is closed")
+        return os.fstat(self._fd).st_blocks * 512
+
+    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+        """Return whole granules to the system; they read as zero afterwards."""
+        if self._map is None:
+            raise HeapClosedError("the heap is closed")
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, offset_bytes, nbytes)
+        except OSError as e:
+            raise HeapError(f"cannot give {nbytes} bytes at offset {offset_bytes} back: {e.strerror}") from e
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Return where a map begins in this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))

@@ -24,6 +24,15 @@ TORCH_INFO = PluginInfo(
     priority=10,
 )
 
+NCCL_INFO = PluginInfo(
+    name="nccl",
+    kind=PluginKind.ALLOCATOR,
+    summary="a window of NCCL's, to which kernels of other nodes put and signal; emulated for ranks on the CPU",
+    devices=frozenset({DeviceType.CPU, DeviceType.CUDA}),
+    provides=_REMOTE | {Capability.NETWORK},
+    priority=-10,
+)
+
 VMEM_INFO = PluginInfo(
     name="vmem",
     kind=PluginKind.ALLOCATOR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, ByteSize
+from pydantic import AfterValidator, ByteSize, Field
 
 from iris_core.settings import PluginSettings
 
@@ -18,6 +18,13 @@ class HostSettings(PluginSettings):
 
 class TorchSettings(PluginSettings):
     """Settings of the "torch" allocator: it has none."""
+
+
+class NcclSettings(PluginSettings):
+    """Settings of the "nccl" allocator: IRIS_NCCL__..., or `options={"nccl": {...}}`."""
+
+    emulated_delay: Annotated[float, Field(ge=0.0, le=60.0)] = 0.002
+    """CPU only: seconds by which puts and signals to other nodes arrive late, at most, and at least a quarter of it."""
 
 
 def _power_of_two(value: ByteSize) -> ByteSize:

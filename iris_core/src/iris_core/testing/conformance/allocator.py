@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError, UnsupportedError
-from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsImportTensor
+from iris_core.protocols import (
+    Allocator,
+    SupportsDecommit,
+    SupportsGrowth,
+    SupportsImportTensor,
+    SupportsNetwork,
+)
 from iris_core.testing.conformance import oracle, plugin_jobs
 from iris_core.testing.conformance.plugin import PluginConformance, installed_plugin, member_problems
 from iris_core.types import Capability, PluginInfo, PluginKind, Segment
@@ -35,6 +41,7 @@ _OPTIONAL = {
     Capability.GROWTH: SupportsGrowth,
     Capability.DECOMMIT: SupportsDecommit,
     Capability.IMPORT_TENSOR: SupportsImportTensor,
+    Capability.NETWORK: SupportsNetwork,
 }
 
 

@@ -1,0 +1,72 @@
+"""Heaps of CPU ranks that IRIS_NODES divides, which the emulated network reaches on all "nodes" of one machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from iris_allocators.host import MemoryFile, address_of
+from iris_allocators.info import NCCL_INFO
+from iris_allocators.settings import NcclSettings
+from iris_core.errors import HeapClosedError, PeerAccessError
+from iris_core.types import Network
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Sequence
+
+    from iris_core.types import CreateRequest
+
+_VERSION = 2, 32  # of the NCCL whose functions are emulated
+
+
+class EmulatedAllocator(MemoryFile):
+    """One rank's heap in a memfd; satisfies `SupportsNetwork` as well.
+
+    The memory of ranks on other nodes is mapped for the emulation alone; kernels do not know where.
+    """
+
+    info = NCCL_INFO
+
+    def __init__(self, request: CreateRequest) -> None:
+        super().__init__(request)
+        settings = request.settings
+        self._delay_s = settings.emulated_delay if isinstance(settings, NcclSettings) else 0.0
+        self._far: dict[int, mmap.mmap] = {}
+
+    def invite(self) -> Sequence[int]:
+        """Return this process's id and the heap's descriptor in it."""
+        if self._fd is None:
+            raise HeapClosedError("the heap is closed")
+        return os.getpid(), self._fd
+
+    def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> Network | None:
+        """Map the heaps of ranks on other nodes.
+
+        Raises:
+            PeerAccessError: one cannot be opened: the ranks are not processes of one user on one machine.
+        """
+        if len(nodes) == 1:
+            return None
+        bases = [0] * len(invitations)
+        for node in nodes:
+            for rank in () if self._rank in node else node:
+                process, number = invitations[rank]
+                try:
+                    fd = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+                except OSError as e:
+                    raise PeerAccessError(
+                        f"the network to rank {rank} is emulated, which needs its memory file: {e}; on the CPU, "
+                        "allocator 'nccl' is for the ranks of one machine, which IRIS_NODES divides"
+                    ) from e
+                try:
+                    self._far[rank] = self._map_fd(fd, self.nbytes)
+                finally:
+                    os.close(fd)
+                bases[rank] = address_of(self._far[rank])
+        return Network((self.base_ptr, self.base_ptr), _VERSION, far_bases=tuple(bases), delay_s=self._delay_s)
+
+    def close(self) -> None:
+        """Drop all mappings; live tensors keep that of this rank.  Idempotent."""
+        self._far.clear()
+        super().close()

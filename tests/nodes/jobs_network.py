@@ -1,0 +1,243 @@
+"""Rank jobs whose kernels put and signal to other nodes: emulated on CPU ranks, by NCCL on GPUs."""
+
+import os
+import random
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.device.context_words import NETWORK_WORDS
+from iris_core.errors import IrisError, UnsupportedError
+from iris_triton.language import gin
+from iris_triton.testing.selftest import self_test
+
+BLOCK = 256
+
+
+def divided(nodes, job, *args):
+    """Run a job on ranks that are divided into nodes, for NCCL as well."""
+    count = int(nodes.split("x")[1])
+    host = f"node {int(os.environ['RANK']) // count}"
+    with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
+        return job(*args)
+
+
+def opened(device, delay=0.002):
+    """A context whose kernels reach other nodes."""
+    return Iris("8MiB", device=device, allocator="nccl", options={"nccl": {"emulated_delay": delay}})
+
+
+# -- random exchanges -------------------------------------------------------------------------------------------------
+@triton.jit
+def exchange(
+    data, box, flags, places, wrong, context, to, source, turns, rank: tl.constexpr, world: tl.constexpr,
+    BLOCK: tl.constexpr, FORM: tl.constexpr
+):  # fmt: skip
+    """Every turn: fill a piece of `data`, put it, wait for the one of `source`, look at it, and say so.
+
+    `places` has (first, count) for every rank and turn; `flags` are two words, of data and of thanks.
+    """
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    i = tl.arange(0, BLOCK)
+    missing = tl.full((), 0, tl.int64)
+    for turn in range(1, turns + 1):
+        mine = places + 2 * (rank * turns + turn - 1)
+        first, count = tl.load(mine), tl.load(mine + 1)
+        tl.store(data + first + i, rank * 7919 + turn * 31 + i, mask=i < count)
+        if FORM == "put_signal":
+            ctx.put_signal(data + first + i, box + first + i, flags, 1, to, op="add", mask=i < count)
+        else:
+            ctx.put(data + first + i, box + first + i, to, mask=i < count)
+            ctx.signal(flags, 1, to, op="add")
+        ctx.wait(flags, turn)
+        theirs = places + 2 * (source * turns + turn - 1)
+        first, count = tl.load(theirs), tl.load(theirs + 1)
+        found = tl.load(box + first + i, mask=i < count, other=0)
+        expected = tl.where(i < count, source * 7919 + turn * 31 + i, 0)
+        missing += tl.sum((found != expected).to(tl.int64))
+        ctx.signal(flags + 1, 1, source, op="add")
+        ctx.wait(flags + 1, turn)
+        ctx.flush()
+    tl.store(wrong, missing)
+
+
+def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005):
+    """How many elements were wrong that the rank at a distance has sent, in random pieces."""
+    with opened(device, delay) as ctx:
+        me, world = ctx.cur_rank, ctx.num_ranks
+        draw = random.Random(seed)
+        rows = [(draw.randrange(BLOCK), draw.randint(0, BLOCK)) for _ in range(world * turns)]
+        places = torch.tensor(rows, dtype=torch.int32, device=ctx.device)
+        data, box = (ctx.full((2 * BLOCK,), -1, dtype=torch.int32) for _ in range(2))
+        flags, wrong = ctx.zeros(2, dtype=torch.int64), torch.full((1,), -1, device=ctx.device)
+        to, source = (me + distance) % world, (me - distance) % world
+        ctx.barrier()
+        exchange[(1,)](
+            data, box, flags, places, wrong, ctx.get_device_context(), to, source, turns, me, world, BLOCK, form,
+            **ctx.launch_options(),
+        )  # fmt: skip
+        ctx.barrier()
+        return int(wrong)
+
+
+# -- what is missing --------------------------------------------------------------------------------------------------
+@triton.jit
+def send(
+    data, box, flags, found, context, to, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr,
+    WAIT: tl.constexpr, FLUSH: tl.constexpr
+):  # fmt: skip
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    i = tl.arange(0, BLOCK)
+    ctx.put_signal(data + i, box + i, flags, 1, to, op="add")
+    if FLUSH:
+        ctx.flush()
+    tl.store(data + i, -5)
+    if WAIT:
+        ctx.wait(flags, 1)
+    tl.store(found + i, tl.load(box + i))
+
+
+def careless(wait, flush):
+    """What a rank finds whose kernel waits and flushes, or does not."""
+    with opened("cpu", delay=1.0) as ctx:
+        me, world = ctx.cur_rank, ctx.num_ranks
+        data, box = ctx.full((BLOCK,), 10 + me, dtype=torch.int32), ctx.full((BLOCK,), -1, dtype=torch.int32)
+        flags, found = ctx.zeros(1, dtype=torch.int64), torch.zeros(BLOCK, dtype=torch.int32)
+        ctx.barrier()
+        to = (me + 1) % world
+        send[(1,)](
+            data, box, flags, found, ctx.get_device_context(), to, me, world, BLOCK, wait, flush,
+            **ctx.launch_options(),
+        )  # fmt: skip
+        ctx.barrier()
+        return found.unique().tolist()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@triton.jit
+def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHAT: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    i = tl.arange(0, 16)
+    if WHAT == "load":
+        tl.store(y + i, ctx.load(x + i, to))
+    elif WHAT == "store":
+        ctx.store(x + i, 1.0, to)
+    elif WHAT == "atomic_add":
+        ctx.atomic_add(x + i, 1.0, to)
+    elif WHAT == "get":
+        ctx.get(x + i, y + i, to)
+    elif WHAT == "set":
+        ctx.signal(flags, 1, to)
+    elif WHAT == "stride":
+        ctx.put(x + 2 * i, y + 2 * i, to)
+    elif WHAT == "hole":
+        ctx.put(x + i, y + i, to, mask=i != 5)
+    elif WHAT == "beyond":
+        gin.put_bytes(context + (2 + world + 20), to, 0, 1 << 40, 16)
+    else:
+        ctx.put(x + i, y + i, to)
+
+
+REFUSED = {
+    "load": "refused: rank",
+    "store": "refused: rank",
+    "atomic_add": "refused: rank",
+    "get": "refused: rank",
+    "set": 'put_signal with op="add" and flags of int64',
+    "stride": "must be one run of memory",
+    "hole": "must be one run of memory",
+    "beyond": "do not lie in its",
+    "source": "source of a put or signal to another node lies outside of the heap",
+    "target": "target of a put or signal to another node lies outside of the heap",
+    "freed": "out of bounds",
+    "not linked": "launched with **ctx.launch_options()",
+}
+
+
+def refusals():
+    """What each wrong access to another node says, without those that say what they should."""
+    with opened("cpu") as ctx:
+        me, world = ctx.cur_rank, ctx.num_ranks
+        x, y, flags = ctx.zeros(64), ctx.zeros(64), ctx.zeros(2, dtype=torch.int64)
+        gone = ctx.zeros(64)
+        ctx.free(gone)
+        ctx.barrier()
+        wrong = []
+        for what, part in REFUSED.items():
+            source = {"source": torch.zeros(64), "freed": gone}.get(what, x)
+            target = torch.zeros(64) if what == "target" else y
+            options = {} if what == "not linked" else ctx.launch_options()
+            try:
+                touch[(1,)](
+                    source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what, **options
+                )
+            except IrisError as error:
+                said = "\n".join([str(error), *error.__notes__])
+                if part not in said or "kernel 'touch'" not in said or f"rank {me} of {world}" not in said:
+                    wrong.append((what, said))
+            else:
+                wrong.append((what, "nothing"))
+        ctx.barrier()
+        return wrong, float(x.sum() + y.sum()), flags.tolist()
+
+
+# -- flags of both kinds ----------------------------------------------------------------------------------------------
+@triton.jit
+def tell_all(flags, total, context, rank: tl.constexpr, world: tl.constexpr):
+    """Several programs add to one word of every rank, near or far."""
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    for to in range(world):
+        ctx.signal(flags, 1 + rank, to, op="add")
+    if tl.program_id(0) == 0:
+        tl.store(total, ctx.wait(flags, tl.num_programs(0) * world * (world + 1) // 2))
+
+
+def everyone(device, programs):
+    """The sum of what all programs of all ranks have added to a word of this rank."""
+    with opened(device) as ctx:
+        flags, total = ctx.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64, device=ctx.device)
+        ctx.barrier()
+        me, world = ctx.cur_rank, ctx.num_ranks
+        tell_all[(programs,)](flags, total, ctx.get_device_context(), me, world, **ctx.launch_options())
+        ctx.barrier()
+        return int(total), int(flags)
+
+
+def without_network(allocator):
+    """The options of a launch, and the words of the context tensor, where nothing reaches other nodes."""
+    with Iris("1MiB", device="cpu", allocator=allocator) as ctx:
+        return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
+
+
+def traced():
+    """Whether tracing leaves the words of the network as they are."""
+    with opened("cpu") as ctx:
+        words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
+        ctx.tracing.enable()
+        now = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
+        return words == now, len(set(words) - {0})
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+def same_node():
+    """What the backend's self-test says of all pairs, and how many elements of a sum are wrong."""
+    with Iris("256MiB", device="cuda", allocator="nccl") as ctx:
+        problems = [str(each) for each in self_test(ctx, lambda operation, peer: None) if each.problem]
+        x = ctx.arange(1 << 20, dtype=torch.int32) + ctx.cur_rank
+        total = ctx.empty(1 << 20, dtype=torch.int32)
+        ctx.ccl.all_reduce(total, ctx.as_symmetric(x))
+        world = ctx.num_ranks
+        expected = torch.arange(1 << 20, device=x.device) * world + world * (world - 1) // 2
+        return problems, int((total != expected).sum())
+
+
+def or_reason(job, *args):
+    """What a job returns; or why this machine's NCCL cannot connect nodes for kernels."""
+    try:
+        return job(*args)
+    except UnsupportedError as error:
+        return str(error)
