@@ -207,6 +207,41 @@ def everyone(device, programs):
         return int(total), int(flags)
 
 
+@triton.jit
+def shapes(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr):
+    """Put a block of rows, nothing, and one element; the rows of a near rank need not be one run."""
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    places = tl.arange(0, 4)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    ctx.put(x + places, y + places, to)
+    ctx.put_signal(x + places, y + 100 + places, flags, 1, to, op="add", mask=places < 0)
+    ctx.put_signal(x + 77, y + 77, flags, 1, to, op="add")
+    near = rank ^ 1
+    ctx.put(x + 2 * places, y + 200 + 2 * places, near)
+    ctx.signal(flags + 1, 1, near)
+    ctx.wait(flags, 2)
+    ctx.wait(flags + 1, 1)
+    ctx.flush()
+
+
+def put_shapes(dtype):
+    """What a far and a near rank have put: where it differs from what they had."""
+    with opened("cpu") as ctx:
+        me, world = ctx.cur_rank, ctx.num_ranks
+        had = lambda rank: ((torch.arange(512) + 3 * rank) % 5).to(dtype)
+        x, y = ctx.as_symmetric(had(me)), ctx.zeros(512, dtype=dtype)
+        flags = ctx.zeros(2, dtype=torch.int64)
+        ctx.barrier()
+        shapes[(1,)](
+            x, y, flags, ctx.get_device_context(), (me + 2) % world, me, world, **ctx.launch_options()
+        )  # fmt: skip
+        ctx.barrier()
+        expected = torch.zeros(512, dtype=dtype)
+        far, near = had((me + 2) % world), had(me ^ 1)
+        expected[:64], expected[77] = far[:64], far[77]
+        expected[200:328:2] = near[:128:2]
+        return (y != expected).nonzero().flatten().tolist()
+
+
 def without_network(allocator):
     """The options of a launch, and the words of the context tensor, where nothing reaches other nodes."""
     with Iris("1MiB", device="cpu", allocator=allocator) as ctx:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import jobs_network as jobs
 import pytest
+import torch
 
 from iris_core.device.one_sided import OneSided
 from iris_core.errors import CapabilityError
@@ -35,6 +36,11 @@ def test_a_missing_flush_is_seen(pool):
 
 def test_wrong_accesses_are_named(pool):
     assert pool.run(jobs.divided, 2, "2x1", jobs.refusals) == [([], 0.0, [0, 0])] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.bool])
+def test_blocks_of_any_shape_are_put(pool, dtype):
+    assert pool.run(jobs.divided, 4, "2x2", jobs.put_shapes, dtype) == [[]] * 4
 
 
 @pytest.mark.parametrize("nodes", ["2x1", "2x2"])

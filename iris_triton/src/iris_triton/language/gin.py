@@ -91,14 +91,16 @@ _lsa_pointer = _function("iris_lsa_pointer", _I64, _I64, _I64, _I32)
 
 # -- bytes and words of the heap --------------------------------------------------------------------------------------
 @triton.jit
-def put_bytes(network, peer, to_offset, from_offset, nbytes, word=_NO_WORD, value=0):
-    """Start a copy of this rank's heap to the peer's; then, unless `word` is negative, add to the word at that offset.
+def put_bytes(network, peer, to_offset, from_offset, nbytes):
+    """Start a copy of `nbytes` of this rank's heap to the peer's."""
+    gather_stores()
+    _gin_put(tl.load(network), tl.load(network + 1), peer, to_offset, from_offset, nbytes, _NO_WORD, 0)
 
-    Args:
-        network, peer: see above.
-        to_offset, from_offset, nbytes: what goes where.
-        word: offset of 8 aligned bytes on the peer, to which `value` (int64) is added after this and all earlier puts.
-    """
+
+@triton.jit
+def put_bytes_signal(network, peer, to_offset, from_offset, nbytes, word, value):
+    """`put_bytes`, then `add_to_word`, in one request."""
+    tl.static_assert(_has_word_signals(), _OLD)
     gather_stores()
     _gin_put(tl.load(network), tl.load(network + 1), peer, to_offset, from_offset, nbytes, word, value)
 
@@ -140,7 +142,7 @@ def _on_cpu(function):
     cpu_entry(function)(entry)
 
 
-for _function_on_network in (put_bytes, add_to_word, flush, lsa_pointer):
+for _function_on_network in (put_bytes, put_bytes_signal, add_to_word, flush, lsa_pointer):
     _on_cpu(_function_on_network)
 
 
@@ -179,15 +181,8 @@ def _run(pointer, mask, itemsize: tl.constexpr):
 
 
 @triton.jit
-def put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask, word=_NO_WORD, value=0):
-    """Put a block, a run of memory on the heap here and there, to a rank on another node; then signal, as `put_bytes`.
-
-    Args:
-        from_ptr, to_ptr: pointers of one type, or blocks of them, into the heap of `rank`, the caller.
-        to_rank, heap_bases, network: see above.
-        mask: which elements; what is left is one run.
-        word, value: as in `put_bytes`.
-    """
+def _extent(from_ptr, to_ptr, rank, heap_bases, mask):
+    """Return the offsets of what is put, there and here, and how many bytes it has."""
     tl.static_assert(_has_word_signals(), _OLD)
     tl.static_assert(from_ptr.dtype == to_ptr.dtype, "a put to another node copies bytes: give it pointers of one type")
     itemsize: tl.constexpr = _itemsize(to_ptr.dtype.element_ty)
@@ -196,10 +191,21 @@ def put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask, word=_NO_WOR
     base = tl.load(heap_bases + rank)
     source, nbytes = _run(from_ptr, mask, itemsize)
     target, _ = _run(to_ptr, mask, itemsize)
+    return target - base, source - base, nbytes
+
+
+@triton.jit
+def put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask):
+    """Put a block, a run of memory on the heap here and there, to a rank on another node.
+
+    Args:
+        from_ptr, to_ptr: pointers of one type, or blocks of them, into the heap of `rank`, the caller.
+        to_rank, heap_bases, network: rank on another node, int64[world_size], see above.
+        mask: which elements; what is left is one run.
+    """
+    target, source, nbytes = _extent(from_ptr, to_ptr, rank, heap_bases, mask)
     if nbytes > 0:
-        put_bytes(network, to_rank, target - base, source - base, nbytes, word, value)
-    elif word >= 0:
-        add_to_word(network, to_rank, word, value)
+        put_bytes(network, to_rank, target, source, nbytes)
 
 
 @triton.constexpr_function
@@ -224,5 +230,9 @@ def signal(pointer, value, rank, to_rank, heap_bases, network):
 @triton.jit
 def put_signal(from_ptr, to_ptr, signal_ptr, value, rank, to_rank, heap_bases, network, mask):
     """`put`, then `signal`."""
-    word = word_of(signal_ptr, rank, heap_bases)
-    put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask, word, tl.cast(value, tl.int64))
+    target, source, nbytes = _extent(from_ptr, to_ptr, rank, heap_bases, mask)
+    word, addition = word_of(signal_ptr, rank, heap_bases), tl.cast(value, tl.int64)
+    if nbytes > 0:
+        put_bytes_signal(network, to_rank, target, source, nbytes, word, addition)
+    else:
+        add_to_word(network, to_rank, word, addition)

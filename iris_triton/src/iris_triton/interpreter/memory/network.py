@@ -106,18 +106,22 @@ def forget(communicator: int) -> None:
 
 
 # -- CPU entries ------------------------------------------------------------------------------------------------------
-def put_bytes(
-    network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any, word: Any = -1, value: Any = 0
-) -> None:
-    """Start a put, and a signal behind it unless `word` is negative."""
+def put_bytes(network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any) -> None:
+    """Start a put."""
     carrier = _carrier(network)
     peer, size = _peer(carrier, peer), int(nbytes)
     target = _address(carrier, peer, int(to_offset), size)
     source = _address(carrier, carrier.memory.rank, int(from_offset), size)
     carrier.start(peer, lambda: ctypes.memmove(target, source, size), is_signal=False)
-    if int(word) >= 0:
-        add_to_word(network, peer, word, value)
     current.program.progress()
+
+
+def put_bytes_signal(
+    network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any, word: Any, value: Any
+) -> None:
+    """Start a put, and a signal behind it."""
+    put_bytes(network, peer, to_offset, from_offset, nbytes)
+    add_to_word(network, peer, word, value)
 
 
 def add_to_word(network: Any, peer: Any, word: Any, value: Any) -> None:
