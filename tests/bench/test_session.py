@@ -1,5 +1,6 @@
 """Runs on ranks, and benchmarks as programs."""
 
+import dataclasses
 import json
 import pathlib
 import runpy
@@ -113,6 +114,18 @@ def test_the_backend_of_torch_beside_gloo(report):
         *[("all_reduce", provider) for _ in ("ordinary", "heap") for provider in ("iris", "ctx.ccl", "gloo")],
         *[("tensor_parallel", provider) for provider in ("iris", "gloo")],
         *[("fsdp2", provider) for provider in ("gloo", "gloo heap", "iris", "iris heap")],
+    ]
+
+
+def test_collectives_between_two_nodes(fork_ranks, monkeypatch):
+    fork_ranks(monkeypatch)
+    monkeypatch.setattr(registry, "BENCHMARKS", {})
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench.load(BENCHMARKS / "nodes.py")
+    how = {"num_ranks": 4, "context": "nodes:two_nodes", "axes": {"op": ["all_to_all"], "nbytes": [8192]}}
+    found = bench.run(bench.registered(pattern="between"), dataclasses.replace(OPTIONS, **how), name="nodes").results
+    assert [(each.provider, each.verified) for each in found] == [
+        (provider, True) for provider in ("iris", "iris hierarchical", "iris gloo", "gloo")
     ]
 
 
