@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import os
 from unittest import mock
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs_torch_backend import start, whole
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -81,16 +83,22 @@ def groups_of_all_kinds(store, is_bound):
             bound = torch.device("cuda", 0)
             mine = [column, column + 2]
             half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
-            last = dist.split_group(half, [[1]])
-            groups |= {"half": (half, mine), "of the half": (last, mine[1:])}
-            groups["pair"] = dist.split_group(split_ranks=[[1, 2]]), [1, 2]
+            of_half = [[1], [0]] if IS_BACKEND else [[1]]  # where ranks of a split may be none of its groups
+            last = dist.split_group(half, of_half)
+            groups |= {"half": (half, mine), "of the half": (last, [rank] if IS_BACKEND else mine[1:])}
+            options = torch_backend.Options(heap_size="6MiB", devices=("cpu",))
+            pairs = [[3, 0], [1, 2]] if IS_BACKEND else [[1, 2]]
+            pair = dist.split_group(split_ranks=pairs, pg_options=options)
+            groups["pair"] = pair, next((each for each in pairs if rank in each), pairs[0])
+            if pair and torch_backend._operations(pair)._options != options:
+                raise AssertionError("options of a split are lost")
             made = [dist.group.WORLD, half, *(each for each in (last, mesh.get_group("rows")) if each)]
             assert {each.bound_device_id for each in made} == {bound}
             assert half.group_desc == "half"
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
     wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
     wrong += [name for name in members if not is_right(*groups[name])]
-    if mesh.get_group("rows").operations._options.heap_size != "8MiB":
+    if torch_backend._operations(mesh.get_group("rows"))._options.heap_size != "8MiB":
         wrong.append("options of the mesh")
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
     a = torch.arange(64.0 if is_bound else 32.0).reshape(-1, 4)
@@ -112,17 +120,49 @@ def refused(call, *args, error=ArgumentError, **more):
     return False
 
 
+def debugged(store):
+    """Groups that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a barrier with a bound; return their values."""
+    start(store)
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(backend="iris")
+    finally:
+        dist.set_debug_level(level)
+    gc.collect()
+    x = torch.ones(2)
+    dist.all_reduce(x, group=group)
+    num_ranks = torch_backend.context_of(group).num_ranks
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
+    dist.destroy_process_group()
+    return x.tolist(), num_ranks
+
+
 def what_a_group_refuses(store):
     """Return what is not refused of splits, memory and pools on CPU ranks, before any context is opened."""
     rank, _ = start(store)
     group = dist.group.WORLD
     backend = group._get_backend(CPU)
-    cases = {
-        "a rank twice": IS_BACKEND or refused(group.split_group, [0, 0]),
-        "a rank that is none": IS_BACKEND or refused(group.split_group, [0, 7]),
-        "no rank": IS_BACKEND or refused(group.split_group, []),
-        "another device": IS_BACKEND or refused(group.split_group, [0, 1], device_types=[torch.device("cuda")]),
-        "options of another backend": IS_BACKEND or refused(group.split_group, [rank], opts=7, error=TypeError),
+    if IS_BACKEND:
+
+        def split(ranks, opts=backend.options):
+            backend.split(dist.PrefixStore("split", group.get_group_store()), ranks, opts)
+
+        others = [each for each in range(3) if each != rank]
+        cases = {
+            "another rank's group": refused(split, others, error=UnsupportedError),
+            "options of another backend": refused(split, [rank], c10d.Backend.Options("gloo"), error=TypeError),
+        }
+    else:
+        split = group.split_group
+        cases = {
+            "another device": refused(split, [0, 1], device_types=[torch.device("cuda")]),
+            "options of another backend": refused(split, [rank], opts=7, error=TypeError),
+        }
+    cases |= {
+        "a rank twice": refused(split, [0, 0]),
+        "a rank that is none": refused(split, [0, 7]),
+        "no rank": refused(split, []),
         "a pool": refused(lambda: backend.mem_allocator, error=UnsupportedError),
         "memory of a GPU": refused(backend.allocate_tensor, 4, torch.float32, torch.device("cuda", 0)),
         "a GPU": not backend.supports_tensor_alloc(torch.device("cuda", 0)) and not backend.supports_tensor_alloc(0),

@@ -1,13 +1,22 @@
 """Groups of backend "iris" on CPU ranks: splits, meshes, several calls at a time, events and memory."""
 
+import copy
+import pickle
+
 import jobs_groups as jobs
 import pytest
 import torch
+
+from iris_core.torch_backend import Options
 
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["", "device_id"])
 def test_groups_of_all_kinds(on_ranks, is_bound):
     assert on_ranks(jobs.groups_of_all_kinds, 4, is_bound) == [[]] * 4
+
+
+def test_groups_that_torch_examines(on_ranks):
+    assert on_ranks(jobs.debugged, 3) == [([3.0, 3.0], 3)] * 3
 
 
 def test_what_a_group_refuses(on_ranks):
@@ -31,3 +40,8 @@ def test_memory_of_the_group(on_ranks):
         assert taken[1:] == [taken[1]] * 3  # what the first steps have made is used again
         assert taken[0][0] > 0
         assert all(is_on_heap for _, is_on_heap in taken)
+
+
+def test_options_are_copied_with_all_that_they_say():
+    options = Options(heap_size="8MiB", devices=("cpu",), deterministic=True)
+    assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options != Options()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from iris_core.torch_backend.adapters import NAME, create
-from iris_core.torch_backend.operations import Options
+from iris_core.torch_backend.options import Options
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,8 @@ def _operations(group: dist.ProcessGroup | None) -> object:
     operations = getattr(found, "operations", None)
     if operations is None and found is not None and type(found) is dist.ProcessGroup:
         for device in found._device_types:
-            operations = operations or getattr(found._get_backend(device), "operations", None)
+            backend: object = found._get_backend(device)
+            operations = operations or getattr(getattr(backend, "wrapped_pg", backend), "operations", None)
     if operations is None:
         raise ValueError(f"{found} is no process group of backend {NAME!r}")
     return operations

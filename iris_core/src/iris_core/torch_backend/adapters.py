@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from iris_core.errors import ArgumentError
-from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations, Options
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
+from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
 NAME = "iris"
-IS_BACKEND = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
-"""Whether this torch takes a backend for each device type that is written in Python."""
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -34,14 +33,21 @@ def _operations(about: Any, find: Callable[[], Any], options: Options | None) ->
 
 
 class _Methods:
-    """The methods of `GroupOperations`, by all their names."""
+    """The methods of `GroupOperations`, by all their names, and what else it can: torch's own properties hang."""
 
     operations: GroupOperations
+    supports_splitting = True
+    supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = False
 
     def name(self) -> str:
         return NAME
 
     getBackendName = name
+
+    @property
+    def options(self) -> Any:
+        return self.operations._options
 
     @property
     def mem_allocator(self) -> Any:
@@ -60,8 +66,7 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
     backend of a device, it is itself.
     """
 
-    supports_splitting = True
-    supports_coalescing = supports_shrinking = supports_time_estimate = False
+    supports_coalescing = False
 
     def __init__(self, about: Any, options: Options | None) -> None:
         super().__init__(about.group_rank, about.group_size)  # type: ignore[call-arg]
@@ -75,10 +80,6 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> IrisProcessGroup:  # type: ignore[override]
         return self
-
-    @property
-    def options(self) -> Options:
-        return self.operations._options
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Bind the group to a device, for its contexts; they are opened by the first collective all the same."""
@@ -103,9 +104,6 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
         Raises:
             ArgumentError: a rank is none of this group or there twice, or no device is left.
         """
-        ranks = sorted(ranks)
-        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
-            raise ArgumentError(f"split_group: ranks={ranks} are not different ranks of a group of {self.size()}")
         opts = self.options if opts is None else opts
         if device_types is not None:
             types = {each.type for each in device_types}
@@ -113,16 +111,12 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
             if not opts.devices:
                 raise ArgumentError(f"split_group: Iris serves none of {sorted(types)}: make that group by new_group")
         self._num_splits += 1
-        name = f"split {self._num_splits} {ranks}"  # the same on all members; torch's counts this process's groups
-        if self.rank() not in ranks:
-            return None
-        about = c10d._DistributedBackendOptions()
-        about.group_id = group_name or f"{self.group_name}/{name}"
-        about.store = c10d.PrefixStore(f"{name}/", self._store)
-        about.group_rank, about.group_size = ranks.index(self.rank()), len(ranks)
-        about.timeout = self._timeout if timeout is None else timeout
-        group: IrisProcessGroup = create(about, opts)
-        group._set_group_desc(group_desc or "undefined")
+        name = f"split {self._num_splits} {sorted(ranks)}"  # on all members; torch's counts this process's groups
+        timeout, store = self._timeout if timeout is None else timeout, c10d.PrefixStore(f"{name}/", self._store)
+        name = group_name or f"{self.group_name}/{name}"
+        group: IrisProcessGroup | None = _split(self, store, sorted(ranks), timeout, name, opts)
+        if group:
+            group._set_group_desc(group_desc or "undefined")
         return group
 
     def get_group_store(self) -> c10d.Store:
@@ -147,6 +141,9 @@ class IrisProcessGroup(_Methods, dist.ProcessGroup):
         return [torch.device(each) for each in dict.fromkeys((*self.operations._devices, "cpu"))]
 
 
+_open: set[IrisBackend] = set()  # torch's wrapper for TORCH_DISTRIBUTED_DEBUG=DETAIL lets what is Python's of it go
+
+
 class IrisBackend(_Methods, c10d.Backend):
     """The backend "iris" of torch from 2.14 on; what it does not serve goes to gloo or NCCL inside."""
 
@@ -156,6 +153,45 @@ class IrisBackend(_Methods, c10d.Backend):
         super().__init__(about.group_rank, about.group_size)
         name = about.group_id
         self.operations = _operations(about, lambda: c10d._resolve_process_group(name), options)
+        _open.add(self)
+
+    def shutdown(self) -> None:
+        self.operations.shutdown()
+        _open.discard(self)
+
+    def abort(self) -> None:
+        self.operations.abort()
+        _open.discard(self)
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """The process group knows its device; contexts are opened by the first collective all the same."""
+
+    def split(self, store: c10d.Store, ranks: Sequence[int], opts: Any) -> IrisBackend:
+        """Return the backend of a group of some of the members, in their order, for torch's `split_group`.
+
+        Raises:
+            ArgumentError: a rank is none of this group or there twice.
+            UnsupportedError: this rank is none of them.
+        """
+        backend: IrisBackend | None = _split(self, store, ranks, opts._timeout, opts.group_name, uncopied(opts))
+        if backend is None:
+            raise UnsupportedError(
+                f"split_group: rank {self.rank()} is in none of split_ranks, where torch {torch.__version__} crashes: "
+                "put the others into groups of their own there, or call new_group"
+            )
+        return backend
+
+
+def _split(parent: Any, store: c10d.Store, ranks: Sequence[int], timeout: timedelta, name: str, options: Any) -> Any:
+    """Make the process group, or the backend, of some ranks; None on the others."""
+    if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(parent.size())):
+        raise ArgumentError(f"split_group: ranks={ranks} are not different ranks of a group of {parent.size()}")
+    if parent.rank() not in ranks:
+        return None
+    about = c10d._DistributedBackendOptions()
+    about.group_id, about.store, about.timeout = name, store, timeout
+    about.group_rank, about.group_size = ranks.index(parent.rank()), len(ranks)
+    return create(about, options)
 
 
 def create(about: Any, options: Options | None = None) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
 from iris_core.torch_backend.buffers import Buffers
+from iris_core.torch_backend.options import Options
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
 from iris_core.types import ReduceOp
 
@@ -46,26 +46,6 @@ _ALIASES = {
     "sequence": "_get_sequence_number_for_group",
 }
 """torch's newer name of a method, or ours, and the older one."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `pg_options=` of `init_process_group` and `new_group` takes: arguments of the group's `Iris` contexts.
-
-    Args:
-        heap_size, allocator, backend: as of `Iris`.
-        devices: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu".
-        deterministic: as of `Iris`, asked for when the group is made.  Reductions of floats and complex numbers that go
-            to the group inside are refused then.
-    """
-
-    heap_size: int | str | None = None
-    allocator: str = "auto"
-    backend: str = "auto"
-    devices: tuple[str, ...] | None = None
-    deterministic: bool | None = None
-
-    _timeout = None  # which meshes read from options; that of a group is an argument of torch's
 
 
 class GroupOperations:
@@ -170,6 +150,9 @@ class GroupOperations:
 
     def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
         inner = self.inner(tensor.device.type, way)
+        if self._pending is not None and tensor.is_cuda and not self._is_grouped:
+            inner._group_start()
+            self._is_grouped = True
         method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
         return self._begun(method(*(each for each in arguments if each is not None)))
 
@@ -436,8 +419,9 @@ class GroupOperations:
             return DoneWork([], device)
         return self._launch("barrier", opts, device, [], [], lambda _: ctx.barrier())
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for the other members on the host; rank 0 names who does not come.  torch asks gloo's groups alone."""
+        timeout = _option(timeout, "timeout", timeout)  # from torch 2.14 on, among options
         self.inner("cpu").monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # -- two ranks ----------------------------------------------------------------------------------------------------
@@ -463,10 +447,7 @@ class GroupOperations:
 
     def start_coalescing(self, device: torch.device | None = None) -> None:
         """Collect what follows; NCCL's group inside puts messages between GPUs into one launch."""
-        self._is_grouped = "cuda" in self._devices and (device is None or device.type == "cuda")
-        if self._is_grouped:
-            self.inner("cuda")._group_start()
-        self._pending = []
+        self._pending, self._is_grouped = [], False
 
     def end_coalescing(self, device: torch.device | None = None) -> dist.Work:
         """End what `start_coalescing` began, and return the work of all that was begun since."""

@@ -1,0 +1,48 @@
+"""What a process group of backend "iris" may be given, in the form in which this torch hands options on."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+IS_BACKEND = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
+"""Whether this torch takes a backend for each device type that is written in Python."""
+
+_Base: Any = c10d.Backend.Options if IS_BACKEND else object
+_known: dict[str, Options] = {}
+
+
+@dataclass(frozen=True)
+class Options(_Base):  # type: ignore[misc]
+    """What `pg_options=` of `init_process_group` and `new_group` takes: arguments of the group's `Iris` contexts.
+
+    Args:
+        heap_size, allocator, backend: as of `Iris`.
+        devices: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu".
+        deterministic: as of `Iris`, asked for when the group is made.  Reductions of floats and complex numbers that go
+            to the group inside are refused then.
+    """
+
+    heap_size: int | str | None = None
+    allocator: str = "auto"
+    backend: str = "auto"
+    devices: tuple[str, ...] | None = None
+    deterministic: bool | None = None
+
+    _timeout = None  # which meshes read from options; that of a group is an argument of torch's
+
+    def __post_init__(self) -> None:
+        if IS_BACKEND:  # a split gets a copy of torch's part alone, so the name of the backend there says the rest
+            super().__init__(repr(self))
+            _known[repr(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Options, astuple(self)
+
+
+def uncopied(options: Any) -> Any:
+    """Return the options of which torch has made a copy for a split; others as they are."""
+    return _known.get(options.backend, options)
