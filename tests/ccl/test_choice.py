@@ -1,6 +1,7 @@
 """Which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,6 +327,9 @@ def test_what_is_given_counts_whatever_its_value():
 def test_a_config_is_a_value():
     assert Config(comm_sms=8) == Config(comm_sms=8) != Config()
     assert len({Config(comm_sms=8), Config(comm_sms=8), Config()}) == 2
+    other = Config(comm_sms=8)
+    object.__setattr__(other, "_hash", hash(other) + 1)  # as of a process with other hashes of strings
+    assert len({pickle.loads(pickle.dumps(other)), Config(comm_sms=8)}) == 1
     assert Config(comm_sms=8, all_reduce_distribution=1).given("all_gather") == {"comm_sms": 8}
     assert Config(all_reduce_distribution=0).given("reduce_scatter") == {"all_reduce_distribution": 0}
 

@@ -5,8 +5,10 @@ The fields are those of the reference system, and the algorithm by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, ClassVar
+
+from torch.compiler import is_compiling
 
 from iris_core.errors import ArgumentError
 
@@ -16,6 +18,9 @@ _CACHE_MODIFIERS = ("", ".ca", ".cg", ".cv")
 _REDUCE_VARIANTS = (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock")
 TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
 """What layout "tiles" of `ctx.ops` means where the config does not say: the reference system's defaults."""
+
+CONFIGS: dict[int, LaunchConfig] = {}
+"""Every config there was by its hash: a number is a constant for the compiler, unlike (in torch 2.11) a config."""
 
 
 class LaunchConfig:
@@ -40,12 +45,19 @@ class LaunchConfig:
         self._check()
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise self._wrong(f"algorithm must be a name or None, not {self.algorithm!r}")
-        # a repeated call looks its config up: once is enough
-        every: Any = self
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, field.name) for field in fields(every))))
+        if is_compiling():  # calls in compiled code refuse what was made there
+            return
+        every: Any = self  # a repeated call looks its config up: once is enough
+        number = hash(tuple(getattr(self, field.name) for field in fields(every)))
+        while CONFIGS.setdefault(number, self) != self:
+            number += 1
+        object.__setattr__(self, "_hash", number)
 
     def __hash__(self) -> int:
         return int(self.__dict__["_hash"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)  # type: ignore[call-overload]  # hashes are a process's own
 
     def _wrong(self, text: str) -> ArgumentError:
         return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")

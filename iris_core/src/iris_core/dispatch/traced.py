@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from iris_core.dispatch.config import CONFIGS
 from iris_core.errors import ArgumentError, HeapClosedError
 
 is_compiling = torch.compiler.is_compiling
@@ -29,13 +30,18 @@ def trace(binder: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: 
     needed = any(each is not None and each.requires_grad for each in (out, x, b, bias))
     if out is None or (torch.is_grad_enabled() and needed):
         return False
-    torch.ops.iris.call(out, None if x is out else x, b, bias, _name(binder.name, op, x is out, *arguments))
+    group, is_async, config, *more = arguments
+    number = None if config is None else getattr(config, "_hash", -1)  # -1 is no hash
+    torch.ops.iris.call(
+        out, None if x is out else x, b, bias, _name(binder.name, op, x is out, number, group, is_async, *more)
+    )
     return True
 
 
-def _name(binder: str, op: str, in_place: bool, *arguments: Any) -> str:
-    if any(hasattr(each, "named") and not vars(each) for each in arguments):  # the tracer has not made it yet
+def _name(binder: str, op: str, in_place: bool, number: int | None, group: Any, is_async: bool, *more: Any) -> str:
+    if number is not None and number not in CONFIGS:  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
+    arguments = group, is_async, None if number is None else CONFIGS[number], *more
     for name, known in _calls.items():
         if known == (binder, op, in_place, arguments):
             return name
