@@ -47,7 +47,7 @@ def test_signals_of_the_host_compile(target, word):
     """A release of the whole system; "add" is one atomic operation."""
     for add in (False, True):
         text = assembly(compile_for(signal, (word, 1), {"ADD": add, "num_warps": 1}, target))
-        wanted = r"atom\.\S*release\.sys\S*add|atom\.\S*sys\S*add" if add else r"release\.sys|membar\.sys|fence\.\S*sys"
+        wanted = r"(atom|red)\.\S*sys\S*add" if add else r"release\.sys|membar\.sys|fence\.\S*sys"
         assert re.search(wanted if target == "sm_90" else "atomic_add|atomic_swap", text)
     awaited = assembly(compile_for(signal_wait, (word, 1, 1000, 0, 1), {"cmp": "ge", "num_warps": 1}, target))
     assert WAIT.search(awaited) if target == "sm_90" else "s_cbranch" in awaited

@@ -1,9 +1,7 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
 import itertools
-import pathlib
 import re
-import shutil
 import subprocess
 
 import gemm_jobs
@@ -45,11 +43,9 @@ def compiled_gemm(config, dtype=BF16, turned=(False, False)):
 
 def spilled_bytes(ptx, tmp_path):
     """Bytes that the assembler spills."""
-    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    home = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    ptxas = str(home) if home.is_file() else shutil.which("ptxas")
-    assert ptxas, "Triton's wheel has an assembler"
+    ptxas = get_ptxas(90).path  # of the wheel's, the one whose version of PTX Triton writes
     source = tmp_path / "kernel.ptx"
     source.write_text(ptx)
     command = [ptxas, "-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")]

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.elements import combine, finished, strided, widened
+from iris_triton.collectives.parts.elements import ANEW, combine, finished, strided, widened
 
 _NARROW_BLOCK = 1024
 """Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
@@ -42,9 +42,9 @@ def _vector_lanes(VECTORS: gl.constexpr, VEC: gl.constexpr):
 def _as_vector_pointer(pointer):
     """The pointer, promised to be a multiple of 16 bytes.
 
-    Made anew from a number, so that nothing that was known of an argument stands in the way.
+    Made anew, so that nothing that was known of an argument stands in the way.
     """
-    return gl.multiple_of(pointer.to(gl.int64).to(pointer.dtype), 16)
+    return gl.multiple_of(pointer.to(ANEW).to(pointer.dtype), 16)
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell, told
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
-from iris_triton.collectives.parts.elements import are_aligned, as_words, copy, copy_part, item_nbytes, strided
+from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
 from iris_triton.collectives.parts.sizes import (
     MOST_PROGRAMS,
     Blocks,
@@ -60,14 +60,14 @@ def _push_tiles(
         origins = inp.to(tl.int64) + (begin + members * apart) * item_nbytes(inp.dtype)
         if are_aligned(origins | _in_heap(row, bases, members, place, TOLD, SIZE)):
             while at + BLOCK <= count:
-                origin = tl.multiple_of((inp + begin + at).to(tl.int64).to(inp.dtype), 16)
+                origin = tl.multiple_of((inp + begin + at).to(ANEW).to(inp.dtype), 16)
                 if not SHARDED:
                     shared = tl.load(origin + lanes)
                 for i in range(SIZE):
                     member = (me + 1 + i) % SIZE
                     there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
                     if SHARDED:
-                        origin = tl.multiple_of((inp + begin + member * apart + at).to(tl.int64).to(inp.dtype), 16)
+                        origin = tl.multiple_of((inp + begin + member * apart + at).to(ANEW).to(inp.dtype), 16)
                         shared = tl.load(origin + lanes)
                     tl.store(tl.multiple_of(there, 16) + at + lanes, shared)
                 at += step

@@ -6,6 +6,9 @@ import triton.language as tl
 
 from iris_triton.collectives.parts.barrier import members_of, told, told_second
 
+ANEW = tl.constexpr(tl.pointer_type(tl.int1))
+"""A cast to this type and back makes a pointer of which nothing is known; Triton 3.8 sees through one to numbers."""
+
 
 @triton.constexpr_function
 def _word_type(element):
@@ -83,8 +86,8 @@ def _copy_units(
     """Copy like `copy_part`, by 16 bytes: one offset and one access for UNIT elements."""
     lanes = tl.arange(0, BLOCK // UNIT) * UNIT
     within = tl.arange(0, UNIT)[None, :]
-    wide_to = tl.multiple_of(dst.to(tl.int64).to(dst.dtype), 16)
-    wide_origin = tl.multiple_of(src.to(tl.int64).to(src.dtype), 16)
+    wide_to = tl.multiple_of(dst.to(ANEW).to(dst.dtype), 16)
+    wide_origin = tl.multiple_of(src.to(ANEW).to(src.dtype), 16)
     for at in range(part * BLOCK, count, parts * BLOCK):
         to = dst_at + at + lanes
         origin = src_at + at + lanes
@@ -277,7 +280,7 @@ def reduce_to(
         if PUSH:
             targets = heaps + told_second(row, members, SIZE)
         if are_aligned(heaps + told(row, members, SIZE) | targets):
-            wide = tl.multiple_of(out.to(tl.int64).to(out.dtype), 16)
+            wide = tl.multiple_of(out.to(ANEW).to(out.dtype), 16)
             while at + BLOCK <= count:
                 total = reduced(row, bases, shift, out, at + lanes, None, True, OP, SIZE)
                 if PUSH:

@@ -22,15 +22,15 @@ import triton
 import triton.language as tl
 
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, row_of, tell, told, told_second
-from iris_triton.collectives.parts.elements import item_nbytes
+from iris_triton.collectives.parts.elements import ANEW, item_nbytes
 from iris_triton.tiles.views import chiplet_transform_chunked
 
 
 @triton.jit
 def wide(pointer, ALIGNED: tl.constexpr):
     """Return the pointer with the hint that it is a multiple of 16 bytes, if it is one."""
-    if ALIGNED:  # made anew from numbers, for inlining drops what is promised of an argument
-        return tl.multiple_of(pointer.to(tl.int64).to(pointer.dtype), 16)
+    if ALIGNED:  # made anew, for inlining drops what is promised of an argument
+        return tl.multiple_of(pointer.to(ANEW).to(pointer.dtype), 16)
     else:
         return pointer
 
