@@ -53,7 +53,7 @@ def compile_cases():
         CompileCase(
             name="operation-await-word", kernel=await_word, args=(torch.int32, 1, 1, *_END), kwargs={},
             options={"num_warps": 1},
-            expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_load_dword .* sc1",)},
+            expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_(load_dword|atomic_add) .* sc1",)},
         ),
         *_expert_cases(),
     ]  # fmt: skip

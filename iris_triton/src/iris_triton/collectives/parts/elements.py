@@ -50,12 +50,10 @@ def copy_dense(dst, src, count, part, parts, BLOCK: tl.constexpr):
     first = part * BLOCK
     step = parts * BLOCK
     lanes = tl.arange(0, BLOCK)
-    to, origin = dst.to(tl.int64), src.to(tl.int64)
-    if (to | origin) % 16 == 0:
+    if (dst.to(tl.int64) | src.to(tl.int64)) % 16 == 0:
         whole = count // BLOCK * BLOCK
-        # Rebuilt from integers, as inlining drops the hints of an argument.
-        wide_to = tl.multiple_of(to.to(dst.dtype), 16)
-        wide_origin = tl.multiple_of(origin.to(src.dtype), 16)
+        wide_to = tl.multiple_of(dst.to(ANEW).to(dst.dtype), 16)  # inlining drops the hints of an argument
+        wide_origin = tl.multiple_of(src.to(ANEW).to(src.dtype), 16)
         for at in range(first, whole, step):
             tl.store(wide_to + at + lanes, tl.load(wide_origin + at + lanes))
         if (whole // BLOCK) % parts == part:
