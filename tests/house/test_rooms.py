@@ -46,6 +46,7 @@ BUDGETS = {
     "iris_core/world": 2231,
     "iris_allocators/*.py": 524,
     "iris_allocators/driver": 468,
+    "iris_allocators/nccl": 295,
     "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1455,
     "iris_triton/collectives": 3803,
