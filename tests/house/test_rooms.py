@@ -33,7 +33,7 @@ BUDGETS = {
     "iris_core/ccl": 401,
     "iris_core/cli": 1117,
     "iris_core/device": 1239,
-    "iris_core/dispatch": 3418,
+    "iris_core/dispatch": 3419,
     "iris_core/heap": 2745,
     "iris_core/nn": 454,
     "iris_core/ops": 748,
