@@ -187,7 +187,7 @@ def late():
     """Rank 3 waits for rank 0 elsewhere; what the others are told."""
     world = connect(None, 30.0)
     world.barrier()
-    world._timeout_s = 1.0 if world.rank != 3 else 3.0
+    world._timeout_s = 4.0 if world.rank != 3 else 9.0  # it still waits when the others give up
     said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
     world._timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
@@ -199,9 +199,9 @@ def stay_away():
     """Rank 2 announces itself and does not open the world, rank 3 comes when the others have given up."""
     rank = int(os.environ["RANK"])
     with arrive(None) if rank == 2 else contextlib.nullcontext():
-        said = refusal(lambda: connect(None, 1.0)) if rank < 2 else ("nothing", (), "")
+        said = refusal(lambda: connect(None, 4.0)) if rank < 2 else ("nothing", (), "")
         dist.barrier()
-        return refusal(lambda: connect(None, 1.0)) if rank == 3 else said
+        return refusal(lambda: connect(None, 4.0)) if rank == 3 else said
 
 
 def different_calls():
@@ -271,10 +271,11 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose(victims, phase, folder):
-    """Some ranks die in a phase; the others write what they are told into a folder."""
+def lose(victims, phase, folder, run):
+    """Some ranks die in a phase; the others write what they are told into a folder; `run` is for files of Iris."""
+    os.environ["XDG_RUNTIME_DIR"] = run
     rank = int(os.environ["RANK"])
-    timeout_s = 60.0 if len(victims) == 1 else 3.0  # of a node nobody can say more than that it is missing
+    timeout_s = 600.0 if len(victims) == 1 else 6.0  # of a node nobody can say more than that it is missing
     said = refusal(lambda: use(rank in victims, phase, timeout_s))
     if rank in victims:  # the other one was faster
         die()
@@ -290,10 +291,11 @@ def use(is_victim, phase, timeout_s):
                 die()
             arrival.open(timeout_s)
         raise AssertionError("opened")
-    with Iris("1MiB", device="cpu", barrier_timeout=timeout_s) as ctx:
+    with Iris("1MiB", device="cpu", barrier_timeout=600.0) as ctx:
         flag = ctx.zeros(1, dtype=torch.int32)
         mine = dist.get_rank() // 2 == 1
         ctx.barrier()
+        ctx._world._timeout_s = timeout_s
         if phase == "kernel" and mine:
             if is_victim:
                 threading.Timer(0.5, die).start()

@@ -113,7 +113,8 @@ def test_products_are_right(pool, nodes, members, names, served):
 
 
 @pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])
-def test_all_survivors_name_who_died(pool, tmp_path, members, phase):
+def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase):
+    monkeypatch.setattr(pool, "_grace_s", 300.0)
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
         pool.run(divided, 4, "2x2", jobs.lose, members, phase, str(tmp_path))
     for rank in range(3):
@@ -121,8 +122,9 @@ def test_all_survivors_name_who_died(pool, tmp_path, members, phase):
         assert (kind, named) == ("PeerLostError", (3,)), text
 
 
-def test_a_node_that_dies(pool, tmp_path):
+def test_a_node_that_dies(pool, tmp_path, monkeypatch):
     """Nobody is left there who could say so: the error names the rail."""
+    monkeypatch.setattr(pool, "_grace_s", 300.0)  # more than the bound of the survivors' waits
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
         pool.run(divided, 4, "2x2", jobs.lose, None, "a node", str(tmp_path))
     for rank in range(2):

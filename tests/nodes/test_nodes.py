@@ -113,9 +113,14 @@ def test_only_ranks_of_torch_are_divided(monkeypatch):
 
 @pytest.mark.parametrize("victims", [(3,), (2, 3)], ids=["a rank", "a node"])
 @pytest.mark.parametrize("phase", ["opening", "allocation", "barrier", "kernel"])
-def test_all_survivors_name_who_died(pool, tmp_path, phase, victims):
+def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypatch, phase, victims):
+    """And leave no files; nobody is left to remove those of a node that is gone."""
+    run = tmp_path_factory.mktemp("run")
+    monkeypatch.setattr(pool, "_grace_s", 300.0)  # more than the bound of the survivors' waits
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
-        pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, phase, str(tmp_path))
+        pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, phase, str(tmp_path), str(run))
+    if phase != "opening":  # where who has not said yet on which node it is might still come
+        assert sum(len(os.listdir(folder)) for folder in run.iterdir()) == len(victims) - 1
     survivors = [rank for rank in range(4) if rank not in victims]
     assert sorted(os.listdir(tmp_path)) == [str(rank) for rank in survivors]
     for rank in survivors:

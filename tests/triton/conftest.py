@@ -52,6 +52,9 @@ class World:
         """All ranks are programs of one launch."""
         return quiet
 
+    def elsewhere(self) -> tuple[int, ...]:
+        return ()
+
     def tensors(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """Put one value per rank at the same offset of every heap; returns the tensors by rank."""
         assert len(values) == self.world_size

@@ -50,6 +50,9 @@ class FakeHeap:
     def stands_still(self, quiet):
         return False
 
+    def elsewhere(self):
+        return ()
+
     def check_peers(self):
         pass
 

@@ -132,6 +132,9 @@ class Peers:
     def stands_still(self, quiet):
         return False
 
+    def elsewhere(self):
+        return ()
+
     def check_peers(self):
         self.calls += 1
         if self.calls > self.lost_after:

@@ -158,6 +158,9 @@ class Heap:
     def stands_still(self, quiet):
         return False
 
+    def elsewhere(self):
+        return ()
+
     def check_peers(self):
         return None
 

@@ -511,6 +511,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             error = e
         except (PeerLostError, RankMismatchError, TimeoutError) as e:
             self.warning(f"closing without the other ranks: {e}")
+            self._world.give_up(e)
         finally:
             if os.getpid() == self._pid:
                 error = self._reports.error(at_end=True) or error
@@ -530,6 +531,8 @@ class Iris(TensorFactories, OneSided, NodeMembers):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # after an error this rank may be anywhere in its sequence of calls: do not wait for the others
+        if error is not None and not self._closed and os.getpid() == self._pid:
+            self._world.give_up(error)
         self._close(synchronize=kind is None, failing=kind is not None)
 
     def _check_open(self) -> None:

@@ -131,7 +131,7 @@ def open_heap(
         IrisError: see `iris_core.Iris`.
     """
     world = arrival.open(settings.barrier_timeout)
-    undo.callback(world.close)
+    undo.push(lambda kind, error, trace: world.close(error))
 
     def choose() -> Plan:
         place = world.local_members.index(world.rank)

@@ -187,7 +187,7 @@ class MemoryMap(Protocol):
         """
 
     def check_peers(self) -> None:
-        """Raise PeerLostError if the process of a peer has ended.  Cheap; called while a kernel waits."""
+        """Raise PeerLostError if a peer has ended or given up.  Cheap; called while a kernel waits."""
 
     def stands_still(self, quiet: bool) -> bool:
         """Say that kernels of this rank have polled in vain, and return whether no rank can end that.
@@ -195,6 +195,9 @@ class MemoryMap(Protocol):
         Args:
             quiet: whether nothing has changed since the last call; not at the first one of a launch.
         """
+
+    def elsewhere(self) -> Sequence[int]:
+        """Return the ranks whose kernels have not polled in vain, as far as known, while those of this rank did."""
 
 
 class DeviceBackend(Protocol):

@@ -17,6 +17,7 @@ from iris_core.device import context_words
 from iris_core.errors import DeviceError
 from iris_core.logs import logger
 from iris_core.types import DeviceType, Segment
+from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
@@ -61,13 +62,12 @@ class StatusPage:
                 made.append(Segment(0, self.nbytes, fd=os.memfd_create("iris-status", os.MFD_CLOEXEC)))
                 os.ftruncate(made[0].fd or -1, self.nbytes)
 
-        on_all_ranks(world, "could not make the page for reports", make, DeviceError)
-        (page,) = world.exchange_segments(made)[first]
-        assert page.fd is not None
         try:
-            return mmap.mmap(page.fd, self.nbytes)
+            on_all_ranks(world, "could not make the page for reports", make, DeviceError)
+            made = world.exchange_segments(made)[first]
+            return mmap.mmap(made[0].fd or -1, self.nbytes)
         finally:
-            os.close(page.fd)
+            close_all(each.fd for each in made if each.fd is not None)
 
     def first(self, rank: int) -> int:
         """Return the index of the first word of a rank's row."""
@@ -123,6 +123,7 @@ STANDSTILL_NBYTES = 16
 """Size of a rank's row of a `Standstill`."""
 
 _ROUNDS = (1 << 32) - 1
+_SILENT = 8  # reports of this rank, about five in a second, in which another one whose kernels wait reports, too
 
 
 class Standstill:
@@ -138,11 +139,15 @@ class Standstill:
         self._rows = [(ctypes.c_uint64 * 2).from_address(row) for row in rows]
         self._own = self._rows[rank]
         self._first: list[int] | None = None
+        self._last, self._unchanged = [0] * len(rows), [0] * len(rows)
 
     def report(self, quiet: bool) -> bool:
         """Say that programs of this rank have polled all their words, and return whether all ranks stand still."""
         own = self._own
         moves = own[0] >> 32
+        before, self._last = self._last, [row[0] for row in self._rows]
+        same = (old == new for old, new in zip(before, self._last, strict=True))
+        self._unchanged = [count + 1 if is_same else 0 for count, is_same in zip(self._unchanged, same, strict=True)]
         if not quiet:
             own[0] = moves + 1 << 32
             self._first = None
@@ -158,3 +163,7 @@ class Standstill:
                 row[1] = word >> 32
             return True
         return False
+
+    def elsewhere(self) -> list[int]:
+        """Return the places of ranks that have not reported for long, while this one did again and again."""
+        return [place for place, count in enumerate(self._unchanged) if count >= _SILENT]

@@ -325,12 +325,17 @@ class SymmetricHeap:
         symmetry.agree_at_barrier(self._state, stream, wait=wait)
 
     def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended.  Local and cheap."""
+        """Raise PeerLostError if a peer's process has ended, or it has given up.  Local and cheap."""
         self._state.world.check_peers()
 
     def stands_still(self, quiet: bool) -> bool:
         """Report that kernels of this rank have polled in vain; return whether no rank can end that.  Local, CPU."""
         return self.standstill is not None and self.standstill.report(quiet)
+
+    def elsewhere(self) -> list[int]:
+        """Return the ranks of this node that no kernel has waited on, while those of this rank did.  Local, CPU."""
+        members = self._state.world.local_members
+        return [] if self.standstill is None else [members[place] for place in self.standstill.elsewhere()]
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def translate(self, ptr: int, from_rank: int, to_rank: int) -> int:

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from iris_core.errors import HeapClosedError, IrisError, PeerLostError
+from iris_core.errors import CollectiveTimeoutError, HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _ROOM_NBYTES = 1 << 16
 _ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
-_LEFT = 0  # kind of frame: this rank closes its world
+_LEFT = 0  # kind of frame: this rank closes its world; with a payload if it gives up
 _LOOK_S = 0.1  # a thread that polls does not notice that another one has something to send
 
 
@@ -54,7 +54,7 @@ class Link:
         self._in = bytearray()
         self._fds: list[int] = []
         self._arrived: defaultdict[int, deque[tuple[int, Frame]]] = defaultdict(deque)
-        self.left = False  # the peer has closed its world
+        self.left = self.gave_up = False  # the peer has closed its world; after an error
         self.ended = False  # nothing more will come
 
     def fileno(self) -> int:
@@ -124,7 +124,7 @@ class Link:
             call, payload = bytes(self._in[_HEADER.size : middle]), bytes(self._in[middle:end])
             del self._in[:end]
             if kind == _LEFT:
-                self.left = True
+                self.left, self.gave_up = True, bool(payload)
             else:
                 fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
                 self._arrived[world].append((number, Frame(kind, call, payload, fds, num_fds)))
@@ -172,7 +172,7 @@ class Exchanges:
     ) -> None:
         self._first_error, self._leave = first_error, leave
         self._links, self._pidfds = dict(links), dict(pidfds)
-        self._closed = ""
+        self._closed, self._why = "", b""
         self._changed = threading.Condition(threading.Lock())
         self._polling = False
         self._dead: set[int] = set()
@@ -231,11 +231,21 @@ class Exchanges:
             return self._links[peer].waits_in() if peer in self._links else []
 
     def check_peers(self, peers: Sequence[int]) -> None:
-        """Raise PeerLostError if the process of one has ended."""
-        self.check_usable()
-        if lost := ended({self._pidfds[peer]: peer for peer in peers}):
-            self._dead.update(lost)
-            raise self.lost(lost)
+        """Raise PeerLostError if the process of one has ended, or has given up."""
+        with self._changed:
+            self.check_usable()
+            if not self._polling:  # else that thread looks
+                for fd, _ in self._poll.poll(0):
+                    self._move(fd)
+            if lost := [peer for peer in peers if peer in self._dead or self._links[peer].gave_up]:
+                raise self.lost(lost)
+
+    def give_up(self, rank: int, error: BaseException) -> None:
+        """Publish why this rank is going to close its world; others may still need it."""
+        if not self._closed:
+            named = error if isinstance(error, PeerLostError | CollectiveTimeoutError) else None
+            self._first_error(named or gave_up(rank, "closed its world", error))
+            self._why = b"error"
 
     def check_usable(self) -> None:
         """Raise HeapClosedError if this rank has closed its world, or this process was forked off the rank's."""
@@ -249,7 +259,7 @@ class Exchanges:
                 return
             for link in self._links.values():
                 if not link.pending and not link.ended:
-                    link.post(0, 0, Frame(_LEFT))
+                    link.post(0, 0, Frame(_LEFT, payload=self._why))
             self._hang_up("this world is closed")
 
     def _hang_up(self, why: str) -> None:
@@ -321,6 +331,12 @@ class Exchanges:
         link.receive()
         if link.ended:
             self._poll.unregister(link)
+
+
+def gave_up(rank: int, what: str, error: BaseException) -> PeerLostError:
+    """Return what other ranks raise when a rank does not go on after an error of its own."""
+    why = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return PeerLostError(f"rank {rank} {what} after {why}", ranks=[rank])
 
 
 def ended(ranks: Mapping[int, int]) -> list[int]:

@@ -329,12 +329,19 @@ class World:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended.  Not collective."""
+        """Raise PeerLostError if a peer's process has ended, or a peer has given up.  Not collective."""
         if self._exchanges is not None:
             self._exchanges.check_peers(self._peers)
 
-    def close(self) -> None:
-        """Notify the peers and close the connections, for all worlds of these ranks; no-op for a subworld.  Local."""
+    def give_up(self, error: BaseException) -> None:
+        """Let the other ranks know why this one is going to close its world without them.  Local."""
+        if self._exchanges is not None:
+            self._exchanges.give_up(self._ranks[self.rank], error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Notify the peers, also of an error; close all these ranks' connections; no-op for a subworld.  Local."""
+        if error is not None:
+            self.give_up(error)
         if self._root is self and self._exchanges is not None:
             self._exchanges.close()
 

@@ -126,8 +126,8 @@ class RankProcesses:
             timeout_s: bound of this job; that of all jobs by default.
 
         Raises:
-            RankError: a rank raised.  Processes that do not come back, and those that computed on a GPU, which an error
-                may have spoilt for the rest of the process, are replaced.
+            RankError: a rank raised.  Processes that do not come back are replaced, and those that an error may have
+                spoilt for the rest of the process: they have used a GPU, or have groups of torch.distributed.
             PeerLostError: a process ended.
             CollectiveTimeoutError: the job took too long; the message names it and the ranks that were still running,
                 and says where.
@@ -275,16 +275,21 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
             fn, args = pickle.loads(call)  # only now: that may import torch, which takes seconds
             answer = False, _success(fn(*args))
         except BaseException:  # noqa: BLE001 - whatever it was, the launcher has to hear of it
-            # an error inside a kernel stays with the process: each later call of the driver would report it again
+            # an error inside a kernel stays with the process: each later call of the driver would report it again; and
+            # a call of torch that never ends stays with its group, which cannot be destroyed before
             torch = sys.modules.get("torch")
-            answer = torch is not None and torch.cuda.is_initialized(), _failure()
+            answer = _is_in_torch() or (torch is not None and torch.cuda.is_initialized()), _failure()
         pipe.send(answer)
 
 
-def _leave_torch() -> None:
+def _is_in_torch() -> bool:
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _leave_torch() -> None:
+    if _is_in_torch():
+        sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _success(result: Any) -> bytes:

@@ -39,7 +39,7 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.logs import logger
-from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, gave_up, limit_of_files
 from iris_core.world.failures import name_ranks
 from iris_core.world.nodes import VARIABLE, divide, group_by_node
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
 _OLD_S = 86400.0
+_PF_EXITING = 4  # of a process's flags: its connections may be closed already
 _ERRORS = {each.__name__: each for each in (PeerLostError, CollectiveTimeoutError, UnsupportedError, IrisError)}
 
 
@@ -124,10 +125,15 @@ class Folder:
         self.write(f"pid.{rank}", {"pid": pid, "started": _started_at(pid), "at": at})
 
     def leave(self, rank: int) -> None:
-        """Remove the process id of a rank; with the last one, the folder."""
+        """Remove the process id of a rank; with that of the last process that lives, the folder."""
         self.remove(f"pid.{rank}")
-        if not any(name.startswith("pid.") for name in os.listdir(self.fd)):
+        if not self.is_used():
             shutil.rmtree(self.path, ignore_errors=True)
+
+    def is_used(self) -> bool:
+        """Whether a process that has announced itself lives."""
+        said = [self.read(name) for name in os.listdir(self.fd) if name.startswith("pid.")]
+        return any(each is not None and _started_at(each["pid"]) == each["started"] for each in said)
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -160,9 +166,8 @@ def named_folder(*parts: str) -> str:
         with contextlib.suppress(OSError, IrisError, ValueError):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
                 with contextlib.closing(Folder(entry.path)) as old:
-                    said = [old.read(name) for name in os.listdir(old.fd) if name.startswith("pid.")]
-                if not any(each is not None and _started_at(each["pid"]) == each["started"] for each in said):
-                    shutil.rmtree(entry.path)
+                    if not old.is_used():
+                        shutil.rmtree(entry.path)
     path = os.path.join(base, "job-" + hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()[:24])
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -182,12 +187,13 @@ def host_id() -> str:
 
 
 def _started_at(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the machine was; None if it is gone."""
+    """Return when a process was started, in ticks since the machine was; None if it has ended."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(line.rpartition(")")[2].split()[19])
+    state, *fields = line.rpartition(")")[2].split()
+    return None if state in "ZX" or int(fields[5]) & _PF_EXITING else int(fields[18])
 
 
 # -- meeting there ----------------------------------------------------------------------------------------------------
@@ -283,8 +289,7 @@ class Opening:
         finally:
             if self._listener is not None:
                 self._listener.close()
-        for name in (self._card, self._socket_name):
-            self._folder.remove(name)
+        self._withdraw()
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
         exchanges = Exchanges(links, pidfds, self.first_error, self._leave)
@@ -299,14 +304,25 @@ class Opening:
             if isinstance(error, OSError) and not isinstance(error, IrisError):
                 more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
                 error = IrisError(f"cannot open the world: {error}{more}")
-            return self.first_error(error) if isinstance(error, IrisError) else error
+            if isinstance(error, IrisError):
+                return self.first_error(error)
+            self.first_error(gave_up(self._where.rank, "gave up opening its world", error))
+            return error
         finally:
             for peer in self._peers.values():
                 if peer.link is not None:
                     peer.link.close()
                 if peer.pidfd is not None:
                     os.close(peer.pidfd)
+            self._withdraw()
+            if all(peer.pid >= 0 for peer in self._peers.values()):  # else the folder is for those who come late
+                self._leave()
             self._folder.close()
+
+    def _withdraw(self) -> None:
+        """Remove what others connect by."""
+        for name in (self._card, self._socket_name):
+            self._folder.remove(name)
 
     def _leave(self) -> None:
         """Close the folder with the world; its files stay if this process was forked off."""
@@ -318,8 +334,8 @@ class Opening:
         """Publish an error to the other ranks, unless there is an earlier one; return the first one."""
         kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
         ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
-        at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        mine: Mapping[str, Any] = {"kind": kind, "ranks": list(ranks), "text": str(error), "at": at}
+        me, at = self._where.rank, time.clock_gettime(time.CLOCK_BOOTTIME)
+        mine: Mapping[str, Any] = {"kind": kind, "by": me, "ranks": list(ranks), "text": str(error), "at": at}
         with contextlib.suppress(OSError):  # the folder was emptied: then what this rank knows must do
             found = self._folder.read(self._failed)
             if found is not None and found["at"] < self._since:
@@ -334,8 +350,10 @@ class Opening:
         return said
 
     def _as_error(self, said: Mapping[str, Any]) -> IrisError:
-        text = f"rank {self._where.rank}: {said['text']}"
+        me = self._where.rank
         named = {"PeerLostError": "ranks", "CollectiveTimeoutError": "missing_ranks"}.get(said["kind"])
+        by = "" if named or said["by"] == me else f"rank {said['by']}: "
+        text = f"rank {me}: {by}{said['text']}"
         return _ERRORS[said["kind"]](text, **({} if named is None else {named: said["ranks"]}))
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -380,14 +398,14 @@ class Opening:
             self.nodes = group_by_node(store.get(hosts))
             mine = next(ranks for ranks in self.nodes if self._where.rank in ranks)
             self._peers = {rank: peer for rank, peer in self._peers.items() if rank in mine}
-            if len(self.nodes) == 1:
-                self._store = None
-                return
         now = time.monotonic()
-        if now >= self._next_look:
+        is_last_look = len(self.nodes) == 1
+        if is_last_look or now >= self._next_look:
             self._next_look = now + LOOK_S
             if (failed := store.failure()) is not None:
                 raise self._as_error(failed)
+        if is_last_look:
+            self._store = None
 
     def _look_after(self, rank: int, peer: _Peer) -> None:
         """Advance the connection with one peer as far as possible."""

@@ -211,6 +211,10 @@ class StoreExchanges:
             if not (ranks := getattr(error, "ranks", ())) or not set(ranks).isdisjoint(peers):
                 raise error
 
+    def give_up(self, rank: int, error: BaseException) -> None:
+        """See `Exchanges.give_up`."""
+        self._local.give_up(rank, error)
+
     def check_usable(self) -> None:
         """See `Exchanges.check_usable`."""
         self._local.check_usable()

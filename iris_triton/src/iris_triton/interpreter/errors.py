@@ -43,7 +43,9 @@ class DeadlockError(_KernelError, TimeoutError):
         program: index of the program that reports.
         address: the address it waits on (the first one, if it polls several).
         last_value: raw bits of the last value seen, as an unsigned integer.
+        elsewhere: ranks on which no kernel has waited meanwhile; one of them may be what this one waits for.
     """
 
     rank: int | None
     last_value: int
+    elsewhere: tuple[int, ...]

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from iris_core.world.failures import name_ranks
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory import regions
 
@@ -279,8 +280,11 @@ class Scheduler:
             f"programs wait, {self._unstarted} have not started. Look for what should write there, or raise timeout_s "
             "of the CPU executor."
         )
+        elsewhere = tuple(sorted({rank for heap in regions.registered_heaps() for rank in heap.elsewhere()}))
+        if elsewhere:
+            message += f" Meanwhile no kernel waited on {name_ranks(elsewhere)}: busy on the host, stopped, or gone on."
         known = {"rank": ranks[0][0] if ranks else None, "address": address, "last_value": last}
-        return DeadlockError(message, kernel=self._kernel, program=program.pid, **known)
+        return DeadlockError(message, kernel=self._kernel, program=program.pid, elsewhere=elsewhere, **known)
 
 
 _running: set[Scheduler] = set()

@@ -117,6 +117,10 @@ class OneHeap:
         """Nothing is known of other threads."""
         return False
 
+    def elsewhere(self) -> Sequence[int]:
+        """There are no other ranks."""
+        return ()
+
 
 class BackendConformance(PluginConformance):
     """Tests of a device backend.

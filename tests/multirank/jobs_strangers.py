@@ -1,61 +1,21 @@
-"""Ranks that a process with everything imported forks off, so that opening a world takes a moment; and strangers."""
+"""Ranks that wait for others, and strangers that try to disturb them."""
 
 import array
 import contextlib
 import errno
 import os
 import resource
-import signal
 import socket
 import struct
 import tempfile
 import time
 import warnings
 
-import iris_triton.context  # noqa: F401 - imported once, for all ranks
-from iris_core import Iris
-from iris_core.errors import IrisError
 from iris_core.world import connect
-from iris_core.world.launch import join_rank
 
 
-def rank_main(pipe, folder, rank, num_ranks, job, *args):
-    """Run a job as one rank, whose process others have announced; sends what it returns."""
-    if folder is None:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
-    else:
-        join_rank(folder, rank, num_ranks, torch_distributed=False)
-    pipe.send(job(*args))
-    pipe.close()
-
-
-def use_until_it_fails():
-    """Open a context and use it, over and over; what the first error is, when, and what closing raises then."""
-    kind, ranks, when, afterwards = "", (), 0.0, ""
-    while not kind:
-        ctx = None
-        try:
-            ctx = Iris("1MiB", device="cpu")
-            for _ in range(3):
-                x = ctx.zeros(64)
-                ctx.barrier()
-                ctx.ccl.all_reduce(x, x)
-                ctx.free(x)
-        except IrisError as error:
-            when, kind, ranks = time.monotonic(), type(error).__name__, getattr(error, "ranks", ())
-        try:
-            if ctx is not None:
-                ctx.close()
-        except Exception as error:  # noqa: BLE001 - told to the test
-            if not kind:
-                when, kind, ranks = time.monotonic(), type(error).__name__, getattr(error, "ranks", ())
-            else:
-                afterwards = repr(error)
-    return kind, tuple(ranks), when, afterwards
-
-
-def open_late(go, limit):
-    """Open a world with few descriptors, the last rank when there is a file, and use it; returns what it has seen."""
+def open_late(tell, go, limit):
+    """Open a world with few descriptors, the last rank when there is a file, and use it; tell what it has seen."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
         with open(f"{go}.asked", "w"):
@@ -72,29 +32,28 @@ def open_late(go, limit):
     seen += [os.pread(row[0].fd, 9, 0).decode() for row in rows]
     world.barrier()
     world.close()
-    return seen
+    tell(seen)
 
 
-def open_by_variables(variables, folder):
+def open_by_variables(tell, rank, num_ranks, variables, folder):
     """Open a world by torchrun's variables, in a folder for temporary files that others can write to."""
     os.environ.pop("XDG_RUNTIME_DIR", None)
-    os.environ.update(variables, TMPDIR=folder)
+    os.environ.update(variables, TMPDIR=folder, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     tempfile.tempdir = None
     world = connect(None, 60.0)
     seen = world.all_gather_ints([world.rank])
     world.close()
-    return seen, sorted(os.listdir(folder))
+    tell((seen, sorted(os.listdir(folder))))
 
 
-def stranger_main(pipe, uid, job, *args):
-    """Run a job as another user; sends what it returns."""
+def stranger_main(tell, uid, job, *args):
+    """Run a job as another user, and tell what it returns."""
     warnings.simplefilter("ignore")
     if uid != os.geteuid():
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    pipe.send(job(*args))
-    pipe.close()
+    tell(job(*args))
 
 
 def squat(folder, name):
@@ -137,10 +96,3 @@ def flood(folder, cards, number):
             found.add(connection.recv(1000))
         connection.close()
     return found, errors
-
-
-def end(process):
-    """Kill a process that this one has started, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    return time.monotonic()
