@@ -18,7 +18,7 @@ COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench clean
+.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make test-nccl    compiles kernels that reach other nodes with every NCCL and Triton; fetches 1.3 GB, once"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
+	@echo "make soak         whether memory, descriptors or threads grow, for SECONDS=120 on CPU ranks, then on 2 GPUs"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
 $(STAMP): $(MANIFESTS)
@@ -131,6 +132,10 @@ bench: $(STAMP)
 
 gpu-bench:
 	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl_launch ccl ops_launch fused torch_backend; do $$python benchmarks/$$name.py || exit; done
+
+SECONDS ?= 120
+soak:
+	@$(WITH_GPU_PYTHON) $$python benchmarks/soak.py --seconds $(SECONDS)
 
 clean:
 	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out

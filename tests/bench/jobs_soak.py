@@ -1,0 +1,47 @@
+"""Rank jobs of test_soak."""
+
+import importlib.util
+import os
+import pathlib
+import threading
+
+
+def load():
+    """The benchmark, as a module."""
+    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "soak.py"
+    spec = importlib.util.spec_from_file_location("soak", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def part(name, *how):
+    """Do the turns of a part."""
+    module = load()
+    return module.soak(getattr(module, name), *how)
+
+
+def leaking(what):
+    """Soak something that keeps a little in each turn."""
+    kept = []
+    end = threading.Event()
+    keep = {
+        "descriptors": lambda: kept.append(os.open("/dev/null", os.O_RDONLY)),
+        "threads": lambda: kept.append(threading.Thread(target=end.wait, daemon=True).start()),
+        "private_kib": lambda: kept.append(os.urandom(1_000_000)),
+        "": lambda: None,
+    }[what]
+
+    def turns(chance, open_one):
+        with open_one():
+            while True:
+                keep()
+                yield
+
+    try:
+        return load().soak(turns, 20, 1e9, 1, "cpu")
+    finally:
+        end.set()
+        if what == "descriptors":
+            for each in kept:
+                os.close(each)
