@@ -167,7 +167,7 @@ def run_overlapping(device, backend, op, algorithm):
     """
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
     with (
-        emulation(IRIS_DEVICE_TIMEOUT="3"),
+        emulation(IRIS_DEVICE_TIMEOUT="4"),
         Iris("24MiB", device=device, backend=backend) as ctx,
     ):
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for _ in range(2)]
@@ -176,12 +176,15 @@ def run_overlapping(device, backend, op, algorithm):
             jobs_ccl.call(ctx, case, tensors)
         ctx.barrier()
         first = threading.Thread(target=jobs_ccl.call, args=(ctx, case, both[0]))
+        store, both_wait = dist.distributed_c10d._get_default_store(), f"overlapping/{backend}/{op}/{algorithm}"
         if ctx.cur_rank > 0:
-            time.sleep(1.5)
+            store.wait([both_wait])
         first.start()
         if ctx.cur_rank > 0:
             first.join()
-        time.sleep(0.5)
+        else:
+            time.sleep(0.5)
+            threading.Timer(0.5, store.set, (both_wait, "")).start()
         jobs_ccl.call(ctx, case, both[1])
         first.join()
         text = ""

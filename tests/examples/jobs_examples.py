@@ -47,11 +47,16 @@ def train(name, steps, port, nodes="", *more):
         del os.environ["IRIS_NODES"]
 
 
+_taken = []  # as long as this process lives, the system gives their ports to nobody who asks for any
+
+
 def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that nobody listens on, and on which only those listen who ask for it."""
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and torch does
+    taken.bind(("127.0.0.1", 0))
+    _taken.append(taken)
+    return taken.getsockname()[1]
 
 
 def compile_too(path, targets):

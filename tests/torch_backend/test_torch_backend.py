@@ -102,7 +102,7 @@ def test_torchs_own_tests(tmp_path, backend, passing):
     pytest.importorskip("expecttest")  # which that suite imports
     program = pathlib.Path(__file__).with_name("distributed_test_of_torch.py")
     environ = {"WORLD_SIZE": "3", "BACKEND": backend, "TEMP_DIR": str(tmp_path), "IRIS_HEAP_SIZE": "64MiB"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29597", "OMP_NUM_THREADS": "1"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(program)], env=os.environ | environ, cwd=tmp_path, capture_output=True, text=True,
         timeout=900, check=False,
