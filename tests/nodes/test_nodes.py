@@ -57,6 +57,15 @@ def test_a_rank_of_another_node_is_refused_by_name(pool):
         assert "use ctx.ccl.barrier() or ctx.barrier()" in barrier[2]
 
 
+def test_only_data_is_sent_between_nodes(pool, tmp_path):
+    """And nothing that comes from there is run."""
+    for rank, (same, array, said, after) in enumerate(pool.run(jobs.divided, 4, "2x2", jobs.broadcasts, str(tmp_path))):
+        assert (same, array, after) == (True, [0, 1, 2], 3)
+        assert [kind for kind, *_ in said] == ["UnsupportedError" if rank == 3 else "IrisError"] * 3
+        assert all("only numbers, text, containers and arrays are sent, no " in text for *_, text in said)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_clocks_of_nodes_are_compared_by_their_hosts(pool):
     assert pool.run(jobs.divided, 4, "2x2", jobs.clocks) == [True] * 4
 

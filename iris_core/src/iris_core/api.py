@@ -16,7 +16,7 @@ from iris_core.device.one_sided import OneSided
 from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.symmetry import NOT_FINISHED
-from iris_core.heap.tensors import TensorFactories
+from iris_core.heap.tensors import TensorFactories, as_sent
 from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
 from iris_core.providers import Providers
@@ -130,11 +130,11 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             undo.callback(binder.close)
             opened.reports.describers.append(binder.explain_report)
             self._world.barrier()
-            closing = undo.pop_all()
+            self._closing = undo.pop_all()
         self._closed = ""
         self._pid = os.getpid()
         # A context that is dropped without close() still gives everything back, without waiting for the others.
-        self._finalizer = weakref.finalize(self, _close_here, closing, self._pid)
+        self._finalizer = weakref.finalize(self, _close_here, self._closing, self._pid)
         _open.add(self)
         _ = self.ccl, self.ops  # now: torch.compile could not trace how they are made
         notify("iris_opened", context=self)
@@ -299,7 +299,8 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         Collective: every rank calls it; `value` counts on rank `src` only.
 
         Args:
-            value: tensors, arrays and lists of numbers come back as numpy arrays; else as it is, if it can be pickled.
+            value: tensors, arrays and lists of numbers come back as numpy arrays; else as it is, if it can be pickled,
+                and between nodes if it is made of numbers, text, containers and arrays.
             src: the rank whose value is sent.
             source_rank: older name of `src`.
 
@@ -309,7 +310,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         """
         self._check_open()
         root = src if source_rank is None else source_rank
-        payload = _broadcastable(value) if self.cur_rank == root else None
+        payload = as_sent(value) if self.cur_rank == root else None
         return self._world.broadcast_object(payload, root)
 
     # -- heap ---------------------------------------------------------------------------------------------------------
@@ -501,9 +502,9 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         if self._closed:
             return
         self._closed = _CLOSED
-        notify("iris_closing", context=self)
         error: IrisError | None = None
         try:
+            notify("iris_closing", context=self)
             if os.getpid() == self._pid and synchronize:
                 on_all_ranks(self._world, NOT_FINISHED, self.heap.streams.synchronize, DeviceError)
                 self._reports.idle = True
@@ -513,13 +514,15 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             self.warning(f"closing without the other ranks: {e}")
             self._world.give_up(e)
         finally:
-            if os.getpid() == self._pid:
-                error = self._reports.error(at_end=True) or error
-            self._mem_pool = None  # its segments are the heap's
-            try:
-                self._finalizer()
-            except IrisError as e:  # the device may be lost, by what is reported already
-                error = error or e
+            with contextlib.ExitStack() as end:
+                end.callback(_close_here, self._closing, self._pid)  # also if an interrupt comes on the way
+                if os.getpid() == self._pid:
+                    error = self._reports.error(at_end=True) or error
+                self._mem_pool = None  # its segments are the heap's
+                try:
+                    self._finalizer()
+                except IrisError as e:  # the device may be lost, by what is reported already
+                    error = error or e
         if error is not None:
             if not failing:
                 raise error
@@ -584,17 +587,3 @@ def _close_here(closing: contextlib.ExitStack, pid: int) -> None:
     """Undo the opening, except in a forked process: groups and descriptors are its parent's."""
     if os.getpid() == pid:
         closing.close()
-
-
-def _broadcastable(value: Any) -> Any:
-    """Convert tensors, arrays and numeric lists to numpy arrays; return anything else as it is."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # numpy has no bfloat16
-    if isinstance(value, list) and value and all(isinstance(each, int | float | complex) for each in value):
-        array = np.asarray(value)
-        return value if array.dtype == object else array
-    return value

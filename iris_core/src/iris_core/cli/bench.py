@@ -72,6 +72,9 @@ def _compare(args: argparse.Namespace) -> int:
     from iris_core.cli._output import print_table
     from iris_core.errors import BenchmarkError
 
+    if not 0 <= args.tolerance < math.inf:
+        print(f"iris: --tolerance {args.tolerance:g} must be a number of percent, 0 or above", file=sys.stderr)
+        return 2
     try:
         old, new = Report.read(args.old), Report.read(args.new)
     except BenchmarkError as error:  # not 1, which says that something became slower

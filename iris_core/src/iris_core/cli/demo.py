@@ -34,10 +34,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     import iris_core
+    from iris_core.cli._arguments import check
     from iris_core.cli._output import print_json, print_table
     from iris_core.errors import ArgumentError
     from iris_core.world.nodes import VARIABLE, sizes_of
 
+    check(args)
     sizes = sizes_of(args.nodes) if args.nodes else []
     if sizes and args.ranks not in (None, sum(sizes)):
         raise ArgumentError(f"--nodes {args.nodes} has {sum(sizes)} ranks, --ranks says {args.ranks}")
@@ -48,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     where: Any = {"environ": {VARIABLE: args.nodes}, "torch_distributed": True} if sizes else {}
     per_rank = iris_core.run(_on_rank, ranks, choice, tuple(args.only), sizes, **where)
     seconds = time.perf_counter() - start
-    rows = merge([rows for rows, _ in per_rank])
+    if refused := [text for rows, text in per_rank if rows is None]:
+        raise ArgumentError(refused[0])
+    rows = merge([rows for rows, _ in per_rank if rows is not None])
     explanation, status = per_rank[0][1], int(not all(row["ok"] for row in rows))
     if args.json:
         documents = [row | {"error": row["error"] if math.isfinite(row["error"]) else None} for row in rows]
@@ -77,11 +81,10 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
 
     from iris_core.errors import ArgumentError
 
-    if ranks is not None and ranks < 1:
-        raise ArgumentError("--ranks must be at least 1")
-
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
+    if on_gpus and not gpus:
+        raise ArgumentError(f"--device {device}: torch sees no GPU here")
     wanted = ranks or (max(1, min(gpus, DEFAULT_RANKS)) if on_gpus else DEFAULT_RANKS)
     if device is None:
         if 1 < gpus >= wanted:
@@ -103,15 +106,14 @@ def merge(per_rank: Sequence[Sequence[Row]]) -> list[Row]:
     return merged
 
 
-def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row], str]:
-    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.
+def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row] | None, str]:
+    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.  None, and why, if it cannot.
 
     On nodes of these sizes they run in each node, and collectives between nodes afterwards.
     """
     import itertools
 
     from iris_core import Iris
-    from iris_core.errors import UnsupportedError
     from iris_core.types import Demo
 
     group = None
@@ -126,11 +128,11 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
     with Iris("64MiB", group=group, **choice) as ctx:
         offered = getattr(ctx.backend, "demos", None)
         if offered is None:
-            raise UnsupportedError(f"backend {ctx.backend.info.name!r} brings no demonstrations; try --backend triton")
+            return None, f"backend {ctx.backend.info.name!r} brings no demonstrations; try --backend triton"
         demos = {demo.name: demo for demo in offered()}
         if unknown := set(only) - demos.keys() - between.keys():
             names = ", ".join([*demos, *between])
-            raise UnsupportedError(f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}")
+            return None, f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}"
         rows += [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
         explanation = ctx.explain()
     if chosen := [demo for name, demo in between.items() if not only or name in only]:

@@ -59,6 +59,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
+    from iris_core.cli._arguments import check
+
+    check(args, least_ranks=2)
+    asked = (_layers if args.ops else _sizes)(args)
     import torch
 
     from iris_core.bench import RunOptions
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.world.launch import run as start_ranks
 
     ranks, device = _ranks(args.ranks, args.device)
-    wanted, heap = (_operations if args.ops else _collectives)(args, ranks, device)
+    wanted, heap = (_operations if args.ops else _collectives)(args, asked, ranks, device)
     folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)
@@ -91,39 +95,53 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(found.wrong))
 
 
-def _collectives(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
-    """Return the collectives to measure, and the size of the heap in bytes."""
+def _sizes(args: argparse.Namespace) -> dict[str, int]:
+    """Return the smallest and largest buffer of collectives in bytes, where they are given."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from iris_core.errors import ArgumentError
-    from iris_core.tuning.collectives import TuneOptions
 
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
-    given: dict[str, Any] = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ())}
+    given = {}
     for name in ("min", "max"):
         text = getattr(args, name)
         try:
             given[f"{name}_nbytes"] = int(TypeAdapter(ByteSize).validate_python(text)) if text else 0
         except ValidationError:
             raise ArgumentError(f"--{name} {text}: a size is a number of bytes or text such as 64MiB") from None
+    if 0 < given["max_nbytes"] < given["min_nbytes"]:
+        raise ArgumentError(f"--min {args.min} is more than --max {args.max}")
+    return given
+
+
+def _collectives(args: argparse.Namespace, asked: Any, ranks: int, device: str) -> tuple[object, int]:
+    """Return the collectives to measure, and the size of the heap in bytes."""
+    from iris_core.tuning.collectives import TuneOptions
+
+    given: dict[str, Any] = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ()), **asked}
     wanted = TuneOptions(**{name: value for name, value in given.items() if value})
     # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
     return wanted, max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
 
 
-def _operations(args: argparse.Namespace, ranks: int, device: str) -> tuple[object, int]:
+def _layers(args: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Return the shapes of fused operations that are given."""
+    from iris_core.errors import ArgumentError
+
+    if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name)]:
+        raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
+    for text in args.shape:
+        if not re.fullmatch(r"([1-9]\d*)(x[1-9]\d*){2}", text):
+            raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
+    return [tuple(map(int, text.split("x"))) for text in args.shape]
+
+
+def _operations(args: argparse.Namespace, layers: Any, ranks: int, device: str) -> tuple[object, int]:
     """Return the fused operations to measure, and the size of the heap in bytes."""
     from iris_core.errors import ArgumentError
     from iris_core.tuning.matmuls import FusedTuneOptions
 
-    if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name)]:
-        raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
-    layers = []
-    for text in args.shape:
-        if not re.fullmatch(r"([1-9]\d*)(x[1-9]\d*){2}", text):
-            raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
-        layers.append(tuple(map(int, text.split("x"))))
     given: dict[str, Any] = {"ops": args.op, "dtypes": args.dtype, "layers": layers}
     wanted = FusedTuneOptions(**{name: tuple(value) for name, value in given.items() if value})
     if device == "cpu" and not layers:
@@ -170,6 +188,4 @@ def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     ranks = ranks or (gpus if device == "cuda" else 2)
     if device == "cuda" and not 2 <= ranks <= gpus:
         raise ArgumentError(f"{ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here")
-    if ranks < 2:
-        raise ArgumentError("one rank leaves nothing to choose: --ranks 2 or more")
     return ranks, device

@@ -461,3 +461,16 @@ def _randint_arguments(args: tuple[Any, ...], low: Any, high: Any, size: Any) ->
     if lowest >= highest:
         raise ArgumentError(f"randint: low must be less than high, got {lowest} and {highest}")
     return int(lowest), int(highest), size
+
+
+def as_sent(value: Any) -> Any:
+    """Convert tensors, arrays and numeric lists to numpy arrays; return anything else as it is."""
+    import numpy as np
+
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+    if isinstance(value, list) and value and all(isinstance(each, int | float | complex) for each in value):
+        array = np.asarray(value)
+        return value if array.dtype == object else array
+    return value

@@ -1,0 +1,34 @@
+"""Arguments of several subcommands that are checked before torch is imported or a rank started."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from iris_core.errors import ArgumentError
+from iris_core.registry import default_registry
+from iris_core.types import PluginKind
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
+    """Refuse what no machine has: numbers of ranks, devices and plugins by name, bounds.
+
+    Raises:
+        ArgumentError, PluginNotFoundError, PluginConflictError: an argument is wrong.
+    """
+    if args.ranks is not None and args.ranks < least_ranks:
+        why = (
+            "one rank leaves nothing to choose: --ranks 2 or more" if least_ranks > 1 else "--ranks must be at least 1"
+        )
+        raise ArgumentError(why)
+    if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+        raise ArgumentError(f"--device {args.device}: say cpu, cuda or cuda:1")
+    if not 0 < getattr(args, "limit", 1) < math.inf:
+        raise ArgumentError(f"--limit {args.limit:g}: a bound is a number of seconds above 0")
+    for kind, name in ((PluginKind.ALLOCATOR, args.allocator), (PluginKind.BACKEND, args.backend)):
+        if name != "auto":
+            default_registry().resolve(kind, name)
