@@ -174,7 +174,10 @@ def pull(
                 number = tl.minimum(number - done, capacity)
             elif done > 0:
                 number = done * 0
-            src = (tl.load(bases + member) + place).to(inp.dtype)
+            address = tl.load(bases + member) + place
+            if member == me:  # in place it lies there already, and others may be reading it
+                number = tl.where(address == out.to(tl.int64) + begin * ITEM, number * 0, number)
+            src = address.to(inp.dtype)
             copy(out, begin, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
         half = PIECES * capacity * ITEM - half
