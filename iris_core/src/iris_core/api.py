@@ -26,7 +26,7 @@ from iris_core.world.failures import on_all_ranks
 from iris_core.world.node_members import NodeMembers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
     import torch.distributed as dist
@@ -59,6 +59,7 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             and members: in every call, whatever is measured, wherever tensors lie, and on all ranks of an all_reduce.
             Those that cannot are refused.  By default IRIS_DETERMINISTIC, then what
             torch.use_deterministic_algorithms says now; see docs/collectives.md.
+        check: what kernels on CPU ranks are checked for; IRIS_CHECK or nothing by default; see docs/checking.md.
 
     Raises:
         SettingsError: a size, name or option is wrong.
@@ -94,12 +95,14 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         barrier_timeout: float | None = None,
         device_timeout: float | None = None,
         deterministic: bool | None = None,
+        check: str | Sequence[str] | None = None,
     ) -> None:
         self._closed = _CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
-        asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout, "deterministic": deterministic}
+        asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout}
+        asked |= {"deterministic": deterministic, "check": check}
         with world.arrive(group) as arrival:
             self._open_all(arrival, asked, dict(options or {}))
 

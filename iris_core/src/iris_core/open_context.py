@@ -16,7 +16,7 @@ from iris_core.device.barrier import GRAPHS, DeviceBarriers
 from iris_core.device.reports import KernelReports
 from iris_core.device.status import STANDSTILL_NBYTES, Standstill, StatusPage
 from iris_core.device.targets import device_targets
-from iris_core.errors import IrisError
+from iris_core.errors import IrisError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
 from iris_core.logs import rank_logger, set_logger_level
@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 _SYSTEM_NBYTES_GPU = 64 << 20  # the defaults of IRIS_SYSTEM_SIZE
 _SYSTEM_NBYTES_CPU = 8 << 20
+_GAP_NBYTES = 1024  # behind each block, where IRIS_CHECK names "bounds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def open_heap(
     workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
     facts = plan_facts(plan, int(settings.heap_size))
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
-    facts["deterministic"] = str(settings.deterministic)
+    facts |= {"deterministic": str(settings.deterministic), "IRIS_CHECK": ", ".join(settings.check)}
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)
@@ -162,6 +163,7 @@ def open_heap(
         usable_nbytes=maker.usable_nbytes(allocator),
         streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
         device=target.torch_device,
+        gap_nbytes=_GAP_NBYTES if "bounds" in settings.check else 0,
     )
     _on_all(world, "open the heap", heap.open)
     undo.callback(heap.close)
@@ -201,7 +203,21 @@ def open_heap(
     reports.describers.append(barriers.explain_report)
     undo.callback(reports.close)
     _on_all(world, "attach the backend", lambda: backend.attach(heap))
+    if settings.check:
+        _on_all(world, "start the checker", lambda: _start_checker(settings, backend, target, heap, world))
     return Opened(world, plan, maker, allocator, backend, heap, barriers, reports, spec, tensor)
+
+
+def _start_checker(
+    settings: IrisSettings, backend: DeviceBackend, target: DeviceTarget, heap: SymmetricHeap, world: World
+) -> None:
+    start = getattr(backend, "start_checker", None)
+    if start is None or target.type is not DeviceType.CPU or world.spans_nodes:
+        raise UnsupportedError(
+            f"IRIS_CHECK={','.join(settings.check)} needs CPU ranks of one node and a backend whose kernels run there, "
+            f"not {backend.info.name!r} on {target.torch_device}: open it with device='cpu', or unset IRIS_CHECK"
+        )
+    start(settings.check, settings.check_reports, heap, world)
 
 
 def _on_all(world: World, what: str, step: Callable[[], T]) -> T:

@@ -233,6 +233,19 @@ class SupportsCompileOnly(Protocol):
         """
 
 
+class SupportsChecking(Protocol):
+    """A backend that can check kernels on CPU ranks while they run (docs/checking.md)."""
+
+    def start_checker(self, checks: Sequence[str], path: str | None, heap: Any, world: Any) -> None:
+        """Look for mistakes of the kinds that IRIS_CHECK names, until `detach`.  Collective: every rank calls it.
+
+        Args:
+            checks: of `iris_core.settings.CHECKS`.
+            path: file to which findings are appended; None: the first one is raised.
+            heap, world: the context's `SymmetricHeap` and `World`.
+        """
+
+
 class SupportsDemos(Protocol):
     """A backend that brings programs for `iris demo`."""
 

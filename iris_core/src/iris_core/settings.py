@@ -90,6 +90,17 @@ def _names(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+CHECKS = ("races", "uninitialised", "bounds")
+"""What IRIS_CHECK can name."""
+
+
+def _checks(value: Any) -> Any:
+    names = _names(value)
+    if isinstance(names, (list, tuple)) and (unknown := [each for each in names if each not in CHECKS]):
+        raise ValueError(f"{', '.join(map(repr, unknown))}: choose from {', '.join(CHECKS)}")
+    return names
+
+
 def _torch_is_deterministic() -> bool:
     torch = sys.modules.get("torch")  # importing it would make `iris plugins` slow
     return torch is not None and torch.get_deterministic_debug_mode() == 2  # 1 is warn_only
@@ -135,6 +146,12 @@ class IrisSettings(SettingsBase):
     """Seconds after which a wait inside a kernel that has no bound is warned about; 0: never."""
     barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Bound in seconds of host barriers and exchanges between ranks."""
+    check: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_checks)] = ()
+    """What kernels on CPU ranks are checked for: "races", "uninitialised", "bounds", separated by commas
+    (docs/checking.md)."""
+    check_reports: Annotated[str, Field(min_length=1)] | None = None
+    """File to which findings of the checker are appended, one JSON object a line, and the program goes on; unset: the
+    first finding is raised."""
     nodes: str | None = None
     """How to divide the ranks of one host into nodes, for trials: "2x4", "3+1"; unset: each host is a node."""
 

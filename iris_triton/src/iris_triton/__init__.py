@@ -25,6 +25,7 @@ from iris_triton.rocm_iris import names
 if TYPE_CHECKING:
     from iris_core.bench import do_bench
     from iris_core.logs import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
+    from iris_triton.checker import benign_race
     from iris_triton.context import DeviceContext
     from iris_triton.context import DeviceContext as Context
     from iris_triton.language import *  # noqa: F403 - the device functions
@@ -40,17 +41,20 @@ _OURS = {"barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wai
 """Device functions that AMD's Iris has not."""
 
 __all__ = [
-    "DEBUG", "ERROR", "INFO", "WARNING", "AllReduceConfig", "CUDAArrayInterface", "Context", "DeviceContext", "Iris",
-    "TensorView", "Tile", "TileView", "TraceEvent", "__version__", "atomic_add", "atomic_and", "atomic_cas",
-    "atomic_max", "atomic_min", "atomic_or", "atomic_sub", "atomic_xchg", "atomic_xor", "barrier", "copy", "do_bench",
-    "get", "get_device_id_for_rank", "iris", "is_simulation_env", "load", "load_acquire", "logger", "make_tensor_view",
-    "put", "put_signal", "quiet", "set_logger_level", "signal", "store", "tensor_from_ptr", "test", "wait", "wait_any",
+    "DEBUG", "ERROR", "INFO", "WARNING", "AllReduceConfig", "CUDAArrayInterface", "Context", "DeviceContext",
+    "Iris", "TensorView", "Tile", "TileView", "TraceEvent", "__version__", "atomic_add", "atomic_and", "atomic_cas",
+    "atomic_max", "atomic_min", "atomic_or", "atomic_sub", "atomic_xchg", "atomic_xor", "barrier", "benign_race",
+    "copy", "do_bench", "get", "get_device_id_for_rank", "iris", "is_simulation_env", "load", "load_acquire",
+    "logger", "make_tensor_view", "put", "put_signal", "quiet", "set_logger_level", "signal", "store",
+    "tensor_from_ptr", "test", "wait", "wait_any",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in _OURS:
         value = getattr(importlib.import_module("iris_triton.language"), name)
+    elif name == "benign_race":
+        value = importlib.import_module("iris_triton.checker").benign_race
     elif name in names.MODULES:
         value = importlib.import_module(f"{__name__}.{name}")  # a module of ours, or one of `names`
     else:
@@ -63,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, *names.NAMED["iris"], *names.children("iris")})
+    return sorted({*globals(), *_OURS, "benign_race", *names.NAMED["iris"], *names.children("iris")})
 
 
 names.publish(__name__)

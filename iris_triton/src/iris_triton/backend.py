@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.diagnosis import PairCheck
+    from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap
     from iris_core.types import (
         BarrierSlot,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Network,
         PluginInfo,
     )
+    from iris_core.world import World
     from iris_triton.launcher import BoundKernel
 
 
@@ -41,6 +43,7 @@ class TritonBackend:
         self._trace_tokens: list[int] = []
         self._spec: ContextSpec | None = None
         self._barriers: dict[tuple[int, str], BoundKernel] = {}
+        self._end_check: Callable[[], None] | None = None
 
     @property
     def info(self) -> PluginInfo:
@@ -88,8 +91,17 @@ class TritonBackend:
             from iris_triton.interpreter.memory import network
 
             network.forget(self._spec.network[0])
+        if self._end_check is not None:
+            self._end_check()
+            self._end_check = None
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
+
+    def start_checker(self, checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> None:
+        """Start the checker of `iris_triton.checker`; `detach` ends it."""
+        from iris_triton import checker
+
+        self._end_check = checker.start(checks, path, heap, world)
 
     @staticmethod
     def _forget(tokens: list[int]) -> None:

@@ -57,6 +57,7 @@ class SymmetricHeap:
             left is the system area: memory that every rank has from the start, for Iris itself.
         streams: the device's streams; those of the host by default.
         device: torch's name of the device whose memory the heap is.
+        gap_nbytes: bytes behind each block that belong to nobody, so that kernels which go too far are found.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class SymmetricHeap:
         usable_nbytes: int | None = None,
         streams: Streams | None = None,
         device: str = "cpu",
+        gap_nbytes: int = 0,
     ) -> None:
         usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
         self.streams: Streams = HostStreams() if streams is None else streams
         self.standstill: Standstill | None = None  # set when the context is opened
-        offsets, blocks = SubAllocator(usable), BlockTable(allocator.base_ptr, allocator.nbytes)
+        offsets, blocks = SubAllocator(usable, gap_nbytes), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
         regions.set_first_limit(self._state)
@@ -97,6 +99,13 @@ class SymmetricHeap:
             on_all_ranks(state.world, what, lambda: state.backing.commit(state.usable, area.nbytes))
         state.backing.open()
         state.closed = ""
+
+    def watch(self, watcher: Any) -> None:
+        """Tell an object of every allocation and free from now on; None: nobody.
+
+        `allocated(offset_bytes, nbytes, storage)` comes after an allocation, `freed(storage._cdata)` with a free.
+        """
+        self._state.watcher = watcher
 
     def refuse(self, why: str) -> None:
         """Serve no call any more."""
@@ -189,6 +198,8 @@ class SymmetricHeap:
         state.order.hand_out(offset, offset + size)
         storage = raw.untyped_storage()._cdata
         self._record(Record(number, offset, nbytes, offset, storage, label), Op.ALLOCATE, alignment)
+        if state.watcher is not None:
+            state.watcher.allocated(offset, nbytes, raw.untyped_storage())
         return raw
 
     def _reserve(self, nbytes: int, alignment: int, label: Label) -> int:

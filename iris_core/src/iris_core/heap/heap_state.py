@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iris_core.heap.backing import Backing
@@ -33,4 +33,5 @@ class HeapState:
     groups: list[Block] = field(default_factory=list)  # the regions of groups of ranks at the end, by offset
     groups_lock: threading.Lock = field(default_factory=threading.Lock)  # of these, and of the limit of allocations
     holders: dict[int, int] = field(default_factory=dict)  # offset of imported memory -> live and pending imports
+    watcher: Any = None  # the checker of kernels on the CPU, which is told of allocations and frees; None: it is off
     closed: str = NOT_OPEN  # why the heap cannot be used; empty while it can

@@ -20,6 +20,8 @@ MIN_ALIGNMENT = 256
 class SubAllocator:
     """Hands out and takes back parts of the range [0, nbytes), in multiples of MIN_ALIGNMENT.
 
+    Behind each block `gap_nbytes` bytes, rounded up likewise, stay unused.
+
     Example:
         >>> sub = SubAllocator(4096)
         >>> sub.allocate(100), sub.allocate(100, alignment=1024)
@@ -28,7 +30,8 @@ class SubAllocator:
         256
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, gap_nbytes: int = 0) -> None:
+        self._gap = -(-gap_nbytes // MIN_ALIGNMENT) * MIN_ALIGNMENT
         self.nbytes = nbytes // MIN_ALIGNMENT * MIN_ALIGNMENT
         if self.nbytes <= 0:
             raise ValueError(f"a heap of {nbytes} bytes is too small: the smallest block has {MIN_ALIGNMENT} bytes")
@@ -42,7 +45,7 @@ class SubAllocator:
 
     def rounded(self, nbytes: int) -> int:
         """Return the size of the block that a request gets: of nothing, the smallest block."""
-        return -(-nbytes // MIN_ALIGNMENT) * MIN_ALIGNMENT or MIN_ALIGNMENT
+        return (-(-nbytes // MIN_ALIGNMENT) * MIN_ALIGNMENT or MIN_ALIGNMENT) + self._gap
 
     def allocate(self, nbytes: int, alignment: int = MIN_ALIGNMENT) -> int:
         """Take a block, return its offset, a multiple of `alignment`; HeapExhaustedError if none is large enough."""

@@ -178,6 +178,8 @@ def retire(state: HeapState, record: Record) -> None:
     state.order.check_not_capturing("free")
     state.order.end(record)
     state.blocks.retire(record)
+    if state.watcher is not None:
+        state.watcher.freed(record.storage)
     if state.world.world_size == 1:
         _settle(state, *_recycle(state, state.blocks.take_pending(1)))
 

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from iris_core.world.store_exchange import StoreExchanges
 
 
+watcher: Any = None
+"""The checker of kernels on the CPU, while it is on: exchanges order what the ranks do."""
+
+
 class _Kind(enum.IntEnum):
     """Kinds of exchanges; integers go together only if all ranks have equally many."""
 
@@ -227,6 +231,7 @@ class World:
         """Exchange frames; this rank's own has no descriptors."""
         if self._exchanges is None:
             return [Frame(kind, b"", mine)]
+        begun = None if watcher is None else watcher.before_exchange(self)
         self._number += 1
         sent = Frame(kind, _called() + self._among, mine, fds)
         wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
@@ -237,6 +242,8 @@ class World:
         frames = [found[rank] for rank in self._ranks]
         sizes = {len(each.payload) for each in frames} if kind == _Kind.INTEGERS else {0}
         if len(sizes) == 1 and all(each.kind == kind for each in frames):
+            if begun is not None:
+                watcher.after_exchange(begun)
             return frames
         close_all([fd for each in frames for fd in each.fds])
         calls = [each.call.decode() for each in frames]
@@ -324,6 +331,15 @@ class World:
         return World(
             self._exchanges, self._ranks, self.rank, self._timeout_s, self._members, nodes=self.nodes, name=name
         )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members, by their ranks in the world that has the connections."""
+        return self._ranks
+
+    def shares_connections(self, other: World) -> bool:
+        """Whether two worlds are of the same ranks, or of some of them."""
+        return self._exchanges is other._exchanges
 
     @property
     def torch_ranks(self) -> tuple[int, ...] | None:

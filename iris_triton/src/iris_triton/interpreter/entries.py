@@ -61,6 +61,26 @@ def find_entry(function: Any) -> Callable[..., Any] | None:
     return _functions.get(id(function), (None, None))[1]
 
 
+_around: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+
+def run_around(function: Any, around: Callable[..., Any] | None) -> None:
+    """Let `around(run, *args, **kwargs)` stand for a jitted device function, as the checker does; None ends that.
+
+    The arguments are the kernel's, and `run(*args, **kwargs)` does what the function does.
+    """
+    if around is None:
+        _around.pop(id(function), None)
+    else:
+        _around[id(function)] = (function, around)
+    vars(function).pop(PREPARED, None)
+
+
+def find_around(function: Any) -> Callable[..., Any] | None:
+    """Return what stands for a jitted function, or None."""
+    return _around.get(id(function), (None, None))[1]
+
+
 def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
     """Return the implementation of an inline assembly instruction, or None if it is not one of the built-in ones."""
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)

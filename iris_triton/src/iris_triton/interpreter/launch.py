@@ -25,7 +25,7 @@ from iris_triton.interpreter.config import configuration
 from iris_triton.interpreter.entries import dialect_of
 from iris_triton.interpreter.frontend.calls import jitted, triton_dialect
 from iris_triton.interpreter.frontend.values import numpy_dtype, signless, wrap
-from iris_triton.interpreter.memory import regions
+from iris_triton.interpreter.memory import accesses, regions
 from iris_triton.interpreter.scheduler import Program, Scheduler
 from iris_triton.interpreter.state import Launch, current
 
@@ -182,10 +182,13 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     settings = configuration()
     checker = regions.BoundsChecker(regions.current_regions(), arguments.storages)
     state = Launch(name, size, checker, settings.bounds_check, settings.hints == "raise", options)
+    watch = state.watch = None if accesses.watcher is None else accesses.watcher.launch(state, bound)
 
     def run(program: Program, part: Callable[[], None] = functools.partial(dialect.run_program, body, values)) -> None:
         outer = current.__dict__.copy()
         current.launch, current.program = state, program
+        if watch is not None:
+            watch.begin(program.pid)
         try:
             with np.errstate(all="ignore"):
                 part()
@@ -199,10 +202,16 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 )
             raise
         finally:
+            if watch is not None:
+                watch.end(program.pid)
             current.__dict__.clear()
             current.__dict__.update(outer)
 
-    Scheduler(state, run, settings.timeout_s).run()
+    try:
+        Scheduler(state, run, settings.timeout_s).run()
+    finally:
+        if watch is not None:
+            watch.close()
     return Launched(name)
 
 

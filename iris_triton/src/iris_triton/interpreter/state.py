@@ -44,6 +44,7 @@ class Launch:
     refuse: bool  # accesses that `checker` does not know
     raise_hints: bool  # an error where a hint is not true
     options: dict[str, Any]
+    watch: Any = None  # the strands of the launch while the checker is on
 
 
 class _Current(threading.local):
@@ -87,12 +88,17 @@ class Line(NamedTuple):
         return found.group(1) if found else ""
 
 
+def is_kernel_code(code: Any) -> bool:
+    """Return whether a code object is that of a kernel or device function."""
+    return _CELL in code.co_freevars
+
+
 def here(libraries: tuple[str, ...] = (_TRITON,)) -> Line:
     """Return the running line of the user's code, skipping device functions of libraries, by default Triton's."""
     frame: Any = sys._getframe(1)
     found = Line("", 0)
     while frame is not None:
-        if _CELL in frame.f_code.co_freevars:
+        if is_kernel_code(frame.f_code):
             found = Line(frame.f_code.co_filename, frame.f_lineno or 0)
             if not any(part in found.file for part in libraries):
                 break

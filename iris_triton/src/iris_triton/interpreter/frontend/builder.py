@@ -137,10 +137,10 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         accesses.store(pointers.data, _array(mask), value.data)
 
     def create_atomic_cas(self, pointers: Handle, expected: Handle, desired: Handle, sem: Any, scope: Any) -> Handle:
-        return Handle(accesses.cas(pointers.data, expected.data, desired.data, sem), desired.dtype)
+        return Handle(accesses.cas(pointers.data, expected.data, desired.data, sem, scope), desired.dtype)
 
     def create_atomic_rmw(self, op: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
-        return Handle(accesses.rmw(op, pointers.data, value.data, mask.data, sem, value.dtype), value.dtype)
+        return Handle(accesses.rmw(op, pointers.data, value.data, mask.data, sem, value.dtype, scope), value.dtype)
 
     def create_atomic_load(self, pointers: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
         return self.create_masked_load(pointers, mask, None, is_volatile=True)
@@ -218,6 +218,8 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
                 f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted "
                 "function of its own, and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry"
             )
+        if accesses.watcher is not None and assembly.startswith("fence."):
+            accesses.watcher.fence(assembly)
         value, shapes = entry(program_info()), [tuple(type_.shape) if type_.is_block() else (1,) for type_ in types]
         handles = [
             Handle(np.full(shape, value, numpy_dtype(type_)), type_.scalar)

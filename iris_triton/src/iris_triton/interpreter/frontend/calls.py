@@ -18,7 +18,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
-from iris_triton.interpreter.entries import PREPARED, find_entry
+from iris_triton.interpreter.entries import PREPARED, find_around, find_entry
 from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
@@ -64,6 +64,9 @@ class Dialect(Operators):
                     target = rewrite(entry or function, self.helpers)
             else:
                 target = functools.partial(self._call_entry, entry)
+            around = find_around(function)
+            if around is not None:
+                target = functools.partial(around, target)
             prepared[self] = function.src, target
         ready: Callable[..., Any] = target
         return ready

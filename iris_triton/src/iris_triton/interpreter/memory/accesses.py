@@ -11,6 +11,7 @@ compare-and-swap.  Masked lanes do nothing and return 0.  All are of system scop
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from iris_triton.interpreter.state import current
 if TYPE_CHECKING:
     from iris_triton.interpreter.memory.regions import Region
     from iris_triton.interpreter.state import ProgramInfo
+
+watcher: Any = None
+"""The checker (`iris_triton.checker`) while it is on: it sees every access.  None costs one test for each."""
 
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
@@ -64,12 +68,12 @@ def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Reg
 
 def _locate(
     addresses: Array, mask: Array | None, dtype: np.dtype[Any], access: str
-) -> tuple[Array | None, Array | None, Any]:
-    """The mask, None if it is true; the accessible range as an array, None for the native way; and indices into it."""
+) -> tuple[Array | None, Array | None, Any, Region | None]:
+    """The mask, None if it is true; the accessible range as an array, None for the native way; indices into it; it."""
     mask = None if mask is None or mask.all() else np.broadcast_to(mask, addresses.shape)
     region = check(addresses, mask, dtype.itemsize, access)
     indices = None if region is None else region.indices(addresses if mask is None else addresses[mask], dtype.itemsize)
-    return mask, None if region is None or indices is None else region.view(dtype), indices
+    return mask, None if region is None or indices is None else region.view(dtype), indices, region
 
 
 def load(
@@ -81,8 +85,24 @@ def load(
     poll: bool = False,
 ) -> Array:
     """Read the active elements; the others get `fill`, or 0 without one."""
+    mask, view, indices, region = _locate(addresses, mask, dtype, access)
+    if watcher is None:
+        data = _read(view, indices, addresses, mask, fill, dtype)
+    elif poll:
+        data = watcher.poll(
+            partial(_read, view, indices, addresses, mask, fill, dtype), addresses, mask, dtype.itemsize
+        )
+    else:
+        watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
+        data = _read(view, indices, addresses, mask, fill, dtype)
+    (current.program.observe if poll else current.program.loaded)(addresses, data)
+    return data
+
+
+def _read(
+    view: Array | None, indices: Any, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]
+) -> Array:
     shape = addresses.shape
-    mask, view, indices = _locate(addresses, mask, dtype, access)
     data: Array
     if view is not None and mask is None:
         data = view.take(indices)
@@ -92,7 +112,6 @@ def load(
             data[mask] = view.take(indices)
         else:
             data = _compat.native.load(addresses, np.ones(shape, np.bool_) if mask is None else mask, data, dtype)
-    (current.program.observe if poll else current.program.loaded)(addresses, data)
     return data
 
 
@@ -101,34 +120,45 @@ def store(addresses: Array, mask: Array | None, data: Array) -> None:
     shape = addresses.shape
     if data.shape != shape:
         data = np.broadcast_to(data, shape)
-    mask, view, indices = _locate(addresses, mask, data.dtype, "store")
-    if view is not None:
-        view[indices] = data if mask is None else data[mask]
+    mask, view, indices, region = _locate(addresses, mask, data.dtype, "store")
+    if watcher is None:
+        _write(view, indices, addresses, mask, data)
     else:
-        _compat.native.store(addresses, data, np.ones(shape, np.bool_) if mask is None else mask)
+        write = partial(_write, view, indices, addresses, mask, data)
+        watcher.store(write, region, indices, addresses, mask, data.itemsize)
     current.program.progress()
 
 
-def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element: Any) -> Array:
+def _write(view: Array | None, indices: Any, addresses: Array, mask: Array | None, data: Array) -> None:
+    if view is not None:
+        view[indices] = data if mask is None else data[mask]
+    else:
+        _compat.native.store(addresses, data, np.ones(addresses.shape, np.bool_) if mask is None else mask)
+
+
+def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element: Any, scope: Any = None) -> Array:
     """Read, modify and write the active elements, and return the old values.
 
-    `op` and `sem` are the IR's operation and memory order, `element` is Triton's type of the elements.
+    `op`, `sem` and `scope` are the IR's operation, memory order and scope, `element` is Triton's type of the elements.
     """
     values, mask = _spread(values, addresses.shape), _spread(mask, addresses.shape)
     check(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
-    old = native_rmw(op, addresses, values, element, mask, sem)
+    run = partial(native_rmw, op, addresses, values, element, mask, sem)
+    old: Array = run() if watcher is None else watcher.rmw(run, op, addresses, values, mask, sem, scope)
     if mask.any():
         current.program.observe(addresses, old)
     return old
 
 
-def cas(addresses: Array, expected: Array, desired: Array, sem: Any) -> Array:
+def cas(addresses: Array, expected: Array, desired: Array, sem: Any, scope: Any = None) -> Array:
     """Replace every element that equals `expected` by `desired`, and return the old values."""
     kept = expected.dtype
     bits = np.dtype(f"i{kept.itemsize}")  # floats are compared by their bits, as on GPUs
     expected, desired = (_spread(each, addresses.shape).view(bits) for each in (expected, desired))
     check(addresses, None, kept.itemsize, "atomic_cas")
-    old: Array = _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem]).view(kept)
+    run = partial(_compat.native.atomic_cas, addresses, expected, desired, _compat.NATIVE_SEMS[sem])
+    found = run() if watcher is None else watcher.cas(run, addresses, expected, desired, sem, scope)
+    old: Array = found.view(kept)
     current.program.observe(addresses, old)
     return old
 

@@ -1,0 +1,84 @@
+"""The checker of kernels on CPU ranks: races between programs and ranks, uninitialised reads, freed memory.
+
+    IRIS_CHECK=races,uninitialised,bounds python program.py     # or: iris check program.py
+
+It orders accesses by what releases and acquires really hand over (happens-before), not by the order in which they
+happened to come: a run finds mistakes that it was lucky not to suffer from.  docs/checking.md says what a run proves.
+
+    reports            findings, the errors that carry them, benign_race
+    watcher            what the executor, the heap and the hosts tell, and the verdict
+    histories, places  the past of every granule of the heap; addresses as granules
+    changes, strands   synchronisation words; clocks of programs and hosts
+    shared, sites      tables that all ranks share; lines of source
+    torch_operations, device_functions   what torch does with tensors of the heap; signals and waits as operations
+
+The order in which programs run comes from the executor's scheduler alone; the checker needs no special one, so another
+(a seeded one) can be put in its place without a change here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from iris_triton.checker.reports import (
+    CheckError,
+    DataRaceError,
+    FreedMemoryError,
+    Report,
+    UninitialisedReadError,
+    benign_race,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from iris_core.heap.heap import SymmetricHeap
+    from iris_core.world import World
+
+__all__ = [
+    "CheckError", "DataRaceError", "FreedMemoryError", "Report", "UninitialisedReadError", "benign_race", "start",
+]  # fmt: skip
+
+
+def start(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> Callable[[], None]:
+    """Check kernels that run on this rank's CPU; returns what ends it.
+
+    Collective: every rank of the context calls it; see `iris_core.protocols.SupportsChecking`.  One context of a
+    process is watched at a time; another one that is opened meanwhile is not, and a warning says so.
+    """
+    from iris_core.logs import rank_logger
+    from iris_triton.interpreter.memory import accesses
+
+    wanted = [each for each in checks if each != "bounds"]  # that is a matter of the heap
+    if not wanted:
+        return lambda: None
+    if accesses.watcher is not None:
+        rank_logger(world.rank, world.world_size).warning(
+            "the checker watches one context at a time: this one is not watched, for another one is open"
+        )
+        return lambda: None
+    undo = contextlib.ExitStack()
+    undo.enter_context(_watching(wanted, path, heap, world))
+    return undo.close
+
+
+@contextlib.contextmanager
+def _watching(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> Iterator[Any]:
+    from iris_core.world import group
+    from iris_triton.checker import device_functions, torch_operations
+    from iris_triton.checker.watcher import Watcher
+    from iris_triton.interpreter.memory import accesses
+
+    watcher = Watcher(checks, heap, world, path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(watcher.close)
+        undo.enter_context(device_functions.as_operations())
+        undo.enter_context(torch_operations.watched(watcher, world))
+        accesses.watcher = group.watcher = watcher
+        heap.watch(watcher)
+        undo.callback(heap.watch, None)
+        try:
+            yield watcher
+        finally:
+            accesses.watcher = group.watcher = None

@@ -1,0 +1,169 @@
+"""What has happened to a granule of the heap: the accesses that later ones may be in conflict with.
+
+A cell holds the number of a *history*: the last writes of its bytes, and the reads since.  That is what FastTrack keeps
+per variable (Flanagan and Freund 2009), but histories are rows of a table that never change, and granules with the same
+past share one.  An access to a block finds the few different histories in its cells, computes for each what becomes of
+it, once per strand and epoch, and writes the numbers back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from iris_triton.checker.shared import HISTORIES
+
+if TYPE_CHECKING:
+    from iris_triton.checker.shared import Tables
+    from iris_triton.checker.strands import Strand
+
+READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
+"""Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic."""
+
+ALL = 0xF
+"""All bytes of a granule."""
+
+UNKNOWN, UNWRITTEN = 0, 1
+"""Histories without accesses: of memory that is taken for written, and of a block that nobody has written yet."""
+
+_KEPT = 1 << 16  # decoded histories of this process
+_SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
+
+Member = tuple[int, int, int]
+"""Epoch, site and program of an access; its key is the kind with the bytes (kind << 4 | bytes) and the slot."""
+
+
+class History(NamedTuple):
+    """The accesses to a granule: writes and reads by (kind and bytes, slot), the bytes written, and rows it takes."""
+
+    writes: dict[tuple[int, int], Member]
+    reads: dict[tuple[int, int], Member]
+    written: int
+    depth: int
+
+
+class Conflict(NamedTuple):
+    """An earlier access that nothing orders before the present one."""
+
+    kind: int
+    slot: int
+    epoch: int
+    site: int
+    program: int
+
+
+class Histories:
+    """The histories of one context."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._known: dict[int, History] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._known = {UNKNOWN: History({}, {}, ALL, 0), UNWRITTEN: History({}, {}, 0, 0)}
+
+    def get(self, number: int) -> History:
+        """Return a history by its number."""
+        found = self._known.get(number)
+        if found is not None:
+            return found
+        rows, at = [], number
+        while at not in self._known:
+            rows.append(self._tables.histories[at].item())
+            at = rows[-1][0]
+        found = self._known[at]
+        writes, reads = dict(found.writes), dict(found.reads)
+        for _, kind, slot, epoch, site, program, _ in reversed(rows):
+            (writes if kind >> 4 & 1 else reads)[kind, slot] = epoch, site, program
+        if len(self._known) >= _KEPT:
+            self._clear()
+        found = self._known[number] = History(writes, reads, rows[0][6], found.depth + len(rows))
+        return found
+
+    def conflicts(self, number: int, kind: int, mask: int, strand: Strand) -> list[Conflict]:
+        """Return the members of a history that an access is in conflict with and not ordered after."""
+        history, clock, reads, found = self.get(number), strand.clock, strand.reads, []
+        is_atomic = kind & 2
+        for (what, slot), (epoch, site, program) in history.writes.items():
+            if what & mask and not (is_atomic and what & 0x20) and epoch > clock[slot]:
+                found.append(Conflict(what >> 4, slot, epoch, site, program))
+        if kind & 1:
+            for (what, slot), (epoch, site, program) in history.reads.items():
+                if not what & mask or (is_atomic and what & 0x20):
+                    continue
+                if epoch > clock[slot] and epoch > reads[slot]:
+                    found.append(Conflict(what >> 4, slot, epoch, site, program))
+        return found
+
+    def after(self, number: int, kind: int, mask: int, strand: Strand, site: int) -> int:
+        """Return the number of a history after an access.  The caller holds the lock."""
+        history, key = self.get(number), (kind << 4 | mask, strand.slot)
+        me = strand.epoch, site, strand.program
+        if not kind & 1:
+            before = history.reads.get(key)
+            if before is not None and before[0] == strand.epoch:
+                return number  # a second read in the same epoch says nothing new
+            return self._add(number, history, key, me, history.written)
+        written = history.written | mask
+        if kind == ATOMIC_WRITE:
+            if history.writes.get(key) == me and written == history.written:
+                return number
+            return self._add(number, history, key, me, written)
+        gone = ~mask & ALL
+        writes = {k: m for k, m in history.writes.items() if k[0] & gone}
+        reads = {k: m for k, m in history.reads.items() if k[0] & gone}
+        writes[key] = me
+        return self._new(strand, writes, reads, written)
+
+    def _add(self, number: int, history: History, key: tuple[int, int], me: Member, written: int) -> int:
+        if history.depth > 2 * (len(history.writes) + len(history.reads)) + _SPARE_ROWS:
+            writes, reads = dict(history.writes), dict(history.reads)
+            (writes if key[0] >> 4 & 1 else reads)[key] = me
+            return self._write(writes, reads, written)
+        row = self._tables.take(HISTORIES)
+        self._tables.histories[row] = (number, key[0], key[1], *me, written)
+        return row
+
+    def _new(self, strand: Strand, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
+        """The number of a history with these members, the same as before in this epoch."""
+        key = "new", tuple(writes.items()), tuple(reads.items()), written
+        found = strand.next.get(key)
+        if found is None:
+            found = strand.next[key] = self._write(writes, reads, written)
+        return found
+
+    def _write(self, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
+        members = [*writes.items(), *reads.items()]
+        row = self._tables.take(HISTORIES, len(members))
+        for number, ((kind, slot), member) in enumerate(members):
+            before = row + number - 1 if number else UNKNOWN
+            self._tables.histories[row + number] = (before, kind, slot, *member, written)
+        return row + len(members) - 1
+
+
+def different(cells: Any) -> list[int]:
+    """Return the different numbers in some cells."""
+    first = cells[0]
+    if (cells == first).all():
+        return [int(first)]
+    low, high = int(cells.min()), int(cells.max())
+    if high - low > 1 << 16:
+        return [int(number) for number in np.unique(cells)]
+    present = np.zeros(high - low + 1, np.bool_)
+    present[cells - np.uint32(low)] = True
+    return [low + int(number) for number in np.flatnonzero(present)]
+
+
+def replaced(cells: Any, new: dict[int, int]) -> Any:
+    """Return cells with every number replaced, by a dict that has all of them."""
+    low, high = min(new), max(new)
+    if high - low > 1 << 16:
+        keys = np.array(sorted(new), np.uint32)
+        values = np.array([new[int(key)] for key in keys], np.uint32)
+        return values[np.searchsorted(keys, cells)]
+    table = np.zeros(high - low + 1, np.uint32)
+    for old, number in new.items():
+        table[old - low] = number
+    return table[cells - np.uint32(low)]

@@ -1,0 +1,180 @@
+"""What the checker finds: reports as text and JSON, the errors that carry them, and ranges that are declared benign."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_core.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+RACE, UNINITIALISED, FREED = "race", "uninitialised", "freed"
+
+REASONS = {
+    "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
+    "relaxed": "is relaxed, so it hands nothing over: use sem='release'",
+    "scope": "uses scope gpu or cta, and the peer needs {scope}",
+    "not acquired": "is seen by {reader}, which does not acquire: use wait, or sem='acquire'",
+    "scope of the wait": "is seen by {reader}, whose scope does not reach the sender: it needs {scope}",
+    "early": "was seen by {reader}, which may end without it: an earlier value, or other senders, satisfy it, too",
+    "other": "was seen by {reader}, but comes before the {kind}",
+}
+"""Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One side of a report.
+
+    Attributes:
+        what: "load", "store", "atomic_add (release, sys)", "copy_ by the host", ...
+        file, line: where, in the user's code where there is some.
+        function: the kernel or device function of that line.
+        rank, program: who; `program` is the linear index in the launch, None for the host.
+    """
+
+    what: str
+    file: str
+    line: int
+    function: str
+    rank: int
+    program: int | None
+
+    def __str__(self) -> str:
+        who = "the host" if self.program is None else f"program {self.program}"
+        where = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"the {self.what} at {where} by {who} of rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One finding.
+
+    Attributes:
+        kind: "race", "uninitialised" or "freed".
+        access: what was found at fault last.
+        other: the access that it is in conflict with; None for other kinds.
+        rank: whose heap the bytes lie on.
+        block: the tensor there, as the call that made it; empty if none is known.
+        first, last: offsets of the first and the last byte, from the beginning of the block.
+        missing: what would order the two, or what to do.
+    """
+
+    kind: str
+    access: Access
+    other: Access | None
+    rank: int
+    block: str
+    first: int
+    last: int
+    missing: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for reports of the same two lines."""
+        sides = [each and (each.what, each.file, each.line) for each in (self.access, self.other)]
+        return self.kind, *sorted(sides, key=repr)
+
+    def __str__(self) -> str:
+        where = f"bytes {self.first} to {self.last} of {self.block or 'the heap'} on rank {self.rank}"
+        if self.kind == RACE:
+            text = f"data race on {where}: {self.other} is not ordered before {self.access}"
+        elif self.kind == UNINITIALISED:
+            text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
+        else:
+            text = f"freed memory: {self.access} uses {where}, and that tensor was freed"
+        return f"{text}.{f' {self.missing}' if self.missing else ''}"
+
+    def as_json(self) -> str:
+        """Return the report as one line of JSON: the fields of this class."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Report:
+        """Make a report of a line that `as_json` has made."""
+        fields = json.loads(line)
+        sides = {name: fields[name] and Access(**fields[name]) for name in ("access", "other")}
+        return cls(**{**fields, **sides})
+
+
+class CheckError(DeviceError):
+    """The checker has found a mistake; nothing was read or written by the access that it names.
+
+    Attributes:
+        report: the finding; None on a rank that only learns of it.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class DataRaceError(CheckError):
+    """Two accesses, of which at least one writes, touch the same bytes, and nothing orders them."""
+
+
+class UninitialisedReadError(CheckError):
+    """A read of bytes of the heap that nobody has written since they were allocated."""
+
+
+class FreedMemoryError(CheckError):
+    """A tensor is used whose block was freed."""
+
+
+ERRORS: dict[str, type[CheckError]] = {
+    RACE: DataRaceError,
+    UNINITIALISED: UninitialisedReadError,
+    FREED: FreedMemoryError,
+}
+
+
+@dataclass(slots=True)
+class BenignRange:
+    """A range of addresses whose races are declared benign; `count` says how many were found."""
+
+    start: int
+    nbytes: int
+    reason: str
+    count: int = 0
+
+
+benign_ranges: list[BenignRange] = []
+"""What this process has declared, in the order of the calls."""
+
+
+def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
+    """Declare that races on a tensor of the heap are meant, on every rank's copy of it.
+
+    Every rank that accesses it calls this.  Without the checker it only remembers the range.
+
+    Args:
+        tensor: a tensor on the symmetric heap that is dense, such as a counter for statistics.
+        reason: why a race does no harm; it is listed with the reports.
+
+    Returns:
+        The range, whose `count` says how many races were found there.
+
+    Raises:
+        ValueError: the tensor has gaps or no elements, or there is no reason.
+
+    Example:
+        iris.benign_race(progress, "shown to the user only")
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    if not nbytes or not tensor.is_contiguous():
+        raise ValueError("benign_race takes a contiguous tensor with at least one element")
+    if not reason.strip():
+        raise ValueError("benign_race needs a reason: why does a race on this tensor do no harm?")
+    found = BenignRange(tensor.data_ptr(), nbytes, reason)
+    benign_ranges.append(found)
+    return found
+
+
+def benign_as_json(benign: BenignRange, rank: int) -> str:
+    """Return a benign range of a rank as one line of JSON."""
+    fields = {"reason": benign.reason, "nbytes": benign.nbytes, "races": benign.count, "rank": rank}
+    return json.dumps({"kind": "benign", **fields})

@@ -1,0 +1,144 @@
+"""The checker's tables, in memory that the processes of all ranks share.
+
+One sparse file without a name: only what is touched takes memory.  Rows are appended and never change, so what a
+process has read of them it may keep; cells and counters change under the lock only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iris_core.errors import IrisError
+from iris_core.types import Segment
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from iris_core.world import World
+
+GRANULE = 4
+"""Bytes of the heap that one cell stands for."""
+
+SLOTS = 64
+"""Programs of a rank that clocks tell apart.  Programs p and p + 64 share a slot, which can hide a race."""
+
+SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
+_MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
+
+HISTORIES, CHANGES, CLOCKS, SITES, ALLOCATIONS, FAILED = range(6)
+"""What the counters count; FAILED is 1 + the rank whose error has ended the check, 0 while there is none."""
+
+HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
+
+
+class Change:
+    """Columns of the table of changes of synchronisation words; the clocks that each rank may join come last."""
+
+    BEFORE, SLOT, EPOCH, SITE, PROGRAM, KIND, VALUE, OLD, RELEASES, SCOPE, OWN, READS, SYSTEM, RANKS = range(14)
+
+
+class Tables:
+    """The tables of one context, and the lock that all ranks share; a context manager that holds the lock.
+
+    Collective: every rank of the context makes one.
+
+    Args:
+        world: the ranks.
+        nbytes: size of each rank's heap.
+    """
+
+    def __init__(self, world: World, nbytes: int) -> None:
+        size, self.num_slots = world.world_size, world.world_size * (SLOTS + 1)
+        granules = -(-nbytes // GRANULE)
+        parts: tuple[tuple[str, Any, tuple[int, ...]], ...] = (
+            ("counters", np.int64, (16,)),
+            ("epochs", np.int64, (self.num_slots,)),
+            ("published", np.int32, (2, size, 2, self.num_slots)),
+            ("message", np.uint8, (MESSAGE_NBYTES,)),
+            ("sites", np.uint8, (_MAX_SITES, SITE_NBYTES)),
+            ("cells", np.uint32, (size, granules)),
+            ("words", np.uint32, (size, granules)),
+            ("histories", HISTORY, (_MAX_HISTORIES,)),
+            ("changes", np.int64, (_MAX_CHANGES, Change.RANKS + size)),
+            ("clocks", np.int32, (_MAX_CLOCKS, 2, self.num_slots)),
+        )
+        sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 4096) * 4096 for _, dtype, shape in parts]
+        own = -1
+        if world.rank == 0:
+            own = os.memfd_create("iris-checker", os.MFD_CLOEXEC)
+            os.ftruncate(own, sum(sizes))
+        sent = [] if own < 0 else [Segment(0, sum(sizes), b"", own)]
+        fd = world.exchange_segments(sent)[0][0].fd
+        assert fd is not None
+        self._fd = fd
+        self._map = mmap.mmap(fd, sum(sizes))
+        offset = 0
+        for (name, dtype, shape), part in zip(parts, sizes, strict=True):
+            count = int(np.prod(shape))
+            setattr(self, name, np.frombuffer(self._map, dtype, count, offset).reshape(shape))
+            offset += part
+        self._limits = {HISTORIES: _MAX_HISTORIES, CHANGES: _MAX_CHANGES, CLOCKS: _MAX_CLOCKS, SITES: _MAX_SITES}
+        self._threads = threading.RLock()
+        self._depth = 0
+
+    counters: Any
+    epochs: Any
+    published: Any
+    message: Any
+    sites: Any
+    cells: Any
+    words: Any
+    histories: Any
+    changes: Any
+    clocks: Any
+
+    def __enter__(self) -> Tables:
+        self._threads.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)  # the kernel releases it where a process is killed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def take(self, table: int, count: int = 1) -> int:
+        """Return the first of `count` new rows of a table; row 0 stands for none.  The caller holds the lock.
+
+        Raises:
+            IrisError: the table is full.
+        """
+        row = max(int(self.counters[table]), 2)  # row 1 of the histories means: never written
+        if row + count > self._limits[table]:
+            name = ("histories", "changes", "clocks", "sites")[table]
+            raise IrisError(
+                f"the checker's table of {name} is full after {row} rows: check a smaller problem, or fewer repetitions"
+            )
+        self.counters[table] = row + count
+        return row
+
+    def next_epoch(self, slot: int) -> int:
+        """Return an epoch of a slot that nobody has had before.  The caller holds the lock."""
+        epoch = int(self.epochs[slot]) + 1
+        self.epochs[slot] = epoch
+        return epoch
+
+    def put_text(self, row: Any, text: str) -> None:
+        """Write text into a row of bytes, cut to its size."""
+        data = text.encode()[: row.size]
+        row[: len(data)] = np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor; what is mapped goes with the last reference to it."""
+        os.close(self._fd)

@@ -1,0 +1,136 @@
+"""Strands and their clocks: who runs one after the other, and what each knows of the others.
+
+A *strand* is a program of a launch, or the host of a rank together with its current stream.  Its clock holds, for each
+slot, the last epoch that happens before what the strand does next (Lamport 1978; Mattern 1989).  A second clock holds
+what has at least *finished reading*: a relaxed signal of a later kernel orders the reads of an earlier one before what
+its receiver writes, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iris_triton.checker.shared import CLOCKS, SLOTS
+
+if TYPE_CHECKING:
+    from iris_triton.checker.shared import Tables
+
+HOST = 0xFFFFFFFF
+"""Stands for the host where a program is named."""
+
+
+class Strand:
+    """One strand; `program` is its linear index, or HOST."""
+
+    __slots__ = (
+        "clock", "epoch", "fence", "heard", "next", "operation", "program", "reads", "relaxed", "released", "slot",
+        "unheeded", "users",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, clock: Any, reads: Any, program: int) -> None:
+        self.slot, self.clock, self.reads, self.program = slot, clock, reads, program
+        self.epoch = 0
+        self.users = 0  # partitions of a program that are running
+        self.operation: Any = None  # the device function that is running: ("set",), ("load",), ("wait", ...)
+        self.next: dict[Any, int] = {}  # what becomes of histories by accesses in this epoch
+        self.released = self.relaxed = 0  # rows that hold its clocks as they are now; 0: not written yet
+        self.heard: Any = None  # what relaxed reads have seen: an acquiring fence joins it
+        self.fence: Any = None  # (row, scope) of the last releasing fence: relaxed stores after it release that
+        self.unheeded: dict[Any, Any] = {}  # changes of words that were seen and ordered nothing, and why
+
+    def tick(self, tables: Tables) -> None:
+        """Begin a new epoch.  The caller holds the lock."""
+        self.epoch = tables.next_epoch(self.slot)
+        self.clock[self.slot] = self.epoch
+        self.next.clear()
+        self.released = 0
+
+    def join(self, tables: Tables, row: int) -> None:
+        """Let what a row of clocks holds happen before what this strand does next."""
+        np.maximum(self.clock, tables.clocks[row, 0], out=self.clock)
+        self.join_reads(tables, row)
+
+    def join_reads(self, tables: Tables, row: int) -> None:
+        """Let the reads that a row of clocks holds be finished before what this strand does next."""
+        np.maximum(self.reads, tables.clocks[row, 1], out=self.reads)
+        self.next.clear()  # accesses that were in conflict may not be so any more
+        self.released = self.relaxed = 0
+
+    def release(self, tables: Tables) -> int:
+        """Return a row with all that this strand has done and knows.  The caller holds the lock."""
+        if not self.released:
+            row = self.released = tables.take(CLOCKS)
+            tables.clocks[row, 0] = self.clock
+            np.maximum(self.clock, self.reads, out=tables.clocks[row, 1])
+        return self.released
+
+    def relax(self, tables: Tables) -> int:
+        """Return a row with the reads alone that are finished: of earlier kernels, not this strand's own."""
+        if not self.relaxed:
+            row = self.relaxed = tables.take(CLOCKS)
+            tables.clocks[row, 1] = self.reads
+        return self.relaxed
+
+
+def joined(tables: Tables, rows: Any) -> int:
+    """Return a row of clocks that holds what several hold; 0 for none.  The caller holds the lock."""
+    different = sorted({row for row in rows if row})
+    if len(different) < 2:
+        return different[0] if different else 0
+    row = tables.take(CLOCKS)
+    tables.clocks[row] = tables.clocks[different].max(axis=0)
+    return row
+
+
+def host_strand(tables: Tables, rank: int) -> Strand:
+    """Return the strand of a rank's host at its beginning."""
+    clock, reads = np.zeros((2, tables.num_slots), np.int32)
+    strand = Strand(rank * (SLOTS + 1), clock, reads, HOST)
+    with tables:
+        strand.tick(tables)
+    return strand
+
+
+class LaunchStrands:
+    """The strands of one launch: they begin with what the host knows, and the host knows what they did at the end."""
+
+    def __init__(self, tables: Tables, rank: int, host: Strand, grid: tuple[int, int, int]) -> None:
+        self._tables, self._rank, self._host, self._grid = tables, rank, host, grid
+        self._start = host.clock.copy(), np.maximum(host.clock, host.reads)
+        self._end = self._start[0].copy(), self._start[1].copy()
+        self.strands: dict[tuple[int, int, int], Strand] = {}
+
+    def begin(self, pid: tuple[int, int, int]) -> None:
+        """Called when a program, or a partition of one, begins."""
+        strand = self.strands.get(pid)
+        if strand is None:
+            program = pid[0] + self._grid[0] * (pid[1] + self._grid[1] * pid[2])
+            slot = self._rank * (SLOTS + 1) + 1 + program % SLOTS
+            strand = self.strands[pid] = Strand(slot, self._start[0].copy(), self._start[1].copy(), program)
+            with self._tables as tables:
+                strand.tick(tables)
+        strand.users += 1
+
+    def end(self, pid: tuple[int, int, int]) -> None:
+        """Called when it ends, also by an error."""
+        strand = self.strands[pid]
+        strand.users -= 1
+        if not strand.users:
+            self._fold(self.strands.pop(pid))
+
+    def _fold(self, strand: Strand) -> None:
+        np.maximum(self._end[0], strand.clock, out=self._end[0])
+        np.maximum(self._end[1], np.maximum(strand.clock, strand.reads), out=self._end[1])
+
+    def close(self) -> None:
+        """Called when the launch has ended."""
+        for strand in self.strands.values():
+            self._fold(strand)
+        host = self._host
+        np.maximum(host.clock, self._end[0], out=host.clock)
+        np.maximum(host.reads, self._end[1], out=host.reads)
+        host.relaxed = 0
+        with self._tables as tables:
+            host.tick(tables)

@@ -1,0 +1,118 @@
+"""What the host does: operations of torch on tensors of the heap are accesses, and torch's barrier orders the ranks.
+
+A dispatch mode sees the operations of the thread that has opened the context.  What numpy, other threads or C code do
+with the same memory is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
+
+from iris_triton.checker.places import place_of, range_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iris_core.world import World
+    from iris_triton.checker.places import Place
+    from iris_triton.checker.watcher import Watcher
+
+_NOT_READ = (
+    "empty_like", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like",
+    "randn_like", "randint_like", "new_empty_strided", "set_", "resize_", "is_pinned", "is_same_size", "record_stream",
+)  # fmt: skip
+"""Operations that take a tensor for its shape or its storage only."""
+
+_ONLY_WRITTEN = (
+    "zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_",
+    "geometric_",
+)  # fmt: skip
+
+
+class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells a watcher of every access that torch's operations make to the heap."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watcher: Watcher | None = watcher
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        name = schema.name.split("::")[-1]
+        is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
+        is_view = is_view and not schema.returns[0].alias_info.is_write
+        read: list[Place] = []
+        written: list[Place] = []
+        if self.watcher is not None and not is_view and name not in _NOT_READ:
+            for index, argument in enumerate(schema.arguments):
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                if value is None or isinstance(value, (int, float, str)):
+                    continue
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                only = writes and (name in _ONLY_WRITTEN or argument.name == "out")
+                for tensor in tree_leaves(value):
+                    if isinstance(tensor, torch.Tensor):
+                        places = _places(self.watcher, tensor, name)
+                        read += [] if only else places
+                        written += places if writes else []
+        if self.watcher is None or not (read or written):
+            return func(*args, **kwargs)
+        return self.watcher.host_operation(functools.partial(func, *args, **kwargs), name, read, written)
+
+
+def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
+    """The place of a tensor that an operation uses; none if it is not on the heap."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
+        return []
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a subclass without memory of its own
+        return []
+    if not watcher.heaps.low <= start < watcher.heaps.high:
+        return []
+    watcher.check_alive(tensor, name)
+    size = tensor.element_size()
+    found = watcher.heaps.rank_of(start)
+    if found is None:
+        return []
+    if tensor.is_contiguous():
+        return [range_of(*found, tensor.numel() * size)]
+    offsets = np.zeros(tuple(tensor.shape), np.int64) + found[1]
+    for axis, (extent, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        along = np.arange(extent, dtype=np.int64) * (stride * size)
+        offsets += along.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
+    return [place_of(found[0], offsets, size)]
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher, world: World) -> Iterator[None]:
+    """Watch torch's operations of this thread, and its barrier, within a `with` block."""
+    mode = HostOperations(watcher)
+    barrier = dist.barrier
+
+    @functools.wraps(barrier)
+    def watched_barrier(group: Any = None, *args: Any, **kwargs: Any) -> Any:
+        begun = watcher.before_exchange(world) if group is None and world.torch_ranks is not None else None
+        result = barrier(group, *args, **kwargs)
+        watcher.after_exchange(begun)
+        return result
+
+    dist.barrier = watched_barrier
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        mode.watcher = None
+        if _get_current_dispatch_mode() is mode:  # else the program has left another one open: this one does nothing
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if dist.barrier is watched_barrier:
+            dist.barrier = barrier

@@ -1,0 +1,486 @@
+"""The checker of one context: what the executor, the heap, the ranks' exchanges and torch tell it, and what it decides.
+
+An access is held against the history of the granules that it touches, and noted there.  Atomics run under the lock of
+the tables, so that the clock of a word is always that of the value that was read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from iris_triton import _compat
+from iris_triton.checker import changes, reports
+from iris_triton.checker.changes import ADD, CTA, GPU, PLAIN, RMW, SET, SYS, Reader, Wait, Words
+from iris_triton.checker.histories import (
+    ATOMIC_READ,
+    ATOMIC_WRITE,
+    READ,
+    UNWRITTEN,
+    WRITE,
+    Histories,
+    different,
+    replaced,
+)
+from iris_triton.checker.places import Heaps, Place, place_of, range_of
+from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
+from iris_triton.checker.sites import Sites
+from iris_triton.checker.strands import HOST, LaunchStrands, host_strand
+from iris_triton.interpreter.state import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from iris_core.heap.heap import SymmetricHeap
+    from iris_core.world import World
+    from iris_triton.checker.histories import Conflict
+    from iris_triton.checker.strands import Strand
+
+POISON = 0xFF
+"""What every byte of a new block holds: NaN in every floating-point type, -1 in integers."""
+
+_SEM = _compat.ir.MEM_SEMANTIC
+_ACQUIRES, _RELEASES = (_SEM.ACQUIRE, _SEM.ACQUIRE_RELEASE), (_SEM.RELEASE, _SEM.ACQUIRE_RELEASE)
+_SCOPES = {"CTA": CTA, "GPU": GPU, "SYSTEM": SYS}
+_SCOPE_NAMES = ("cta", "gpu", "sys")
+_NEUTRAL = ("ADD", "FADD", "OR", "XOR")
+"""Operations that change nothing where the operand is 0: polls."""
+
+_MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are data
+
+
+class Watcher:
+    """Watches one context for the kinds of mistakes in `checks` ("races", "uninitialised").
+
+    Collective: every rank of the context makes one.
+
+    Args:
+        checks: what to look for.
+        heap, world: the context's.
+        path: file to which findings are appended, one JSON object a line; the program goes on.  Without it the first
+            finding is raised.
+    """
+
+    def __init__(self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None) -> None:
+        self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path
+        self._rank, self._bases = world.rank, heap.heap_bases
+        self.heaps = Heaps(self._bases, heap.nbytes)
+        self.tables = Tables(world, heap.nbytes)
+        self._histories, self._words = Histories(self.tables), Words(self.tables, world.rank)
+        self._sites = Sites(self.tables)
+        self.host = host_strand(self.tables, world.rank)
+        self._turns: dict[tuple[int, ...], int] = {}
+        self._allocations = 0
+        self._said: set[Any] = set()
+        self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference and name
+        self._storages: dict[int, Any] = {}
+        whole = [(ctypes.c_uint32 * (heap.nbytes // GRANULE)).from_address(base) for base in self._bases]
+        self._memory = [np.frombuffer(memoryview(each), np.uint32) for each in whole]
+
+    # -- programs ------------------------------------------------------------------------------------------------------
+    def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands:
+        """Called before a launch; returns its strands."""
+        for name, value in arguments.items():
+            if hasattr(value, "untyped_storage"):
+                self.check_alive(value, f"argument {name!r} of kernel {state.kernel!r}")
+        return LaunchStrands(self.tables, self._rank, self.host, state.grid)
+
+    @staticmethod
+    def strand() -> Strand | None:
+        """The strand of the running program; None in a launch that began before the checker."""
+        strands = current.launch.watch
+        return None if strands is None else strands.strands[current.program.pid]
+
+    def load(self, access: str, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> None:
+        """Called before a plain load; `indices` of the active elements if they lie in one region."""
+        places = self._places(region, indices, addresses, mask, itemsize)
+        strand = self.strand() if places else None
+        if strand is not None:
+            site = self._sites.of_kernel(access)
+            with self.tables:
+                for place in places:
+                    self._access(strand, place, READ, site)
+
+    def store(
+        self, write: Callable[[], None], region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int
+    ) -> None:
+        """Do a plain store; the rest is as in `load`."""
+        places = self._places(region, indices, addresses, mask, itemsize)
+        strand = self.strand() if places else None
+        if strand is None:
+            write()
+            return
+        site = self._sites.of_kernel("store")
+        with self.tables:
+            for place in places:
+                self._access(strand, place, WRITE, site)
+            words = self._words_of(places)
+            write()
+            self._stored(strand, words, site)
+
+    def _places(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> list[Place]:
+        if region is None or indices is None:
+            return self.heaps.find(addresses, mask, itemsize)
+        rank = region.heap_rank
+        if rank is None or not indices.size:
+            return []
+        start = region.start - self._bases[rank]
+        if not 0 <= start < self.heaps.nbytes or rank >= len(self._bases):
+            return []  # another context's
+        return [place_of(rank, indices.astype(np.int64, copy=False) * itemsize + start, itemsize)]
+
+    def poll(self, read: Callable[[], Any], addresses: Any, mask: Any, itemsize: int) -> Any:
+        """Read volatile memory: a relaxed atomic load."""
+        strand = self.strand()
+        if strand is None:
+            return read()
+        site = self._sites.of_kernel("volatile load")
+        with self.tables:
+            seen = read()
+            if seen.dtype.kind in "iu" and seen.size <= _MAX_WORDS:
+                self._read_words(strand, addresses, mask, seen, False, SYS, site)
+            for place in self.heaps.find(addresses, mask, itemsize):
+                self._access(strand, place, ATOMIC_READ, site)
+        return seen
+
+    def rmw(self, run: Callable[[], Any], op: Any, addresses: Any, values: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        """Run an atomic operation; returns the old values."""
+        strand = self.strand()
+        if strand is None:
+            return run()
+        is_load = op.name in _NEUTRAL and not values.any()
+        is_set = op.name == "XCHG" and strand.operation == ("set",)
+        kind = SET if is_set else ADD if op.name == "ADD" else RMW
+        name = f"atomic_{op.name.lower()}"
+        return self._atomic(strand, run, name, addresses, values.itemsize, sem, scope, lambda old: (
+            None if is_load else mask, kind, mask, values.dtype.kind in "iu" or op.name == "XCHG"
+        ))  # fmt: skip
+
+    def cas(self, run: Callable[[], Any], addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any) -> Any:
+        """Run a compare-and-swap; returns the old values.  One that changes nothing is a load."""
+        strand = self.strand()
+        if strand is None:
+            return run()
+        everywhere = np.ones(addresses.shape, np.bool_)
+
+        def meaning(old: Any) -> tuple[Any, int, Any, bool]:
+            swapped = (old.view(expected.dtype) == expected) & (expected != desired)
+            if not swapped.any() and strand.operation is None:
+                strand.operation = "wait", "eq", expected.reshape(-1)
+            return (swapped if swapped.any() else None), RMW, everywhere, True
+
+        before = strand.operation
+        try:
+            return self._atomic(strand, run, "atomic_cas", addresses, expected.itemsize, sem, scope, meaning)
+        finally:
+            strand.operation = before
+
+    def _atomic(
+        self, strand: Strand, run: Callable[[], Any], name: str, addresses: Any, itemsize: int, sem: Any, scope: Any,
+        meaning: Callable[[Any], tuple[Any, int, Any, bool]]
+    ) -> Any:  # fmt: skip
+        """`meaning` says of the old values: lanes that change (None for a load), how, active lanes, whether words."""
+        reach = _SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
+        order = getattr(sem, "name", "RELAXED").lower().replace("acquire_release", "acq_rel")
+        site = self._sites.of_kernel(f"{name} ({order}, {_SCOPE_NAMES[reach]})")
+        with self.tables as tables:
+            old = run()
+            changed, kind, active, are_words = meaning(old)
+            are_words = are_words and itemsize >= GRANULE and old.size <= _MAX_WORDS
+            if are_words and kind != SET:
+                self._read_words(strand, addresses, active, old, sem in _ACQUIRES, reach, site)
+            for place in self.heaps.find(addresses, active if changed is None else changed, itemsize):
+                reads = changed is not None and kind != SET and name != "atomic_xchg"
+                self._access(strand, place, ATOMIC_READ if changed is None else ATOMIC_WRITE, site, reads=reads)
+            if are_words and changed is not None:
+                releases = sem in _RELEASES
+                for lane in np.flatnonzero(changed):
+                    address = int(addresses.reshape(-1)[lane])
+                    before = int(old.reshape(-1).view(f"i{itemsize}")[lane])
+                    self._words.change(
+                        strand, self._word(address), kind, _value(address, itemsize), before,
+                        releases=releases, scope=reach, site=site,
+                    )  # fmt: skip
+                if releases:
+                    strand.tick(tables)
+        return old
+
+    def _word(self, address: int) -> changes.Word:
+        found = self.heaps.rank_of(address)
+        return address if found is None else (found[0], found[1] // GRANULE)
+
+    def _read_words(
+        self, strand: Strand, addresses: Any, mask: Any, seen: Any, acquires: bool, scope: int, site: int
+    ) -> None:
+        by = Reader(strand, self._rank, acquires, scope, site)
+        operation = strand.operation
+        lanes = range(seen.size) if mask is None else np.flatnonzero(mask)
+        values, places = seen.reshape(-1).view(f"i{seen.itemsize}"), addresses.reshape(-1)
+        for lane in lanes:
+            wait = None
+            if operation is not None and len(operation) > 1:
+                _, cmp, expected = operation
+                wait = Wait(cmp, int(expected[lane if expected.size > 1 else 0]))
+                if not wait.holds(int(values[lane])):
+                    continue  # another look may see something else: nothing can rely on this one
+            self._words.read(by, self._word(int(places[lane])), int(values[lane]), wait)
+            if operation is not None and operation[0] == "any":
+                break
+
+    def _words_of(self, places: list[Place]) -> list[tuple[int, int, int]]:
+        """The words (rank, granule, value) in some places that atomics have changed before."""
+        found = []
+        for place in places:
+            last = self.tables.words[place.rank][place.granules]
+            if last.any():
+                for granule in _indices(place.granules)[last != 0].tolist():
+                    found.append((place.rank, granule, self._value_of(place.rank, granule)))
+        return found
+
+    def _value_of(self, rank: int, granule: int) -> int:
+        return int(self._memory[rank][granule : granule + 1].view(np.int32)[0])
+
+    def _stored(self, strand: Strand, words: list[tuple[int, int, int]], site: int) -> None:
+        """A plain store to words: what was handed over there before is gone."""
+        for rank, granule, old in words:
+            new = self._value_of(rank, granule)
+            self._words.change(strand, (rank, granule), PLAIN, new, old, releases=False, scope=CTA, site=site)
+
+    def fence(self, assembly: str) -> None:
+        """Called at a fence: what relaxed reads have seen is acquired, and later relaxed stores release."""
+        strand = self.strand()
+        if strand is None:
+            return
+        words = assembly.partition(";")[0].split(".")
+        scope = next((_SCOPE_NAMES.index(word) for word in words if word in _SCOPE_NAMES), None)
+        if scope is None or "proxy" in words:
+            return
+        with self.tables as tables:
+            if strand.heard is not None:
+                np.maximum(strand.clock, strand.heard[0], out=strand.clock)
+                np.maximum(strand.reads, strand.heard[1], out=strand.reads)
+                strand.heard = None
+                strand.next.clear()
+                strand.released = strand.relaxed = 0
+            strand.fence = strand.release(tables), scope
+            strand.tick(tables)
+
+    # -- the host ------------------------------------------------------------------------------------------------------
+    def host_operation(self, run: Callable[[], Any], name: str, read: list[Place], written: list[Place]) -> Any:
+        """Run an operation of torch that reads and writes these places of the heap; returns its result."""
+        site = self._sites.of_host(name)
+        with self.tables:
+            for place in read:
+                self._access(self.host, place, READ, site)
+            for place in written:
+                self._access(self.host, place, WRITE, site)
+            words = self._words_of(written)
+        result = run()
+        if words:
+            with self.tables:
+                self._stored(self.host, words, site)
+        return result
+
+    def before_exchange(self, world: Any) -> tuple[tuple[int, ...], int] | None:
+        """Called before ranks exchange anything: what they did before happens before what the others do afterwards."""
+        if not world.shares_connections(self._world):
+            return None
+        turn = self._turns[world.ranks] = self._turns.get(world.ranks, 0) + 1
+        with self.tables as tables:
+            tables.published[turn % 2, self._rank] = self.host.clock, np.maximum(self.host.clock, self.host.reads)
+            self.host.tick(tables)
+        return world.ranks, turn
+
+    def after_exchange(self, begun: tuple[tuple[int, ...], int] | None) -> None:
+        """Called with what `before_exchange` has returned, when all ranks have come."""
+        if begun is None:
+            return
+        ranks, turn = begun
+        clocks = self.tables.published[turn % 2, list(ranks)]
+        np.maximum(self.host.clock, clocks[:, 0].max(axis=0), out=self.host.clock)
+        np.maximum(self.host.reads, clocks[:, 1].max(axis=0), out=self.host.reads)
+        self.host.next.clear()
+        self.host.released = self.host.relaxed = 0
+
+    # -- the heap ------------------------------------------------------------------------------------------------------
+    def allocated(self, offset: int, nbytes: int, storage: Any) -> None:
+        """Called after an allocation, on every rank; the first one that comes makes the block unwritten on all."""
+        import torch.multiprocessing.reductions as weak
+
+        self._allocations += 1
+        weakref = weak.StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._storages[storage._cdata] = weakref, offset
+        self._freed.pop(storage._cdata, None)
+        if len(self._storages) > 4096:
+            self._storages = {key: each for key, each in self._storages.items() if not each[0].expired()}
+            self._freed = {key: each for key, each in self._freed.items() if not each[0].expired()}
+        with self.tables as tables:
+            if tables.counters[ALLOCATIONS] >= self._allocations:
+                return
+            tables.counters[ALLOCATIONS] = self._allocations
+            if not nbytes:
+                return
+            granules = range_of(0, offset, nbytes).granules
+            tables.words[:, granules] = 0
+            if "uninitialised" in self._checks:
+                for base in self._bases:
+                    ctypes.memset(base + offset, POISON, nbytes)
+                tables.cells[:, granules] = UNWRITTEN
+            else:
+                tables.cells[:, granules] = 0
+
+    def freed(self, storage: int) -> None:
+        """Called when a block is freed, with the identity of its storage."""
+        found = self._storages.pop(storage, None)
+        if found is not None:
+            self._freed[storage] = found
+
+    def check_alive(self, tensor: torch.Tensor, what: str) -> None:
+        """Report the use of a tensor whose block was freed."""
+        if not self._freed:
+            return
+        found = self._freed.get(tensor.untyped_storage()._cdata)
+        if found is None:
+            return
+        where = self.heaps.rank_of(tensor.data_ptr())
+        if where is not None:
+            last = tensor.numel() * tensor.element_size() - 1
+            self._say(reports.Report(
+                reports.FREED, self._side(self._sites.of_host(what), self._rank, HOST), None, where[0], found[1], 0,
+                last, "Its bytes may belong to another tensor by now: free it after its last use.",
+            ))  # fmt: skip
+
+    # -- the check -----------------------------------------------------------------------------------------------------
+    def _access(self, strand: Strand, place: Place, kind: int, site: int, reads: bool | None = None) -> None:
+        """Hold an access against the history, and note it.  The caller holds the lock."""
+        failed = int(self.tables.counters[FAILED])
+        if failed and failed != self._rank + 1:
+            text = bytes(self.tables.message).rstrip(b"\0").decode(errors="replace")
+            raise reports.CheckError(f"rank {failed - 1} has found a mistake, which ends the check: {text}")
+        reads = not kind & 1 if reads is None else reads
+        if isinstance(place.masks, int):
+            self._update(strand, place.rank, place.granules, kind, place.masks, site, reads)
+            return
+        granules = place.granules
+        if isinstance(granules, slice):
+            granules = np.arange(granules.start, granules.stop)
+        for mask in different(place.masks):
+            self._update(strand, place.rank, granules[place.masks == mask], kind, mask, site, reads)
+
+    def _update(self, strand: Strand, rank: int, granules: Any, kind: int, mask: int, site: int, reads: bool) -> None:
+        cells = self.tables.cells[rank]
+        now = cells[granules]
+        new: dict[int, int] = {}
+        is_changed = False
+        for number in different(now):
+            key = number, kind, mask, site
+            after = strand.next.get(key)
+            if after is None:
+                self._check(strand, rank, granules, now, number, kind, mask, site, reads)
+                after = strand.next[key] = self._histories.after(number, kind, mask, strand, site)
+            new[number] = after
+            is_changed |= after != number
+        if is_changed:
+            cells[granules] = after if len(new) == 1 else replaced(now, new)
+
+    def _check(
+        self, strand: Strand, rank: int, granules: Any, now: Any, number: int, kind: int, mask: int, site: int,
+        reads: bool,
+    ) -> None:  # fmt: skip
+        missing = mask & ~self._histories.get(number).written
+        if reads and missing and "uninitialised" in self._checks:
+            here = _indices(granules)[now == number]
+            bits = np.uint32(sum(POISON << 8 * byte for byte in range(GRANULE) if missing >> byte & 1))
+            unwritten = here[self._memory[rank][here] & bits == bits]  # what nobody told about may have written it
+            if unwritten.size:
+                how = "Write it before, for example by ctx.zeros, or mask the load."
+                self._found(reports.UNINITIALISED, strand, site, None, rank, unwritten, missing, how)
+        if "races" in self._checks:
+            for conflict in self._histories.conflicts(number, kind, mask, strand)[:4]:
+                here = _indices(granules)[now == number]
+                how = self._missing(strand, conflict, kind)
+                self._found(reports.RACE, strand, site, conflict, rank, here, mask, how)
+
+    def _found(
+        self,
+        kind: str,
+        strand: Strand,
+        site: int,
+        other: Conflict | None,
+        rank: int,
+        granules: Any,
+        mask: int,
+        how: str,
+    ) -> None:
+        first = int(granules.min()) * GRANULE + (mask & -mask).bit_length() - 1
+        last = int(granules.max()) * GRANULE + mask.bit_length() - 1
+        own = self._bases[self._rank]
+        for benign in reports.benign_ranges:
+            if kind == reports.RACE and benign.start <= own + first and own + last < benign.start + benign.nbytes:
+                benign.count += 1
+                return
+        blocks = (b for b in self._heap.live_blocks() if b.offset_bytes <= first < b.offset_bytes + max(b.nbytes, 1))
+        block = next(blocks, None)
+        start = 0 if block is None else block.offset_bytes
+        one = self._side(site, self._rank, strand.program)
+        two = None if other is None else self._side(other.site, other.slot // (SLOTS + 1), other.program)
+        label = "" if block is None else block.label
+        self._say(reports.Report(kind, one, two, rank, label, first - start, last - start, how))
+
+    def _side(self, site: int, rank: int, program: int) -> reports.Access:
+        return reports.Access(**self._sites.describe(site), rank=rank, program=None if program == HOST else program)
+
+    def _missing(self, strand: Strand, other: Conflict, kind: int) -> str:
+        """Say what would order an earlier access before the present one."""
+        rank = other.slot // (SLOTS + 1)
+        scope = "scope gpu or sys" if rank == self._rank else "sys"
+        for seen in reversed(strand.unheeded.values()):
+            if seen.slot == other.slot and seen.epoch >= other.epoch:
+                signal = self._side(seen.site, rank, seen.program)
+                reader = self._side(seen.reader, self._rank, strand.program)
+                name = "store" if kind & 1 else "load"
+                why = reports.REASONS[seen.why].format(scope=scope, reader=reader, kind=name)
+                return f"T{str(signal)[1:]} {why}."
+        if other.program == HOST or strand.program == HOST:
+            return "Call ctx.barrier() between the two."
+        if rank == self._rank:
+            return "Order the two programs by a signal and a wait (scope gpu is enough), or put them into two launches."
+        return (
+            "Nothing is signalled after the first that is awaited before the second: signal (release, scope sys) and "
+            "wait (acquire, scope sys), or put a barrier between them."
+        )
+
+    def _say(self, report: reports.Report) -> None:
+        if report.key in self._said:
+            return
+        self._said.add(report.key)
+        if self._path is None:
+            with self.tables as tables:
+                if not tables.counters[FAILED]:
+                    tables.put_text(tables.message, str(report))
+                    tables.counters[FAILED] = self._rank + 1
+            raise reports.ERRORS[report.kind](str(report), report)
+        with self.tables, open(self._path, "a") as file:
+            file.write(report.as_json() + "\n")
+
+    def close(self) -> None:
+        """Write the benign ranges into the file of findings, and give the tables back."""
+        if self._path is not None and reports.benign_ranges:
+            with self.tables, open(self._path, "a") as file:
+                for benign in reports.benign_ranges:
+                    file.write(reports.benign_as_json(benign, self._rank) + "\n")
+        self.tables.close()
+
+
+def _indices(granules: Any) -> Any:
+    return np.arange(granules.start, granules.stop) if isinstance(granules, slice) else granules
+
+
+def _value(address: int, itemsize: int) -> int:
+    """The integer at an address."""
+    kind = ctypes.c_int64 if itemsize == 8 else ctypes.c_int32
+    return kind.from_address(address).value

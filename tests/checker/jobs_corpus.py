@@ -1,0 +1,43 @@
+"""Rank jobs of the checker's tests: a case of the corpus, an example, a collective, with the checker on."""
+
+import contextlib
+import importlib
+import os
+
+from iris_core import Iris
+
+CHECKS = "races,uninitialised,bounds"
+
+
+@contextlib.contextmanager
+def checking(path, checks=CHECKS):
+    """Contexts that are opened inside are checked, and findings go to a file; without one they are raised."""
+    before = {name: os.environ.get(name) for name in ("IRIS_CHECK", "IRIS_CHECK_REPORTS")}
+    os.environ["IRIS_CHECK"] = checks
+    if path:
+        os.environ["IRIS_CHECK_REPORTS"] = str(path)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def run_case(module, name, bug, path, backend="triton"):
+    """Run a case; returns the text of an error that ends it."""
+    function, *_ = importlib.import_module(module).CASES[name]
+    with checking(path), Iris("4MiB", device="cpu", backend=backend) as ctx:
+        try:
+            function(ctx, bug)
+        except IndexError as error:
+            return f"{error}{''.join(getattr(error, '__notes__', ()))}"
+    return ""
+
+
+def checked(path, module, function, *args):
+    """Call a rank job of another folder's tests with the checker on."""
+    with checking(path):
+        return getattr(importlib.import_module(module), function)(*args)

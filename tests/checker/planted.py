@@ -1,0 +1,755 @@
+"""Planted mistakes, each with a twin that is right: the kernels are the same but for BUG.
+
+A comment `A name` or `B name` marks the two lines of the report of a case; several lines may have the same mark.  A
+case is a function (ctx, bug) that every rank calls; it returns nothing.
+"""
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+
+import iris_triton as iris
+from iris_triton.language.address import translate
+
+CASES = {}
+N = 64
+
+
+def case(ranks=2, kind="race"):
+    """Register a function by its name, with the number of ranks and the kind of the report."""
+
+    def register(function):
+        CASES[function.__name__] = (function, ranks, kind)
+        return function
+
+    return register
+
+
+def launch(ctx, kernel, *tensors, programs=1, **constants):
+    said = {"RANK": ctx.cur_rank, "WORLD": ctx.num_ranks, **constants}
+    kernel[(programs,)](ctx.get_device_context(), *tensors, **said)  # B freed_block
+
+
+def flags(ctx, count=1, dtype=torch.int32):
+    return ctx.zeros(count, dtype=dtype)
+
+
+def out(ctx):
+    return torch.zeros(N)
+
+
+# -- one message ------------------------------------------------------------------------------------------------------
+@triton.jit
+def message(
+    context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, WAITS: tl.constexpr,
+    RELEASES: tl.constexpr, SEND: tl.constexpr, ACQUIRES: tl.constexpr, RECEIVE: tl.constexpr
+):  # fmt: skip
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.store(data + i, i.to(tl.float32), 1)  # A missing_wait missing_release missing_acquire gpu_signal gpu_wait
+        ctx.signal(flag, 1, 1, sem=RELEASES, scope=SEND)
+    else:
+        if WAITS:
+            ctx.wait(flag, 1, sem=ACQUIRES, scope=RECEIVE)
+        else:
+            ctx.wait(flag + 1, 0)
+        tl.store(out + i, tl.load(data + i))  # B missing_wait missing_release missing_acquire gpu_signal gpu_wait
+
+
+def _message(ctx, waits=True, releases="release", send="sys", acquires="acquire", receive="sys"):
+    data, flag = ctx.zeros(N), flags(ctx, 2)
+    ctx.barrier()
+    said = {"WAITS": waits, "RELEASES": releases, "SEND": send, "ACQUIRES": acquires, "RECEIVE": receive}
+    launch(ctx, message, data, flag, out(ctx), N=N, **said)
+
+
+@case()
+def missing_wait(ctx, bug):
+    """The receiver does not wait."""
+    _message(ctx, waits=not bug)
+
+
+@case()
+def missing_release(ctx, bug):
+    """The signal is relaxed."""
+    _message(ctx, releases="relaxed" if bug else "release")
+
+
+@case()
+def missing_acquire(ctx, bug):
+    """The wait is relaxed."""
+    _message(ctx, acquires="relaxed" if bug else "acquire")
+
+
+@case()
+def gpu_signal(ctx, bug):
+    """The signal has the scope of one GPU."""
+    _message(ctx, send="gpu" if bug else "sys")
+
+
+@case()
+def gpu_wait(ctx, bug):
+    """The wait has the scope of one GPU."""
+    _message(ctx, receive="gpu" if bug else "sys")
+
+
+@triton.jit
+def early_signal(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        if BUG:
+            ctx.signal(flag, 1, 1)
+            ctx.store(data + i, i.to(tl.float32), 1)  # A signal_before_store
+        else:
+            ctx.store(data + i, i.to(tl.float32), 1)
+            ctx.signal(flag, 1, 1)
+    else:
+        ctx.wait(flag, 1)
+        tl.store(out + i, tl.load(data + i))  # B signal_before_store
+
+
+@case()
+def signal_before_store(ctx, bug):
+    """The signal comes before the store that it announces."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, early_signal, data, flag, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def by_hand(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.store(data + i, i.to(tl.float32), 1)  # A xchg_scope add_scope volatile_poll
+        if HOW == "xchg":
+            ctx.atomic_xchg(flag, 1, 1)
+        elif HOW == "xchg_bug":
+            ctx.atomic_xchg(flag, 1, 1, sem="release", scope="gpu")
+        elif HOW == "add":
+            ctx.atomic_add(flag, 1, 1, sem="release", scope="sys")
+        elif HOW == "add_bug":
+            tl.atomic_add(translate(flag, 0, 1, ctx.heap_bases), 1)
+        else:
+            ctx.signal(flag, 1, 1)
+    else:
+        if HOW == "volatile_bug":
+            while tl.load(flag, volatile=True) == 0:
+                pass
+        else:
+            while tl.atomic_cas(flag, 1, 1, sem="acquire", scope="sys") == 0:
+                pass
+        tl.store(out + i, tl.load(data + i))  # B xchg_scope add_scope volatile_poll
+
+
+def _by_hand(ctx, how):
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, by_hand, data, flag, out(ctx), N=N, HOW=how)
+
+
+@case()
+def xchg_scope(ctx, bug):
+    """An exchange with the scope of one GPU as a signal."""
+    _by_hand(ctx, "xchg_bug" if bug else "xchg")
+
+
+@case()
+def add_scope(ctx, bug):
+    """Triton's own atomic on a peer's memory, whose scope is one GPU by default."""
+    _by_hand(ctx, "add_bug" if bug else "add")
+
+
+@case()
+def volatile_poll(ctx, bug):
+    """A volatile load polls, and acquires nothing."""
+    _by_hand(ctx, "volatile_bug" if bug else "cas")
+
+
+@triton.jit
+def plain_flag(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.store(data + i, i.to(tl.float32), 1)  # A plain_store_as_signal
+        if BUG:
+            ctx.store(flag, 1, 1)  # A plain_store_as_signal
+        else:
+            ctx.signal(flag, 1, 1)
+    else:
+        ctx.wait(flag, 1)  # B plain_store_as_signal
+        tl.store(out + i, tl.load(data + i))  # B plain_store_as_signal
+
+
+@case()
+def plain_store_as_signal(ctx, bug):
+    """A plain store as a signal, beside the atomic look of the wait."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, plain_flag, data, flag, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def announced(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, SEM: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.put_signal(out + i, data + i, flag, 1, 1, sem=SEM)  # A relaxed_put_signal
+    else:
+        ctx.wait(flag, 1)
+        tl.store(out + i, tl.load(data + i))  # B relaxed_put_signal
+
+
+@case()
+def relaxed_put_signal(ctx, bug):
+    """A relaxed put_signal."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, announced, data, flag, out(ctx), N=N, SEM="relaxed" if bug else "release")
+
+
+@triton.jit
+def fence_of(SCOPE: tl.constexpr):
+    if SCOPE == "gpu":
+        text: tl.constexpr = "fence.acq_rel.gpu; mov.u32 $0, 0;"
+    else:
+        text: tl.constexpr = "fence.acq_rel.sys; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def fenced(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.store(data + i, i.to(tl.float32), 1)  # A missing_fence
+        if BUG:
+            tl.inline_asm_elementwise(
+                "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+        ctx.signal(flag, 1, 1, sem="relaxed")
+    else:
+        ctx.wait(flag, 1, sem="relaxed")
+        fence_of("sys")
+        tl.store(out + i, tl.load(data + i))  # B missing_fence
+
+
+@case()
+def missing_fence(ctx, bug):
+    """A fence for one GPU before a relaxed signal to another; fences of all on both sides are right."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, fenced, data, flag, out(ctx), N=N, BUG=bug)
+
+
+# -- several messages -------------------------------------------------------------------------------------------------
+@triton.jit
+def stream(
+    context, data, full, empty, out, turns, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
+    SLOTS: tl.constexpr, ACK: tl.constexpr, WANT: tl.constexpr
+):  # fmt: skip
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for turn in range(1, turns + 1):
+        slot = turn % SLOTS
+        if RANK == 0:
+            if ACK:
+                ctx.wait(empty, turn - SLOTS)
+            ctx.store(data + slot * N + i, turn.to(tl.float32) + i, 1)  # A reused_early double_buffer wrong_turn
+            ctx.signal(full, turn, 1)
+        else:
+            if WANT == 0:
+                ctx.wait(full, turn)
+            else:
+                ctx.wait(full, WANT)
+            tl.store(out + i, tl.load(data + slot * N + i))  # B reused_early double_buffer wrong_turn
+            ctx.signal(empty, turn, 0)
+
+
+def _stream(ctx, slots=1, ack=True, want=0):
+    data, full, empty = ctx.zeros(slots * N), flags(ctx), flags(ctx)
+    ctx.barrier()
+    launch(ctx, stream, data, full, empty, out(ctx), 4, N=N, SLOTS=slots, ACK=ack, WANT=want)
+
+
+@case()
+def reused_early(ctx, bug):
+    """The sender overwrites its message before the receiver has said that it was read."""
+    _stream(ctx, ack=not bug)
+
+
+@case()
+def double_buffer(ctx, bug):
+    """As before, with two slots."""
+    _stream(ctx, slots=2, ack=not bug)
+
+
+@case()
+def wrong_turn(ctx, bug):
+    """The receiver waits for the first turn in all turns."""
+    _stream(ctx, want=1 if bug else 0)
+
+
+@triton.jit
+def with_reset(
+    context, data, flag, empty, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
+):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for turn in range(1, 4):
+        if RANK == 0:
+            ctx.wait(empty, turn - 1)
+            ctx.store(data + i, turn.to(tl.float32) + i, 1)  # A flag_not_reset
+            ctx.signal(flag, 1, 1)
+        else:
+            ctx.wait(flag, 1, "eq")
+            tl.store(out + i, tl.load(data + i))  # B flag_not_reset
+            if not BUG:
+                ctx.signal(flag, 0, 1, sem="relaxed")
+            ctx.signal(empty, turn, 0)
+
+
+@case()
+def flag_not_reset(ctx, bug):
+    """A flag of the last turn satisfies the wait of the next one."""
+    data, flag, empty = ctx.zeros(N), flags(ctx), flags(ctx)
+    ctx.barrier()
+    launch(ctx, with_reset, data, flag, empty, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def reset_after(
+    context, data, flag, empty, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
+):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for turn in range(1, 4):
+        if RANK == 0:
+            ctx.wait(empty, turn - 1)
+            ctx.store(data + i, turn.to(tl.float32) + i, 1)  # A flag_reset_late
+            ctx.signal(flag, 1, 1)  # A flag_reset_late
+        else:
+            ctx.wait(flag, 1, "eq")  # B flag_reset_late
+            tl.store(out + i, tl.load(data + i))  # B flag_reset_late
+            if BUG:
+                ctx.signal(empty, turn, 0)
+                tl.store(flag, 0)  # B flag_reset_late
+            else:
+                tl.store(flag, 0)
+                ctx.signal(empty, turn, 0)
+
+
+@case()
+def flag_reset_late(ctx, bug):
+    """A flag is reset by a plain store after the sender was told that it may go on."""
+    data, flag, empty = ctx.zeros(N), flags(ctx), flags(ctx)
+    ctx.barrier()
+    launch(ctx, reset_after, data, flag, empty, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def counted(
+    context, inbox, arrived, go, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
+):
+    """Two launches in one, of three ranks: ranks 1 and 2 store into the inbox of rank 0 and raise a counter there."""
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 1:
+        for turn in range(1, 3):
+            ctx.store(inbox + turn * 2 * N + i, i.to(tl.float32), 0)
+            ctx.signal(arrived + (0 if BUG else 1), 1, 0, op="add")
+        ctx.signal(go, 1, 2, sem="relaxed")
+        ctx.signal(go, 1, 0, sem="relaxed")
+    elif RANK == 2:
+        ctx.wait(go, 1, sem="relaxed")
+        ctx.store(inbox + 3 * N + i, i.to(tl.float32), 0)  # A several_senders
+        ctx.signal(arrived + (0 if BUG else 2), 1, 0, op="add")
+        ctx.signal(go + 1, 1, 0, sem="relaxed")
+    else:
+        ctx.wait(go, 1, sem="relaxed")
+        ctx.wait(go + 1, 1, sem="relaxed")  # all have arrived: by luck
+        if BUG:
+            ctx.wait(arrived, 2)
+        else:
+            ctx.wait(arrived + 1, 1)
+            ctx.wait(arrived + 2, 1)
+        tl.store(out + i, tl.load(inbox + 3 * N + i))  # B several_senders
+
+
+@case(ranks=3)
+def several_senders(ctx, bug):
+    """A counter that several senders raise, of whom one is a turn ahead: flash decode as it was."""
+    inbox, arrived, go = ctx.zeros(8 * N), flags(ctx, 3), flags(ctx, 2)
+    ctx.barrier()
+    launch(ctx, counted, inbox, arrived, go, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def from_any(context, inbox, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK != 0:
+        ctx.store(inbox + RANK * N + i, i.to(tl.float32), 0)  # A wrong_sender
+        ctx.signal(flag + RANK, 1, 0)
+    else:
+        sender = ctx.wait_any(flag + 1 + tl.arange(0, 2), 1) + 1
+        if BUG:
+            sender = 3 - sender
+        tl.store(out + i, tl.load(inbox + sender * N + i))  # B wrong_sender
+
+
+@case(ranks=3)
+def wrong_sender(ctx, bug):
+    """After wait_any, the data of the other sender are read."""
+    inbox, flag = ctx.zeros(3 * N), flags(ctx, 3)
+    ctx.barrier()
+    launch(ctx, from_any, inbox, flag, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
+def other_rank(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    if RANK == 0:
+        ctx.store(data + i, i.to(tl.float32), 2)  # A passed_on
+        ctx.signal(flag, 1, 1)
+    elif RANK == 1:
+        if BUG:
+            ctx.wait(flag, 1, sem="relaxed")
+        else:
+            ctx.wait(flag, 1)
+        ctx.signal(flag, 1, 2)
+    else:
+        ctx.wait(flag, 1)
+        tl.store(out + i, tl.load(data + i))  # B passed_on
+
+
+@case(ranks=3)
+def passed_on(ctx, bug):
+    """A rank between two passes on what it has not acquired."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, other_rank, data, flag, out(ctx), N=N, BUG=bug)
+
+
+# -- programs of one rank ---------------------------------------------------------------------------------------------
+@triton.jit
+def neighbours(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr):
+    i = tl.arange(0, N)
+    if tl.program_id(0) == 0:
+        tl.store(data + i, i.to(tl.float32))  # A programs_without_flag ticket_relaxed
+        if HOW == "relaxed":
+            tl.atomic_add(flag, 1, sem="relaxed")
+        else:
+            tl.atomic_add(flag, 1)
+    else:
+        if HOW == "relaxed":
+            while tl.atomic_add(flag, 0, sem="relaxed") == 0:
+                pass
+        elif HOW == "right":
+            while tl.atomic_add(flag, 0) == 0:
+                pass
+        tl.store(out + i, tl.load(data + i))  # B programs_without_flag ticket_relaxed
+
+
+def _neighbours(ctx, how):
+    data = ctx.zeros(N)
+    launch(ctx, neighbours, data, torch.zeros(1, dtype=torch.int32), out(ctx), N=N, HOW=how, programs=2)
+    ctx.barrier()
+
+
+@case(ranks=1)
+def programs_without_flag(ctx, bug):
+    """One program reads what another one writes, without a flag."""
+    _neighbours(ctx, "none" if bug else "right")
+
+
+@case(ranks=1)
+def ticket_relaxed(ctx, bug):
+    """The last program is found by a relaxed counter; the flag is no memory of the heap."""
+    _neighbours(ctx, "relaxed" if bug else "right")
+
+
+@triton.jit
+def locked(context, data, lock, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for _ in range(3):
+        if BUG:
+            while ctx.atomic_cas(lock, 0, 1, 0, sem="relaxed") != 0:
+                pass
+        else:
+            while ctx.atomic_cas(lock, 0, 1, 0, sem="acquire") != 0:
+                pass
+        x = ctx.load(data + i, 0)  # A B lock_relaxed
+        ctx.store(data + i, x + 1, 0)  # A B lock_relaxed
+        ctx.atomic_xchg(lock, 0, 0, sem="release")
+
+
+@case()
+def lock_relaxed(ctx, bug):
+    """A lock that is taken without acquiring."""
+    data, lock = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    launch(ctx, locked, data, lock, N=N, BUG=bug)
+
+
+@triton.jit
+def half_covered(
+    context, data, words, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
+):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    pid = tl.program_id(0)
+    peer = 1 - RANK
+    ctx.store(data + pid * N + i, i.to(tl.float32), peer)  # A barrier_of_one_program
+    if pid == 0 or not BUG:
+        ctx.barrier(words, program=pid)
+    tl.store(out + i, tl.load(data + pid * N + i))  # B barrier_of_one_program
+
+
+@case()
+def barrier_of_one_program(ctx, bug):
+    """A barrier inside the kernel that only one of two programs calls."""
+    data, words = ctx.zeros(2 * N), flags(ctx, 2 * (ctx.num_ranks + 1))
+    ctx.barrier()
+    launch(ctx, half_covered, data, words, out(ctx), N=N, BUG=bug, programs=2)
+
+
+@triton.jit
+def summed(context, total, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    if BUG and RANK == 1:
+        ctx.store(total, ctx.load(total, 0) + 1, 0)  # A B atomic_and_plain
+    else:
+        ctx.atomic_add(total, 1.0, 0, sem="relaxed", scope="sys")  # A B atomic_and_plain
+
+
+@case()
+def atomic_and_plain(ctx, bug):
+    """One rank adds atomically, the other one by a load and a store."""
+    total = ctx.zeros(1)
+    ctx.barrier()
+    launch(ctx, summed, total, BUG=bug)
+
+
+# -- small elements ---------------------------------------------------------------------------------------------------
+@triton.jit
+def halves(context, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    shift = 0 if BUG else RANK
+    ctx.store(data + 2 * i + shift, i.to(tl.float16), 0)  # A B same_half
+
+
+@case()
+def same_half(ctx, bug):
+    """Two ranks store to 16-bit elements: to the same ones, or to both halves of the same words."""
+    data = ctx.zeros(2 * N, dtype=torch.float16)
+    ctx.barrier()
+    launch(ctx, halves, data, N=N, BUG=bug)
+
+
+@triton.jit
+def bytes_of(context, data, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, 16)
+    first = 13 * RANK
+    if BUG:
+        first = 12 * RANK
+    ctx.store(data + first + i, i.to(tl.int8), 0, mask=i < 13)  # A B overlapping_byte
+
+
+@case()
+def overlapping_byte(ctx, bug):
+    """Two ranges of bytes that overlap in one byte."""
+    data = ctx.zeros(64, dtype=torch.int8)
+    ctx.barrier()
+    launch(ctx, bytes_of, data, BUG=bug)
+
+
+# -- host and device --------------------------------------------------------------------------------------------------
+@triton.jit
+def copy_to(context, source, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    ctx.store(data + i, tl.load(source + i), 1 - RANK)  # A kernels_without_barrier entry_barrier B exit_barrier
+
+
+@triton.jit
+def copy_from(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    tl.store(out + i, ctx.load(data + i, 1 - RANK))  # A host_overwrites relaxed_overwrites B relaxed_barrier host_fills
+
+
+@triton.jit
+def own(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(data + i))  # B kernels_without_barrier A exit_barrier
+
+
+@case()
+def kernels_without_barrier(ctx, bug):
+    """A kernel stores to the peer, the next one reads there, without a barrier between them."""
+    data, source = ctx.zeros(N), torch.ones(N)
+    ctx.barrier()
+    launch(ctx, copy_to, source, data, N=N)
+    if not bug:
+        ctx.device_barrier()
+    launch(ctx, own, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case()
+def entry_barrier(ctx, bug):
+    """The tensor's zeros come after the peer's store."""
+    source, data = torch.ones(N), ctx.empty(N)
+    ctx.barrier()
+    data.zero_()  # B entry_barrier
+    if not bug:
+        ctx.barrier()
+    launch(ctx, copy_to, source, data, N=N)
+    ctx.barrier()
+
+
+@case()
+def exit_barrier(ctx, bug):
+    """A rank stores what its peer still reads of the turn before."""
+    data, source = ctx.zeros(N), torch.ones(N)
+    ctx.barrier()
+    launch(ctx, own, data, out(ctx), N=N)
+    if not bug:
+        ctx.device_barrier(sem="relaxed")
+    launch(ctx, copy_to, source, data, N=N)
+    ctx.barrier()
+
+
+@case()
+def host_overwrites(ctx, bug):
+    """The host overwrites what the peer's kernel still reads."""
+    data = ctx.zeros(N)
+    ctx.barrier()
+    launch(ctx, copy_from, data, out(ctx), N=N)
+    if not bug:
+        ctx.barrier()
+    data.fill_(3)  # B host_overwrites
+    ctx.barrier()
+
+
+@case()
+def host_fills(ctx, bug):
+    """A peer's kernel reads what the host has just written."""
+    data = ctx.zeros(N)
+    ctx.barrier()
+    data.add_(3)  # A host_fills
+    if not bug:
+        ctx.barrier()
+    launch(ctx, copy_from, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case()
+def relaxed_barrier(ctx, bug):
+    """A relaxed barrier of the device between a store and a load of it."""
+    data = ctx.zeros(N)
+    ctx.barrier()
+    data.add_(3)  # A relaxed_barrier
+    ctx.device_barrier(sem="relaxed" if bug else "release")
+    launch(ctx, copy_from, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case()
+def relaxed_overwrites(ctx, bug):
+    """Behind reads a relaxed barrier is enough; without any, it is not."""
+    data = ctx.zeros(N)
+    ctx.barrier()
+    launch(ctx, copy_from, data, out(ctx), N=N)
+    if not bug:
+        ctx.device_barrier(sem="relaxed")
+    data.fill_(2)  # B relaxed_overwrites
+    ctx.barrier()
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def read(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(data + i))  # B unwritten partly_written
+
+
+@case(ranks=1, kind="uninitialised")
+def unwritten(ctx, bug):
+    """A kernel reads what nobody has written."""
+    launch(ctx, read, ctx.empty(N) if bug else ctx.zeros(N), out(ctx), N=N)
+
+
+@case(kind="uninitialised")
+def partly_written(ctx, bug):
+    """A kernel reads one element more than was written."""
+    data = ctx.empty(N)
+    data[: N - 1 if bug else N].fill_(1)
+    launch(ctx, read, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case(kind="freed")
+def freed_block(ctx, bug):
+    """A tensor is used whose block belongs to another one by now."""
+    data = ctx.zeros(N)
+    if bug:
+        ctx.free(data)
+        ctx.barrier()
+    other = ctx.zeros(N)
+    launch(ctx, read, data, out(ctx), N=N)
+    ctx.barrier()
+    del other
+
+
+@case(kind="freed")
+def freed_on_the_host(ctx, bug):
+    """The host uses a tensor that it has freed."""
+    data = ctx.zeros(N)
+    if bug:
+        ctx.free(data)
+    data.add_(1)  # B freed_on_the_host
+    ctx.barrier()
+
+
+@triton.jit
+def beyond(
+    context, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr, PEER: tl.constexpr
+):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    first = 1 if BUG else 0
+    if PEER:
+        ctx.store(data + first + i, i.to(tl.float32), 1 - RANK)  # B off_by_one_remote
+    else:
+        tl.store(data + first + i, i.to(tl.float32))  # B off_by_one
+
+
+@case(ranks=1, kind="bounds")
+def off_by_one(ctx, bug):
+    """One element too far: another tensor begins there."""
+    data, other = ctx.zeros(N), ctx.zeros(N)
+    launch(ctx, beyond, data, N=N, BUG=bug, PEER=False)
+    del other
+
+
+@case(kind="bounds")
+def off_by_one_remote(ctx, bug):
+    """The same in a peer's memory."""
+    data, other = ctx.zeros(N), ctx.zeros(N)
+    ctx.barrier()
+    launch(ctx, beyond, data, N=N, BUG=bug, PEER=True)
+    ctx.barrier()
+    del other

@@ -1,0 +1,71 @@
+"""Every planted mistake is reported with its two lines, and no twin that is right is."""
+
+import inspect
+import re
+
+import jobs_corpus
+import planted
+import pytest
+
+from iris_triton.checker.reports import Report
+
+
+def marked(module, letter, name):
+    """Lines of a module with a mark: `# A name other_name B third_name`."""
+    found = set()
+    for number, line in enumerate(inspect.getsource(module).splitlines(), 1):
+        side = last = ""
+        for word in line.partition("  # ")[2].split():
+            if word in ("A", "B"):
+                side = side + word if side and last in ("A", "B") else word
+            elif word == name and letter in side:
+                found.add(number)
+            last = word
+    return found
+
+
+def reports(path):
+    return [Report.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def check(pool, module, name, bug, path, backend="triton"):
+    _, ranks, kind = module.CASES[name]
+    errors = pool.run(jobs_corpus.run_case, ranks, module.__name__, name, bug, str(path), backend)
+    found = reports(path)
+    if not bug:
+        assert [str(each) for each in found] == []
+        assert set(errors) == {""}
+        return
+    lines = [marked(module, letter, name) for letter in "AB"]
+    if kind == "bounds":
+        assert all(re.search(rf"{module.__name__}.py:({'|'.join(map(str, lines[1]))})", error) for error in errors), (
+            errors
+        )
+        return
+    assert {each.kind for each in found} == {kind}
+    for each in found:
+        here = [side.line for side in (each.access, each.other) if side is not None]
+        assert all(side.file == module.__file__ for side in (each.access, each.other) if side is not None)
+        wanted = lines if kind == "race" else lines[1:]
+        assert len(here) == len(wanted)
+        fits = any(
+            all(line in marks for line, marks in zip(order, wanted, strict=True)) for order in (here, here[::-1])
+        )
+        assert fits, f"{each}\nwanted lines {wanted}"
+
+
+@pytest.mark.parametrize("name", sorted(planted.CASES))
+def test_the_mistake_is_reported_with_its_lines(pool, tmp_path, name):
+    check(pool, planted, name, True, tmp_path / "found")
+
+
+@pytest.mark.parametrize("name", sorted(planted.CASES))
+def test_the_twin_is_not_reported(pool, tmp_path, name):
+    check(pool, planted, name, False, tmp_path / "found")
+
+
+def test_the_corpus_is_large_and_marked():
+    assert len(planted.CASES) >= 24
+    for name, (_, _, kind) in planted.CASES.items():
+        assert marked(planted, "B", name), name
+        assert kind != "race" or marked(planted, "A", name), name
