@@ -5,6 +5,7 @@ import re
 
 import jobs_corpus
 import planted
+import planted_gluon
 import pytest
 
 from iris_triton.checker.reports import Report
@@ -62,6 +63,12 @@ def test_the_mistake_is_reported_with_its_lines(pool, tmp_path, name):
 @pytest.mark.parametrize("name", sorted(planted.CASES))
 def test_the_twin_is_not_reported(pool, tmp_path, name):
     check(pool, planted, name, False, tmp_path / "found")
+
+
+@pytest.mark.parametrize("bug", [True, False])
+@pytest.mark.parametrize("name", sorted(planted_gluon.CASES))
+def test_in_gluon(pool, tmp_path, name, bug):
+    check(pool, planted_gluon, name, bug, tmp_path / "found", "gluon")
 
 
 def test_the_corpus_is_large_and_marked():

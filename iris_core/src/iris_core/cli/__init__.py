@@ -19,7 +19,7 @@ from iris_core.types import VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("demo", "plugins", "config", "doctor", "tune", "bench")
+COMMANDS = ("demo", "check", "plugins", "config", "doctor", "tune", "bench")
 """Subcommands, which are the names of their modules."""
 
 

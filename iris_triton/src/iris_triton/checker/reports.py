@@ -90,13 +90,14 @@ class Report:
         return f"{text}.{f' {self.missing}' if self.missing else ''}"
 
     def as_json(self) -> str:
-        """Return the report as one line of JSON: the fields of this class."""
-        return json.dumps(asdict(self))
+        """Return the report as one line of JSON: the fields of this class, and its text."""
+        return json.dumps({**asdict(self), "text": str(self)})
 
     @classmethod
     def from_json(cls, line: str) -> Report:
         """Make a report of a line that `as_json` has made."""
         fields = json.loads(line)
+        del fields["text"]
         sides = {name: fields[name] and Access(**fields[name]) for name in ("access", "other")}
         return cls(**{**fields, **sides})
 

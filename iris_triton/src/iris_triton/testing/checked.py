@@ -1,0 +1,53 @@
+"""A fixture for tests of programs: they run with the checker on, and fail where it finds something.
+
+pytest_plugins = ["iris_triton.testing.checked"]        # in conftest.py
+
+def test_program(checked):
+    iris_core.run(program, 2)                            # any findings fail the test, at its end
+
+def test_mistake(checked):
+    iris_core.run(mistaken, 2)
+    (report,) = checked.take()                           # what is taken does not fail it
+    assert report.kind == "race"
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iris_core.settings import CHECKS
+from iris_triton.checker.reports import Report
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator
+
+
+class Findings:
+    """What the checker has found in the ranks that a test has started."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._taken = path, 0
+
+    def take(self) -> list[Report]:
+        """Return the findings since the last call, in the order in which they were made."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        new, self._taken = lines[self._taken :], len(lines)
+        return [Report.from_json(line) for line in new if json.loads(line)["kind"] != "benign"]
+
+
+@pytest.fixture
+def checked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Findings]:
+    """Check what this process and the ranks that it starts do on CPUs; findings that nobody takes fail the test."""
+    path = tmp_path / "findings"
+    monkeypatch.setenv("IRIS_CHECK", ",".join(CHECKS))
+    monkeypatch.setenv("IRIS_CHECK_REPORTS", str(path))
+    monkeypatch.setenv("IRIS_DEVICE", "cpu")
+    findings = Findings(path)
+    yield findings
+    left = findings.take()
+    if left:
+        pytest.fail("the checker found:\n" + "\n".join(map(str, left)), pytrace=False)

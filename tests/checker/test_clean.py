@@ -1,0 +1,82 @@
+"""Iris itself has no races: collectives, fused operations, tile collectives and examples give no report."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+
+import jobs_corpus
+import jobs_examples
+import pytest
+from ccl_cases import moving_cases, place_cases, reducing_pairs, shape_cases, way_cases
+from jobs_tiles import OPS, Case
+from ops_cases import all_cases, dtype_cases, thinned
+from test_examples import EXPECTED
+
+import iris_core
+
+EXAMPLES = jobs_examples.EXAMPLES
+IN_THE_SUITE = (
+    "13_message_passing_gluon.py", "28_gemm_all_reduce_ring.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py",
+    "35_collectives.py", "36_operations.py",
+)  # fmt: skip
+"""Examples that are checked always; the others with --exhaustive."""
+
+exhaustive = pytest.mark.exhaustive
+RANKS = [pytest.param(2, marks=exhaustive), 3]
+
+
+def texts(path):
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [row["text"] for row in rows]
+
+
+def run(pool, path, num_ranks, module, function, *args):
+    results = pool.run(jobs_corpus.checked, num_ranks, str(path), module, function, *args, timeout_s=900.0)
+    assert texts(path) == []
+    return results
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_THE_SUITE else exhaustive) for name in EXPECTED]
+)
+def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
+    def on_pool(fn, ranks, *args):
+        call = ("call", str(EXAMPLES / name), fn.__name__, args, "cpu")
+        return pool.run(jobs_corpus.checked, ranks, str(tmp_path / "found"), "jobs_examples", *call)
+
+    monkeypatch.setattr(iris_core, "run", on_pool)
+    monkeypatch.setattr(sys, "argv", [name, str(num_ranks)])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert texts(tmp_path / "found") == []
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("kind", ["moving", "reducing", "ways", "places", "shapes"])
+def test_collectives(pool, some, tmp_path, kind, num_ranks):
+    cases = {
+        "moving": moving_cases, "reducing": reducing_pairs, "places": place_cases, "shapes": shape_cases,
+        "ways": lambda: way_cases(num_ranks),
+    }[kind]()  # fmt: skip
+    every = {"moving": 12, "reducing": 6, "ways": 7, "places": 16, "shapes": 16}[kind]
+    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ccl", "run_cases", "cpu", some(cases, every), 2)
+    assert wrong == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+def test_fused_operations(pool, some, tmp_path, num_ranks):
+    cases = [*thinned(list(all_cases(num_ranks)), num_ranks), *dtype_cases(num_ranks)]
+    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ops", "run_cases", "cpu", some(cases, 12), 2)
+    assert wrong == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("language", ["triton", pytest.param("gluon", marks=exhaustive)])
+def test_tile_collectives(pool, tmp_path, language, num_ranks):
+    cases = [Case(op, "float32") for op in OPS]
+    for problems, _ in run(pool, tmp_path / "found", num_ranks, "jobs_tiles", "run_cases", language, cases, "cpu"):
+        assert problems == []

@@ -1,0 +1,147 @@
+"""`iris check`, the fixture, errors that end a program, and ranges that are declared benign."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+
+import jobs_corpus
+import planted
+import pytest
+import torch
+
+import iris_core
+from iris_core import Iris
+from iris_core.errors import SettingsError
+from iris_triton.checker import CheckError, DataRaceError, benign_race
+from iris_triton.checker.reports import RACE, Access, Report
+
+pytest_plugins = ["iris_triton.testing.checked"]
+
+PROGRAM = """
+    import sys
+    import planted
+    from iris_core import Iris
+
+    with Iris("4MiB", device="cpu") as ctx:
+        planted.CASES["programs_without_flag"][0](ctx, sys.argv[1] == "bug")
+    print("output")
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+def check(tmp_path, *arguments):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    folder = pathlib.Path(planted.__file__).parent
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
+    before, after = (each.split() for each in arguments)
+    command = [sys.executable, "-c", code, "check", *before, str(path), *after]
+    environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+
+
+@pytest.mark.parametrize(("what", "status", "expected"), [("bug", 0, 1), ("right", 0, 0), ("right", 3, 3)])
+def test_the_command_line_has_a_status(tmp_path, what, status, expected):
+    done = check(tmp_path, "", f"{what} {status}")
+    assert done.returncode == expected, done.stderr
+    assert ("data race" in done.stdout) == (what == "bug")
+    assert "output" in done.stdout
+
+
+def test_the_command_line_prints_json(tmp_path):
+    done = check(tmp_path, "--json --only races", "bug 0")
+    printed = json.loads(done.stdout)
+    assert [each["kind"] for each in printed["findings"]] == [RACE]
+    assert printed["status"] == 0
+    assert "output" in done.stderr
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(SettingsError):
+        Iris("1MiB", device="cpu", check="race")
+
+
+def test_a_report_survives_json():
+    side = Access("load", "/a/b.py", 3, "f", 1, 2)
+    report = Report(RACE, side, side, 0, "zeros((4,), float32)", 0, 15, "Wait.")
+    assert Report.from_json(report.as_json()) == report
+
+
+def _case(name, bug):
+    with Iris("4MiB", device="cpu") as ctx:
+        planted.CASES[name][0](ctx, bug)
+
+
+def test_the_fixture_finds_and_forgives(checked):
+    _case("programs_without_flag", True)
+    assert {each.kind for each in checked.take()} == {RACE}
+    _case("programs_without_flag", False)
+    assert checked.take() == []
+
+
+def _raised(name):
+    with Iris("4MiB", device="cpu", check=["races"]) as ctx:
+        try:
+            planted.CASES[name][0](ctx, True)
+            ctx.barrier()
+        except CheckError as error:
+            return type(error), error.report
+        except iris_core.errors.IrisError as error:
+            return type(error), None
+    return None, None
+
+
+def test_the_first_finding_ends_the_check(pool):
+    kinds = pool.run(_raised, 2, "missing_release")
+    assert kinds[1][0] is DataRaceError
+    assert kinds[1][1].rank == 1
+
+
+def _learned():
+    with Iris("4MiB", device="cpu", check=["races"]) as ctx:
+        data, flag = ctx.zeros(planted.N), ctx.zeros(2, dtype=torch.int32)
+        ctx.barrier()
+        said = {"N": planted.N, "WAITS": True, "SEND": "sys", "ACQUIRES": "acquire", "RECEIVE": "sys"}
+        try:
+            planted.launch(ctx, planted.message, data, flag, torch.zeros(planted.N), RELEASES="relaxed", **said)
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                planted.launch(ctx, planted.own, flag, torch.zeros(planted.N), N=1)
+        except CheckError as error:
+            return type(error).__name__
+    return ""
+
+
+def test_the_other_ranks_learn_of_it(pool):
+    assert pool.run(_learned, 2) == ["CheckError", "DataRaceError"]
+
+
+def _benign(path):
+    with jobs_corpus.checking(path), Iris("4MiB", device="cpu") as ctx:
+        data = ctx.zeros(planted.N)
+        declared = benign_race(data, "for this test")
+        ctx.barrier()
+        planted.launch(ctx, planted.copy_to, data, data, N=planted.N)
+        ctx.barrier()
+        count, declared.nbytes = declared.count, 0
+    return count
+
+
+def test_benign_races_are_counted_and_listed(pool, tmp_path):
+    path = tmp_path / "found"
+    counts = pool.run(_benign, 2, str(path))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(counts) > 0
+    assert {row["kind"] for row in rows} == {"benign"}
+    assert {row["reason"] for row in rows} == {"for this test"}
+
+
+def test_benign_races_need_a_reason_and_a_dense_tensor():
+    with pytest.raises(ValueError, match="reason"):
+        benign_race(torch.zeros(2), " ")
+    with pytest.raises(ValueError, match="contiguous"):
+        benign_race(torch.zeros(4)[::2], "none")
