@@ -335,6 +335,17 @@ def executor() -> str:
     return f"{table(['us', 'executor', 'stock interpreter'], rows)}\n\n{source('cpu_executor')}"
 
 
+def checker() -> str:
+    """What the checker costs."""
+    heads = ["ms", "off", "races", "all", "races / off", "all / off", "bytes of tables per byte touched"]
+    rows = []
+    for each in results("checker")["rows"]:
+        times = (each[key] for key in ("off_ms", "races_ms", "all_ms"))
+        ratios = (each[key] for key in ("times", "times_all", "bytes_per_byte"))
+        rows.append([each["program"], *(f"{number:.0f}" for number in times), *(f"{number:.1f}" for number in ratios)])
+    return f"{table(heads, rows)}\n\n{source('checker')}"
+
+
 def gpu_tests() -> str:
     """The reports of GPU tests."""
     rows = []
@@ -382,8 +393,9 @@ def scaling_published() -> str:
 
 REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
-    "signals": signals, "executor": executor, "gpu-tests": gpu_tests, "torch-all-reduce": torch_all_reduce,
-    "torch-steps": torch_steps, "scaling": scaling, "scaling-published": scaling_published,
+    "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
+    "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
+    "scaling-published": scaling_published,
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ import contextlib
 import importlib
 import os
 
+import torch
+
 from iris_core import Iris
 
 CHECKS = "races,uninitialised,bounds"
@@ -41,3 +43,15 @@ def checked(path, module, function, *args):
     """Call a rank job of another folder's tests with the checker on."""
     with checking(path):
         return getattr(importlib.import_module(module), function)(*args)
+
+
+def decode_in_a_row(example, path):
+    """Decode some tokens with nothing between the launches, with a script that may not be the example as it is."""
+    module = importlib.import_module("jobs_examples").load(example)
+    with checking(path), Iris("4MiB", device="cpu") as ctx:
+        decode = module.FlashDecode(ctx, 1, 4, 2, 16, 2)
+        k, v = (torch.ones(1, 2, 64, 16, dtype=torch.float16) for _ in range(2))
+        for token in range(3):
+            lengths = torch.full((1,), 20 + token, dtype=torch.int32)
+            decode(torch.ones(1, 4, 16, dtype=torch.float16), k, v, lengths)
+        ctx.barrier()

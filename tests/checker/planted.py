@@ -392,6 +392,37 @@ def several_senders(ctx, bug):
 
 
 @triton.jit
+def to_all(
+    context, inbox, arrived, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
+):  # fmt: skip
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for turn in range(1, 4):
+        half = (turn % 2) * WORLD
+        for step in range(WORLD):
+            peer = (RANK + 1 + step) % WORLD
+            ctx.store(inbox + (half + RANK) * N + i, i.to(tl.float32), peer)  # A one_counter
+            if BUG:
+                ctx.signal(arrived, 1, peer, op="add")  # A one_counter
+            else:
+                ctx.signal(arrived + RANK, 1, peer, op="add")
+        if BUG:
+            ctx.wait(arrived, turn * WORLD)  # B one_counter
+        else:
+            ctx.wait(arrived + tl.arange(0, 4) % WORLD, turn)
+        for sender in range(WORLD):
+            tl.store(out + i, tl.load(inbox + (half + sender) * N + i))  # B one_counter
+
+
+@case(ranks=3, kind="counter")
+def one_counter(ctx, bug):
+    """All senders raise one counter, as flash decode did; which of them is ahead is up to the run."""
+    inbox, arrived = ctx.zeros(6 * N), flags(ctx, 4)
+    ctx.barrier()
+    launch(ctx, to_all, inbox, arrived, out(ctx), N=N, BUG=bug)
+
+
+@triton.jit
 def from_any(context, inbox, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
     i = tl.arange(0, N)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import CHANGES, Change
+from iris_triton.checker.shared import CHANGES, WAITS, Change
 from iris_triton.checker.strands import joined
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ HOLDS: dict[str, Any] = {
     "le": lambda seen, expected: seen <= expected,
     "reached": lambda seen, expected: seen >= expected,
 }
+
+
+_NAMES = tuple(HOLDS)
 
 
 class Wait(NamedTuple):
@@ -79,6 +82,17 @@ class Unheeded(NamedTuple):
     why: str
 
 
+class Overtaken(NamedTuple):
+    """A wait that ended by luck: its line, program and slot, and those of the addition that it relied on."""
+
+    site: int
+    program: int
+    slot: int
+    relied_on: int
+    by_program: int
+    by_slot: int
+
+
 class Words:
     """The synchronisation words of one context, as one rank sees them."""
 
@@ -103,8 +117,11 @@ class Words:
 
     def change(
         self, strand: Strand, word: Word, kind: int, value: int, old: int, *, releases: bool, scope: int, site: int
-    ) -> None:
-        """Note that a strand has changed a word; whether it released, it ticks itself.  The caller holds the lock."""
+    ) -> Overtaken | None:
+        """Note that a strand has changed a word; if it released, the caller ticks it.  The caller holds the lock.
+
+        Returns a wait that has ended by luck, as this change shows: an addition that could have come before it.
+        """
         tables, before, c = self._tables, self.last(word), Change
         row = np.zeros(tables.changes.shape[1], np.int64)
         row[: c.OWN] = (
@@ -112,7 +129,7 @@ class Words:
         )  # fmt: skip
         own, reach = 0, scope
         if kind != PLAIN:
-            row[c.READS] = strand.release(tables) if releases else strand.relax(tables)
+            row[c.READS] = strand.finished_reads(tables) if releases else strand.relax(tables)
             if releases:
                 own = strand.release(tables)
             elif strand.fence is not None:
@@ -133,6 +150,39 @@ class Words:
             tables.words[word] = number
         else:
             self._others[word] = number
+        return self._overtaken(strand, row) if kind == ADD and value > old else None
+
+    def _overtaken(self, strand: Strand, row: Any) -> Overtaken | None:
+        """A wait for additions that relied on one which the new addition of `row` can stand in for."""
+        number = int(row[Change.BEFORE])
+        for _ in range(_LOOKED_AT):
+            past = self._tables.changes[number]
+            at = int(past[Change.WAIT])
+            while at:
+                at_before, slot, epoch, site, program, cmp, expected = self._tables.waits[at].tolist()
+                if epoch > strand.clock[slot]:
+                    wait = Wait(_NAMES[cmp], expected)
+                    still = self._additions(number, wait, (row, strand.clock))[0]
+                    lost = next((each for each in self._additions(number, wait)[0] if each not in still), None)
+                    if lost is not None:
+                        relied_on = self._tables.changes[lost]
+                        whose = (int(relied_on[column]) for column in (Change.SITE, Change.PROGRAM, Change.SLOT))
+                        return Overtaken(site, program, slot, *whose)
+                at = at_before
+            number = int(past[Change.BEFORE])
+            if not number or past[Change.KIND] != ADD:
+                break
+        return None
+
+    def _remember(self, by: Reader, last: int, wait: Wait) -> None:
+        """Keep a wait that relies on several additions, for those that come later."""
+        before = int(self._tables.changes[last, Change.WAIT])
+        strand = by.strand
+        row = before, strand.slot, strand.epoch, by.site, strand.program, _NAMES.index(wait.cmp), wait.expected
+        if not before or tuple(self._tables.waits[before].tolist())[1:] != row[1:]:
+            number = self._tables.take(WAITS)
+            self._tables.waits[number] = row
+            self._tables.changes[last, Change.WAIT] = number
 
     def read(self, by: Reader, word: Word, seen: int, wait: Wait | None) -> None:
         """Let a strand that has read a word know what was handed over to it.  The caller holds the lock."""
@@ -144,6 +194,8 @@ class Words:
         if wait is not None and wait.holds(seen):
             own, base = self._additions(last, wait)
             relied_on = (base,) if own else (self._earliest(by.strand, last, wait),)
+            if len(own) > 1 and by.acquires:
+                self._remember(by, last, wait)
         for number in relied_on:
             if number:
                 self._hand_over(by, self._tables.changes[number])
@@ -162,7 +214,7 @@ class Words:
     def _hand_over(self, by: Reader, row: Any, *, alone: bool = False) -> None:
         tables, strand, c = self._tables, by.strand, Change
         if row[c.READS]:
-            strand.join_reads(tables, int(row[c.READS]))
+            strand.learn(None, tables.clocks[int(row[c.READS])])
         if alone:
             is_ours = row[c.SLOT] // (tables.num_slots // tables.published.shape[1]) == self._rank
             reaches = by.scope == SYS and row[c.SCOPE] == SYS
@@ -173,7 +225,7 @@ class Words:
                 rows.append(int(row[c.SYSTEM]))
         for number in filter(None, rows):
             if by.acquires:
-                strand.join(tables, number)
+                strand.learn(tables.clocks[number], tables.clocks[number])
             elif strand.heard is None:
                 strand.heard = tables.clocks[number].copy()
             else:
@@ -198,11 +250,12 @@ class Words:
                 break
         return best
 
-    def _additions(self, last: int, wait: Wait) -> tuple[list[int], int]:
+    def _additions(self, last: int, wait: Wait, also: tuple[Any, Any] | None = None) -> tuple[list[int], int]:
         """Additions that must have come before the wait could end, and the change before all of them.
 
         One is needed if the others, without those that come after it, do not reach the value.  Nothing where the last
-        change is no addition, or the word had the value before.
+        change is no addition, or the word had the value before.  `also` is a later addition that counts among the
+        others, and what it comes after.
         """
         if wait.cmp not in ("ge", "gt", "eq", "reached"):
             return [], 0
@@ -225,6 +278,8 @@ class Words:
                 for _, other in added
                 if other is not one and not self._comes_after(other, one)
             )
+            if also is not None and int(one[Change.EPOCH]) > also[1][int(one[Change.SLOT])]:
+                others += int(also[0][Change.VALUE] - also[0][Change.OLD])
             if not at_least.holds(base + others):
                 needed.append(number_of)
         return needed, number
@@ -235,7 +290,7 @@ class Words:
         if late[Change.SLOT] == slot:
             return int(late[Change.EPOCH]) > epoch
         own = int(late[Change.OWN])
-        return bool(own) and int(self._tables.clocks[own, 0, slot]) >= epoch
+        return bool(own) and int(self._tables.clocks[own, slot]) >= epoch
 
     def _reason(self, by: Reader, row: Any, is_early: bool) -> str:
         """Why a change that was seen orders nothing: a key of `reports.REASONS`."""

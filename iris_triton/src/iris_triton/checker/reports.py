@@ -12,7 +12,7 @@ from iris_core.errors import DeviceError
 if TYPE_CHECKING:
     import torch
 
-RACE, UNINITIALISED, FREED = "race", "uninitialised", "freed"
+RACE, COUNTER, UNINITIALISED, FREED = "race", "counter", "uninitialised", "freed"
 
 REASONS = {
     "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
@@ -55,7 +55,7 @@ class Report:
     """One finding.
 
     Attributes:
-        kind: "race", "uninitialised" or "freed".
+        kind: "race", "counter", "uninitialised" or "freed".
         access: what was found at fault last.
         other: the access that it is in conflict with; None for other kinds.
         rank: whose heap the bytes lie on.
@@ -83,6 +83,8 @@ class Report:
         where = f"bytes {self.first} to {self.last} of {self.block or 'the heap'} on rank {self.rank}"
         if self.kind == RACE:
             text = f"data race on {where}: {self.other} is not ordered before {self.access}"
+        elif self.kind == COUNTER:
+            text = f"race for a counter, {where}: {self.access} is not ordered after {self.other} and can end it"
         elif self.kind == UNINITIALISED:
             text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
         else:
@@ -128,6 +130,7 @@ class FreedMemoryError(CheckError):
 
 ERRORS: dict[str, type[CheckError]] = {
     RACE: DataRaceError,
+    COUNTER: DataRaceError,
     UNINITIALISED: UninitialisedReadError,
     FREED: FreedMemoryError,
 }

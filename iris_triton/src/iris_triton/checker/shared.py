@@ -31,16 +31,19 @@ SLOTS = 64
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
-HISTORIES, CHANGES, CLOCKS, SITES, ALLOCATIONS, FAILED = range(6)
+HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)
 """What the counters count; FAILED is 1 + the rank whose error has ended the check, 0 while there is none."""
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
 
 
 class Change:
-    """Columns of the table of changes of synchronisation words; the clocks that each rank may join come last."""
+    """Columns of the table of changes of synchronisation words; the clocks that each rank may join come last.
 
-    BEFORE, SLOT, EPOCH, SITE, PROGRAM, KIND, VALUE, OLD, RELEASES, SCOPE, OWN, READS, SYSTEM, RANKS = range(14)
+    WAIT is the last wait that this change has ended: the one column that is written later.
+    """
+
+    BEFORE, SLOT, EPOCH, SITE, PROGRAM, KIND, VALUE, OLD, RELEASES, SCOPE, OWN, READS, SYSTEM, WAIT, RANKS = range(15)
 
 
 class Tables:
@@ -66,7 +69,8 @@ class Tables:
             ("words", np.uint32, (size, granules)),
             ("histories", HISTORY, (_MAX_HISTORIES,)),
             ("changes", np.int64, (_MAX_CHANGES, Change.RANKS + size)),
-            ("clocks", np.int32, (_MAX_CLOCKS, 2, self.num_slots)),
+            ("waits", np.int64, (_MAX_CHANGES, 7)),
+            ("clocks", np.int32, (_MAX_CLOCKS, self.num_slots)),
         )
         sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 4096) * 4096 for _, dtype, shape in parts]
         own = -1
@@ -83,7 +87,7 @@ class Tables:
             count = int(np.prod(shape))
             setattr(self, name, np.frombuffer(self._map, dtype, count, offset).reshape(shape))
             offset += part
-        self._limits = {HISTORIES: _MAX_HISTORIES, CHANGES: _MAX_CHANGES, CLOCKS: _MAX_CLOCKS, SITES: _MAX_SITES}
+        self._limits = (_MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES, _MAX_CHANGES)
         self._threads = threading.RLock()
         self._depth = 0
 
@@ -96,6 +100,7 @@ class Tables:
     words: Any
     histories: Any
     changes: Any
+    waits: Any
     clocks: Any
 
     def __enter__(self) -> Tables:
@@ -121,7 +126,7 @@ class Tables:
         """
         row = max(int(self.counters[table]), 2)  # row 1 of the histories means: never written
         if row + count > self._limits[table]:
-            name = ("histories", "changes", "clocks", "sites")[table]
+            name = ("histories", "changes", "clocks", "sites", "waits")[table]
             raise IrisError(
                 f"the checker's table of {name} is full after {row} rows: check a smaller problem, or fewer repetitions"
             )

@@ -47,31 +47,35 @@ class Strand:
         self.next.clear()
         self.released = 0
 
-    def join(self, tables: Tables, row: int) -> None:
-        """Let what a row of clocks holds happen before what this strand does next."""
-        np.maximum(self.clock, tables.clocks[row, 0], out=self.clock)
-        self.join_reads(tables, row)
-
-    def join_reads(self, tables: Tables, row: int) -> None:
-        """Let the reads that a row of clocks holds be finished before what this strand does next."""
-        np.maximum(self.reads, tables.clocks[row, 1], out=self.reads)
+    def learn(self, clock: Any | None, reads: Any) -> None:
+        """Let what one clock holds, and the reads of another, happen before what this strand does next."""
+        if clock is not None:
+            np.maximum(self.clock, clock, out=self.clock)
+        np.maximum(self.reads, reads, out=self.reads)
         self.next.clear()  # accesses that were in conflict may not be so any more
         self.released = self.relaxed = 0
 
     def release(self, tables: Tables) -> int:
         """Return a row with all that this strand has done and knows.  The caller holds the lock."""
         if not self.released:
-            row = self.released = tables.take(CLOCKS)
-            tables.clocks[row, 0] = self.clock
-            np.maximum(self.clock, self.reads, out=tables.clocks[row, 1])
+            self.released = tables.take(CLOCKS)
+            tables.clocks[self.released] = self.clock
         return self.released
 
     def relax(self, tables: Tables) -> int:
         """Return a row with the reads alone that are finished: of earlier kernels, not this strand's own."""
         if not self.relaxed:
-            row = self.relaxed = tables.take(CLOCKS)
-            tables.clocks[row, 1] = self.reads
+            self.relaxed = tables.take(CLOCKS)
+            tables.clocks[self.relaxed] = self.reads
         return self.relaxed
+
+    def finished_reads(self, tables: Tables) -> int:
+        """Return a row with the reads that are finished where this strand releases: most often that of `release`."""
+        if (self.reads <= self.clock).all():
+            return self.release(tables)
+        row = tables.take(CLOCKS)
+        np.maximum(self.clock, self.reads, out=tables.clocks[row])
+        return row
 
 
 def joined(tables: Tables, rows: Any) -> int:
@@ -128,9 +132,6 @@ class LaunchStrands:
         """Called when the launch has ended."""
         for strand in self.strands.values():
             self._fold(strand)
-        host = self._host
-        np.maximum(host.clock, self._end[0], out=host.clock)
-        np.maximum(host.reads, self._end[1], out=host.reads)
-        host.relaxed = 0
         with self._tables as tables:
-            host.tick(tables)
+            self._host.learn(*self._end)
+            self._host.tick(tables)

@@ -7,6 +7,7 @@ the tables, so that the clock of a word is always that of the value that was rea
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,22 +106,18 @@ class Watcher:
                 for place in places:
                     self._access(strand, place, READ, site)
 
-    def store(
-        self, write: Callable[[], None], region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int
-    ) -> None:
-        """Do a plain store; the rest is as in `load`."""
+    def store(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> Callable[[], None] | None:
+        """As `load`, before a plain store; returns what is to be called after it, if anything."""
         places = self._places(region, indices, addresses, mask, itemsize)
         strand = self.strand() if places else None
         if strand is None:
-            write()
-            return
+            return None
         site = self._sites.of_kernel("store")
         with self.tables:
             for place in places:
                 self._access(strand, place, WRITE, site)
             words = self._words_of(places)
-            write()
-            self._stored(strand, words, site)
+        return partial(self._stored, strand, words, site) if words else None
 
     def _places(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> list[Place]:
         if region is None or indices is None:
@@ -133,19 +130,22 @@ class Watcher:
             return []  # another context's
         return [place_of(rank, indices.astype(np.int64, copy=False) * itemsize + start, itemsize)]
 
-    def poll(self, read: Callable[[], Any], addresses: Any, mask: Any, itemsize: int) -> Any:
-        """Read volatile memory: a relaxed atomic load."""
+    def poll(self, addresses: Any, mask: Any, seen: Any) -> None:
+        """Called after a volatile load, which is a relaxed atomic one.
+
+        Words may have changed since: what counts is the earliest change to the value that was seen.
+        """
         strand = self.strand()
         if strand is None:
-            return read()
+            return
         site = self._sites.of_kernel("volatile load")
         with self.tables:
-            seen = read()
-            if seen.dtype.kind in "iu" and seen.size <= _MAX_WORDS:
+            if seen.dtype.kind in "iu" and seen.itemsize >= GRANULE and seen.size <= _MAX_WORDS:
+                before, strand.operation = strand.operation, ("wait", "eq", seen.reshape(-1))
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
-            for place in self.heaps.find(addresses, mask, itemsize):
+                strand.operation = before
+            for place in self.heaps.find(addresses, mask, seen.itemsize):
                 self._access(strand, place, ATOMIC_READ, site)
-        return seen
 
     def rmw(self, run: Callable[[], Any], op: Any, addresses: Any, values: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """Run an atomic operation; returns the old values."""
@@ -201,10 +201,12 @@ class Watcher:
                 for lane in np.flatnonzero(changed):
                     address = int(addresses.reshape(-1)[lane])
                     before = int(old.reshape(-1).view(f"i{itemsize}")[lane])
-                    self._words.change(
-                        strand, self._word(address), kind, _value(address, itemsize), before,
-                        releases=releases, scope=reach, site=site,
-                    )  # fmt: skip
+                    word = self._word(address)
+                    overtaken = self._words.change(
+                        strand, word, kind, _value(address, itemsize), before, releases=releases, scope=reach, site=site
+                    )
+                    if overtaken is not None and isinstance(word, tuple) and "races" in self._checks:
+                        self._say_overtaken(strand, overtaken, site, *word, itemsize)
                 if releases:
                     strand.tick(tables)
         return old
@@ -246,9 +248,10 @@ class Watcher:
 
     def _stored(self, strand: Strand, words: list[tuple[int, int, int]], site: int) -> None:
         """A plain store to words: what was handed over there before is gone."""
-        for rank, granule, old in words:
-            new = self._value_of(rank, granule)
-            self._words.change(strand, (rank, granule), PLAIN, new, old, releases=False, scope=CTA, site=site)
+        with self.tables:
+            for rank, granule, old in words:
+                new = self._value_of(rank, granule)
+                self._words.change(strand, (rank, granule), PLAIN, new, old, releases=False, scope=CTA, site=site)
 
     def fence(self, assembly: str) -> None:
         """Called at a fence: what relaxed reads have seen is acquired, and later relaxed stores release."""
@@ -261,11 +264,8 @@ class Watcher:
             return
         with self.tables as tables:
             if strand.heard is not None:
-                np.maximum(strand.clock, strand.heard[0], out=strand.clock)
-                np.maximum(strand.reads, strand.heard[1], out=strand.reads)
+                strand.learn(strand.heard, strand.heard)
                 strand.heard = None
-                strand.next.clear()
-                strand.released = strand.relaxed = 0
             strand.fence = strand.release(tables), scope
             strand.tick(tables)
 
@@ -280,9 +280,7 @@ class Watcher:
                 self._access(self.host, place, WRITE, site)
             words = self._words_of(written)
         result = run()
-        if words:
-            with self.tables:
-                self._stored(self.host, words, site)
+        self._stored(self.host, words, site)
         return result
 
     def before_exchange(self, world: Any) -> tuple[tuple[int, ...], int] | None:
@@ -300,11 +298,8 @@ class Watcher:
         if begun is None:
             return
         ranks, turn = begun
-        clocks = self.tables.published[turn % 2, list(ranks)]
-        np.maximum(self.host.clock, clocks[:, 0].max(axis=0), out=self.host.clock)
-        np.maximum(self.host.reads, clocks[:, 1].max(axis=0), out=self.host.reads)
-        self.host.next.clear()
-        self.host.released = self.host.relaxed = 0
+        with self.tables as tables:
+            self.host.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
 
     # -- the heap ------------------------------------------------------------------------------------------------------
     def allocated(self, offset: int, nbytes: int, storage: Any) -> None:
@@ -423,13 +418,29 @@ class Watcher:
             if kind == reports.RACE and benign.start <= own + first and own + last < benign.start + benign.nbytes:
                 benign.count += 1
                 return
-        blocks = (b for b in self._heap.live_blocks() if b.offset_bytes <= first < b.offset_bytes + max(b.nbytes, 1))
-        block = next(blocks, None)
-        start = 0 if block is None else block.offset_bytes
+        label, start = self._block_at(first)
         one = self._side(site, self._rank, strand.program)
         two = None if other is None else self._side(other.site, other.slot // (SLOTS + 1), other.program)
-        label = "" if block is None else block.label
         self._say(reports.Report(kind, one, two, rank, label, first - start, last - start, how))
+
+    def _block_at(self, offset: int) -> tuple[str, int]:
+        """The name of the block at an offset of the heap, and where it begins."""
+        for block in self._heap.live_blocks():
+            if block.offset_bytes <= offset < block.offset_bytes + max(block.nbytes, 1):
+                return block.label, block.offset_bytes
+        return "", 0
+
+    def _say_overtaken(
+        self, strand: Strand, wait: changes.Overtaken, site: int, rank: int, granule: int, itemsize: int
+    ) -> None:
+        block, start = self._block_at(granule * GRANULE)
+        first = granule * GRANULE - start
+        relied_on = self._side(wait.relied_on, wait.by_slot // (SLOTS + 1), wait.by_program)
+        self._say(reports.Report(
+            reports.COUNTER, self._side(site, self._rank, strand.program),
+            self._side(wait.site, wait.slot // (SLOTS + 1), wait.program), rank, block, first, first + itemsize - 1,
+            f"In this run it was {relied_on} that ended it. Give each sender a counter of its own, or order the two.",
+        ))  # fmt: skip
 
     def _side(self, site: int, rank: int, program: int) -> reports.Access:
         return reports.Access(**self._sites.describe(site), rank=rank, program=None if program == HOST else program)

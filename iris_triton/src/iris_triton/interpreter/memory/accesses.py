@@ -5,7 +5,8 @@ range, a numpy array over it does it several times faster.  Elements that are no
 are unknown because checks are off, take the native way.
 
 Atomics are machine instructions, exact between processes; addition of 16-bit floats is built here from
-compare-and-swap.  Masked lanes do nothing and return 0.  All are of system scope, whatever a kernel says.
+compare-and-swap.  Masked lanes do nothing and return 0.  All are of system scope, whatever a kernel says: what it says
+counts for the checker only.
 """
 
 from __future__ import annotations
@@ -85,24 +86,10 @@ def load(
     poll: bool = False,
 ) -> Array:
     """Read the active elements; the others get `fill`, or 0 without one."""
-    mask, view, indices, region = _locate(addresses, mask, dtype, access)
-    if watcher is None:
-        data = _read(view, indices, addresses, mask, fill, dtype)
-    elif poll:
-        data = watcher.poll(
-            partial(_read, view, indices, addresses, mask, fill, dtype), addresses, mask, dtype.itemsize
-        )
-    else:
-        watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
-        data = _read(view, indices, addresses, mask, fill, dtype)
-    (current.program.observe if poll else current.program.loaded)(addresses, data)
-    return data
-
-
-def _read(
-    view: Array | None, indices: Any, addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any]
-) -> Array:
     shape = addresses.shape
+    mask, view, indices, region = _locate(addresses, mask, dtype, access)
+    if watcher is not None and not poll:
+        watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
     data: Array
     if view is not None and mask is None:
         data = view.take(indices)
@@ -112,6 +99,9 @@ def _read(
             data[mask] = view.take(indices)
         else:
             data = _compat.native.load(addresses, np.ones(shape, np.bool_) if mask is None else mask, data, dtype)
+    if watcher is not None and poll:
+        watcher.poll(addresses, mask, data)
+    (current.program.observe if poll else current.program.loaded)(addresses, data)
     return data
 
 
@@ -121,19 +111,14 @@ def store(addresses: Array, mask: Array | None, data: Array) -> None:
     if data.shape != shape:
         data = np.broadcast_to(data, shape)
     mask, view, indices, region = _locate(addresses, mask, data.dtype, "store")
-    if watcher is None:
-        _write(view, indices, addresses, mask, data)
-    else:
-        write = partial(_write, view, indices, addresses, mask, data)
-        watcher.store(write, region, indices, addresses, mask, data.itemsize)
-    current.program.progress()
-
-
-def _write(view: Array | None, indices: Any, addresses: Array, mask: Array | None, data: Array) -> None:
+    stored = None if watcher is None else watcher.store(region, indices, addresses, mask, data.itemsize)
     if view is not None:
         view[indices] = data if mask is None else data[mask]
     else:
-        _compat.native.store(addresses, data, np.ones(addresses.shape, np.bool_) if mask is None else mask)
+        _compat.native.store(addresses, data, np.ones(shape, np.bool_) if mask is None else mask)
+    if stored is not None:
+        stored()
+    current.program.progress()
 
 
 def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element: Any, scope: Any = None) -> Array:
@@ -143,8 +128,11 @@ def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element
     """
     values, mask = _spread(values, addresses.shape), _spread(mask, addresses.shape)
     check(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
-    run = partial(native_rmw, op, addresses, values, element, mask, sem)
-    old: Array = run() if watcher is None else watcher.rmw(run, op, addresses, values, mask, sem, scope)
+    if watcher is None:
+        old = native_rmw(op, addresses, values, element, mask, sem)
+    else:
+        run = partial(native_rmw, op, addresses, values, element, mask, sem)
+        old = watcher.rmw(run, op, addresses, values, mask, sem, scope)
     if mask.any():
         current.program.observe(addresses, old)
     return old
@@ -156,8 +144,11 @@ def cas(addresses: Array, expected: Array, desired: Array, sem: Any, scope: Any 
     bits = np.dtype(f"i{kept.itemsize}")  # floats are compared by their bits, as on GPUs
     expected, desired = (_spread(each, addresses.shape).view(bits) for each in (expected, desired))
     check(addresses, None, kept.itemsize, "atomic_cas")
-    run = partial(_compat.native.atomic_cas, addresses, expected, desired, _compat.NATIVE_SEMS[sem])
-    found = run() if watcher is None else watcher.cas(run, addresses, expected, desired, sem, scope)
+    if watcher is None:
+        found = _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem])
+    else:
+        run = partial(_compat.native.atomic_cas, addresses, expected, desired, _compat.NATIVE_SEMS[sem])
+        found = watcher.cas(run, addresses, expected, desired, sem, scope)
     old: Array = found.view(kept)
     current.program.observe(addresses, old)
     return old
