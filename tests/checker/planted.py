@@ -6,6 +6,7 @@ case is a function (ctx, bug) that every rank calls; it returns nothing.
 # mypy: ignore-errors
 
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 
@@ -618,13 +619,14 @@ def copy_to(context, source, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: t
 def copy_from(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
     i = tl.arange(0, N)
-    tl.store(out + i, ctx.load(data + i, 1 - RANK))  # A host_overwrites relaxed_overwrites B relaxed_barrier host_fills
+    x = ctx.load(data + i, 1 - RANK)  # A host_overwrites relaxed_overwrites B relaxed_barrier host_fills torch_barrier
+    tl.store(out + i, x)
 
 
 @triton.jit
 def own(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, tl.load(data + i))  # B kernels_without_barrier A exit_barrier
+    tl.store(out + i, tl.load(data + i))  # B kernels_without_barrier put_without_wait A exit_barrier
 
 
 @case()
@@ -684,6 +686,32 @@ def host_fills(ctx, bug):
     if not bug:
         ctx.barrier()
     launch(ctx, copy_from, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case()
+def torch_barrier(ctx, bug):
+    """As before; the barrier is torch's."""
+    data = ctx.zeros(N)
+    ctx.barrier()
+    data.add_(3)  # A torch_barrier
+    if not bug:
+        dist.barrier()
+    launch(ctx, copy_from, data, out(ctx), N=N)
+    ctx.barrier()
+
+
+@case()
+def put_without_wait(ctx, bug):
+    """The host puts data and a signal, and the peer does not wait for it."""
+    data, flag = ctx.zeros(N), flags(ctx)
+    ctx.barrier()
+    if ctx.cur_rank == 0:
+        ctx.put(data, 1, torch.ones(N), signal=flag)  # A put_without_wait
+    else:
+        if not bug:
+            ctx.signal_wait(flag, 1)
+        launch(ctx, own, data, out(ctx), N=N)
     ctx.barrier()
 
 

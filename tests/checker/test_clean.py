@@ -15,6 +15,7 @@ from ops_cases import all_cases, dtype_cases, thinned
 from test_examples import EXPECTED
 
 import iris_core
+from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = (
@@ -53,6 +54,15 @@ def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
     with contextlib.redirect_stdout(io.StringIO()):
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert texts(tmp_path / "found") == []
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["50_ddp.py", "51_fsdp2.py", "52_tensor_parallel.py"])
+def test_training(tmp_path, name):
+    path = tmp_path / "found"
+    with RankPool(timeout_s=300.0, environ={"IRIS_DEVICE": "cpu", "IRIS_TUNE": "off"}) as ranks:
+        ranks.run(jobs_corpus.checked, 2, str(path), "jobs_examples", "train", name, 2, jobs_examples.free_port())
+    assert texts(path) == []
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)

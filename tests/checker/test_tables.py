@@ -1,0 +1,141 @@
+"""Granules of addresses, histories of granules, and rows of tables, each against what is said plainly."""
+
+import numpy as np
+import pytest
+
+from iris_core.errors import IrisError
+from iris_core.world import SingleWorld
+from iris_triton.checker import shared
+from iris_triton.checker.histories import (
+    ALL,
+    ATOMIC_WRITE,
+    READ,
+    UNKNOWN,
+    UNWRITTEN,
+    WRITE,
+    Histories,
+    different,
+    replaced,
+)
+from iris_triton.checker.places import Heaps, place_of, range_of
+from iris_triton.checker.shared import Tables
+from iris_triton.checker.strands import LaunchStrands, host_strand
+
+
+def bytes_of(place):
+    """The bytes of a place, by offset."""
+    granules = place.granules
+    if isinstance(granules, slice):
+        granules = np.arange(granules.start, granules.stop)
+    masks = np.broadcast_to(place.masks, granules.shape)
+    return {4 * int(g) + k for g, mask in zip(granules, masks, strict=True) for k in range(4) if mask >> k & 1}
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("spread", [64, 1 << 16, 1 << 30])
+def test_a_place_has_the_bytes_of_its_elements(itemsize, spread):
+    rng = np.random.default_rng(itemsize * spread)
+    for count in (1, 2, 17, 64):
+        for offsets in (
+            rng.integers(0, spread, count) * itemsize,
+            rng.integers(0, spread, count) * itemsize + itemsize // 2 % 4,  # crooked
+            7 * itemsize + np.arange(count) * itemsize,
+        ):
+            wanted = {int(offset) + k for offset in offsets for k in range(itemsize)}
+            assert bytes_of(place_of(0, offsets.astype(np.int64), itemsize)) == wanted
+
+
+@pytest.mark.parametrize("first", range(9))
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 8, 11])
+def test_a_range_has_its_bytes(first, nbytes):
+    assert bytes_of(range_of(0, first, nbytes)) == set(range(first, first + nbytes))
+
+
+def test_addresses_are_those_of_the_rank_whose_heap_it_is():
+    heaps = Heaps([0x9000, 0x1000, 0x5000], 0x1000)
+    addresses = np.array([0x1000, 0x5004, 0x9FFC, 0x2000, 0x1008], np.uint64)
+    found = {place.rank: bytes_of(place) for place in heaps.find(addresses, None, 4)}
+    assert found == {0: {*range(4092, 4096)}, 1: {*range(4), *range(8, 12)}, 2: {*range(4, 8)}}
+    assert heaps.find(addresses, np.array([False] * 3 + [True, False]), 4) == []
+    assert heaps.rank_of(0x5000, 0x1000) == (2, 0)
+    assert heaps.rank_of(0x5000, 0x1001) is None
+
+
+@pytest.mark.parametrize("high", [9, 1 << 20])
+def test_numbers_in_cells_are_found_and_replaced(high):
+    cells = np.random.default_rng(1).choice([3, 5, high], 100).astype(np.uint32)
+    assert different(cells) == sorted({3, 5, high})
+    assert (replaced(cells, {3: 1, 5: 2, high: 7}) == np.where(cells == 3, 1, np.where(cells == 5, 2, 7))).all()
+
+
+@pytest.fixture
+def two():
+    """Tables, and two programs of one launch, which nothing orders."""
+    tables = Tables(SingleWorld(), 1 << 16)
+    launch = LaunchStrands(tables, 0, host_strand(tables, 0), (2, 1, 1))
+    launch.begin((0, 0, 0))
+    launch.begin((1, 0, 0))
+    yield tables, launch.strands[0, 0, 0], launch.strands[1, 0, 0]
+    tables.close()
+
+
+def test_conflicts_are_of_a_write_and_anything_that_is_not_ordered(two):
+    tables, one, other = two
+    histories = Histories(tables)
+    with tables:
+        read = histories.after(UNWRITTEN, READ, ALL, one, 1)
+        assert histories.conflicts(read, READ, ALL, other) == []
+        assert [each.site for each in histories.conflicts(read, WRITE, ALL, other)] == [1]
+        assert histories.conflicts(read, WRITE, ALL, one) == []
+        written = histories.after(read, WRITE, 0b0011, one, 2)
+        assert [each.site for each in histories.conflicts(written, READ, 0b0001, other)] == [2]
+        assert histories.conflicts(written, READ, 0b1100, other) == []
+        assert histories.get(written).written == 0b0011
+        atomic = histories.after(UNKNOWN, ATOMIC_WRITE, ALL, one, 3)
+        assert histories.conflicts(atomic, ATOMIC_WRITE, ALL, other) == []
+        assert [each.site for each in histories.conflicts(atomic, READ, ALL, other)] == [3]
+
+
+def test_what_is_released_and_acquired_is_ordered(two):
+    tables, one, other = two
+    histories = Histories(tables)
+    with tables:
+        written = histories.after(UNKNOWN, WRITE, ALL, one, 1)
+        row = tables.clocks[one.release(tables)]
+        one.tick(tables)
+        later = histories.after(UNKNOWN, WRITE, ALL, one, 2)
+        other.learn(row, row)
+        assert histories.conflicts(written, READ, ALL, other) == []
+        assert [each.site for each in histories.conflicts(later, READ, ALL, other)] == [2]
+
+
+def test_reads_alone_that_are_finished_order_writes_only(two):
+    tables, one, other = two
+    histories = Histories(tables)
+    with tables:
+        read, written = (histories.after(UNKNOWN, kind, ALL, one, 1) for kind in (READ, WRITE))
+        other.learn(None, one.clock)
+        assert histories.conflicts(read, WRITE, ALL, other) == []
+        assert len(histories.conflicts(written, WRITE, ALL, other)) == 1
+
+
+def test_another_process_reads_the_same_histories(two):
+    tables, one, other = two
+    here, there = Histories(tables), Histories(tables)
+    with tables:
+        number = UNWRITTEN
+        for turn in range(60):
+            strand = (one, other)[turn % 2]
+            kind = (READ, ATOMIC_WRITE, READ, WRITE)[turn % 7 % 4]
+            number = here.after(number, kind, (ALL, 3, 12)[turn % 3], strand, turn)
+            strand.tick(tables)
+            mine, theirs = here.get(number), there.get(number)
+            assert (mine.writes, mine.reads, mine.written) == (theirs.writes, theirs.reads, theirs.written)
+            assert mine.depth < 40
+
+
+def test_a_full_table_is_an_error(two):
+    tables, *_ = two
+    tables.counters[shared.CLOCKS] = 1 << 20
+    with tables, pytest.raises(IrisError, match="clocks"):
+        tables.take(shared.CLOCKS)
