@@ -31,7 +31,7 @@ class Access:
     """One side of a report.
 
     Attributes:
-        what: "load", "store", "atomic_add (release, sys)", "copy_ by the host", ...
+        what: "load", "store", "atomic_add (release, sys)", an operation of torch, ...
         file, line: where, in the user's code where there is some.
         function: the kernel or device function of that line.
         rank, program: who; `program` is the linear index in the launch, None for the host.
