@@ -55,7 +55,6 @@ BUDGETS = {
     "iris_triton/gemm": 1420,
     "iris_triton/interpreter": 3654,
     "iris_triton/language": 1827,
-    "iris_triton/checker": 1897,
     "iris_triton/rocm_iris": 1491,
     "iris_triton/testing": 607,
     "iris_triton/tiles": 1126,
