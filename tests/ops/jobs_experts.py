@@ -3,11 +3,13 @@
 import random
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from jobs_nodes import refusal
 
 from iris_core import Iris
+from iris_triton.collectives.experts import ExpertKernels
 
 
 def layer(size, local, top_k, hidden, max_tokens, dtype, seed, turn):
@@ -138,3 +140,9 @@ def replays(turns):
                 wrong.append(turn)
         ctx.barrier()
         return wrong
+
+
+def unawaited(case):
+    """Pass tokens without waiting for any."""
+    with mock.patch.object(ExpertKernels, "receive"):
+        passes("cpu", None, case, 3)
