@@ -75,13 +75,14 @@ def check(phase, fault, victim, said):
 @pytest.mark.parametrize(("phase", "fault"), CELLS)
 def test_what_happens_to_one_rank(server, request, phase, fault):
     """At any call of a Python function there."""
-    shared = lambda: {name for name in os.listdir("/dev/shm") if "iris" in name}
+    shared = lambda: {name for name in os.listdir("/dev/shm") if "iris" in name and "example" not in name}
     before = shared()
     for seed in range(SEEDS if request.config.getoption("exhaustive") else 1):
         victim, said, files = one_fault(server, phase, fault, seed)
         check(phase, fault, victim, said)
         assert len(files) <= (3 if fault == "killed" else 0), files  # its card, socket, and one that it was writing
-    assert shared() == before
+    new = shared() - before
+    wait_until(lambda: not new & shared())  # other tests' come and go
 
 
 # -- launchers --------------------------------------------------------------------------------------------------------
