@@ -156,7 +156,15 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = None if wanted.strip() == "all" else _parse(wanted)
     if visible_gpus() == 0:
         raise pytest.UsageError("GPU tests were asked for, but torch sees no GPU here: nothing can run")
+    if (worker := getattr(config, "workerinput", None)) is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        _turn(int(worker["workerid"].removeprefix("gw")))
     config.pluginmanager.register(_Run(config, _room(config), asked, folder), "iris-gpu-tiers-run")
+
+
+def _turn(by: int) -> None:
+    """Let each process of pytest-xdist count the GPUs from another one, so that tests of one GPU use them all."""
+    gpus = visible_gpus()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str((by + index) % gpus) for index in range(gpus))
 
 
 def _room(config: pytest.Config) -> Room:
