@@ -28,6 +28,7 @@ class FakeGPU:
         self.launches = 0  # that ran
         self.log = []
         self.capturing = None
+        self.num_nodes = 1
         gpu = self
 
         class Event:
@@ -84,6 +85,8 @@ class FakeGPU:
         return SimpleNamespace(
             device="cuda:0",
             num_ranks=num_ranks,
+            num_nodes=self.num_nodes,
+            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")),
             scope=contextlib.nullcontext,
             barrier=lambda: self.log.append("barrier"),
             device_barrier=lambda: self.log.append("align"),

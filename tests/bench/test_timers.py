@@ -115,7 +115,10 @@ def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure_on
     assert result.calls == 20
 
 
-def test_the_default_on_a_gpu_is_eager_calls_between_events(gpu, measure_on_gpu):
+@pytest.mark.parametrize(("num_nodes", "barrier"), [(1, "align"), (2, "align between nodes")])
+def test_the_default_on_a_gpu_is_eager_calls_between_events(gpu, measure_on_gpu, num_nodes, barrier):
+    gpu.num_nodes = num_nodes
+
     def benchmark(state, ctx):
         state.set_bytes(1000)
         state.provider("kernel", lambda: gpu.launch(SECONDS), check=None)
@@ -123,4 +126,4 @@ def test_the_default_on_a_gpu_is_eager_calls_between_events(gpu, measure_on_gpu)
     (result,) = measure_on_gpu(benchmark)
     assert result.timer == "events"
     assert result.gb_per_s == pytest.approx(0.1, rel=1e-4)
-    assert gpu.log == ["warm", *["align"] * 3, "barrier"]
+    assert gpu.log == ["warm", *[barrier] * 3, "barrier"]

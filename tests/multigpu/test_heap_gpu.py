@@ -86,6 +86,7 @@ def test_allocating_and_freeing_are_refused_in_a_capture(pool, allocator, num_ra
 
 
 # -- many cycles ------------------------------------------------------------------------------------------------------
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 @BOTH

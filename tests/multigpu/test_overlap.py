@@ -13,7 +13,7 @@ from jobs_overlap import (
 
 from iris_core.testing import RankPool
 
-pytestmark = pytest.mark.multigpu
+pytestmark = [pytest.mark.multigpu, pytest.mark.alone]
 LIMIT_S = 100.0
 
 

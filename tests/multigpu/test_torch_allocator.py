@@ -50,6 +50,7 @@ def test_a_small_heap_holds_many_tensors(pool, num_ranks):
         assert bad == []
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_nothing_is_left_of_closed_contexts(pool, num_ranks):
@@ -64,6 +65,7 @@ def test_a_tensor_outlives_its_context(pool):
     assert pool.run(outlive, 2, "torch") == [[6], [6]]
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_results_of_torch_operators_on_the_heap(pool, num_ranks):

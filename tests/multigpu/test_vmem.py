@@ -62,6 +62,7 @@ def test_signals(pool, num_ranks):
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
+@pytest.mark.alone
 @pytest.mark.multigpu(shared=False)  # a rank would see what the others take
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_a_heap_of_a_tebibyte_takes_nothing(pool, num_ranks):
@@ -72,6 +73,7 @@ def test_a_heap_of_a_tebibyte_takes_nothing(pool, num_ranks):
         assert committed == 64 * MIB, "the granule with Iris' system area"
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu(shared=False)  # a rank would see what the others take
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_memory_comes_with_use_and_goes_when_free(pool, num_ranks):
@@ -85,6 +87,7 @@ def test_memory_comes_with_use_and_goes_when_free(pool, num_ranks):
         assert freed_again <= SLACK
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_a_full_gpu_on_one_rank_is_the_same_error_everywhere(pool, num_ranks):
@@ -95,6 +98,7 @@ def test_a_full_gpu_on_one_rank_is_the_same_error_everywhere(pool, num_ranks):
         assert "has no room for" in error
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_nothing_is_left_of_closed_contexts(pool, num_ranks):
@@ -126,6 +130,7 @@ def test_existing_tensors_are_shared(num_ranks):
         assert flat(pool.run(existing_tensors, num_ranks)) == []
 
 
+@pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_results_of_torch_operators_on_the_heap(pool, num_ranks):

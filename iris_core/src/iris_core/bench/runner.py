@@ -235,7 +235,7 @@ class Runner:
     def _align(self) -> None:
         """Put a barrier of the devices on the stream: after it they go on within microseconds of each other."""
         if self._ctx is not None and self._ctx.num_ranks > 1:
-            self._ctx.device_barrier()
+            (self._ctx.device_barrier if self._ctx.num_nodes == 1 else self._ctx.ccl.barrier)()
 
 
 def _of_all(verdicts: Sequence[str | None]) -> str:
