@@ -98,10 +98,10 @@ def late(folder):
     world.barrier()
     said = None
     if rank < 2:
-        world._timeout_s = 1.0
+        world.timeout_s = 1.0
         members = (0, 2, 1) if rank == 0 else (1, 0)
         said = attempt(world.subworld(members).barrier)
-        world._timeout_s = 30.0
+        world.timeout_s = 30.0
         (folder / str(rank)).touch()
     else:
         wait_for(folder, "0", "1")
@@ -254,12 +254,12 @@ def timed_out(folder):
     with Iris("1MiB", device="cpu") as ctx:
         kind = "nothing"
         if ctx.cur_rank == 0:
-            ctx._world._timeout_s = 0.3
+            ctx._world.timeout_s = 0.3
             try:
                 ctx._world.barrier()
             except CollectiveTimeoutError as error:
                 kind = f"{type(error).__name__} {error.missing_ranks}"
-            ctx._world._timeout_s = 30.0
+            ctx._world.timeout_s = 30.0
             (folder / "given up").touch()
         else:
             wait_for(folder, "given up")

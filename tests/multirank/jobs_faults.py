@@ -160,7 +160,7 @@ def suffer(tell, phase, fault, victim, share, folder):
     def shorten(entered, ctx):
         if entered == phase and short:  # everything before has no such bound
             ctx.barrier()
-            ctx._world._timeout_s = SHORT_S
+            ctx._world.timeout_s = SHORT_S
 
     bound = (SHORT_S if short else OPENING_S) if phase == "opening" else LONG_S
     wait_s = SHORT_S if short and phase == "kernel" else LONG_S

@@ -12,6 +12,7 @@ from unittest import mock
 import jobs_ccl
 import jobs_ops
 import torch
+import torch.distributed as dist
 from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
 from jobs_nodes import refusal
 from ops_cases import Case as Product
@@ -314,14 +315,16 @@ def lose(members, phase, folder):
 
 
 def _use(members, phase):
-    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0) as ctx:
+    def die(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    bound = 10.0 if phase == "connecting" else 600.0
+    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=bound) as ctx:
         x = torch.ones(5000)
+        if phase == "connecting" and ctx.cur_rank == 3:
+            dist.new_group = die
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
-
-            def die(*_):
-                os.kill(os.getpid(), signal.SIGKILL)
-
             if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
                 if phase != "in the middle":
                     die()

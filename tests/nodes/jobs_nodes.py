@@ -205,9 +205,9 @@ def late():
     """Rank 3 waits for rank 0 elsewhere; what the others are told."""
     world = connect(None, 30.0)
     world.barrier()
-    world._timeout_s = 4.0 if world.rank != 3 else 9.0  # it still waits when the others give up
+    world.timeout_s = 4.0 if world.rank != 3 else 9.0  # it still waits when the others give up
     said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
-    world._timeout_s = 30.0
+    world.timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
     world.close()
     return said
@@ -313,7 +313,7 @@ def use(is_victim, phase, timeout_s):
         flag = ctx.zeros(1, dtype=torch.int32)
         mine = dist.get_rank() // 2 == 1
         ctx.barrier()
-        ctx._world._timeout_s = timeout_s
+        ctx._world.timeout_s = timeout_s
         if phase == "kernel" and mine:
             if is_victim:
                 threading.Timer(0.5, die).start()

@@ -114,7 +114,9 @@ def test_products_are_right(pool, nodes, members, names, served):
         assert served is None or found == (served if members is None or rank in members else set())
 
 
-@pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])
+@pytest.mark.parametrize(("members", "phase"), [
+    (None, "in the middle"), (None, "before"), ([1, 2, 3], "before"), (None, "connecting"),
+])  # fmt: skip
 def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase):
     monkeypatch.setattr(pool, "_grace_s", 300.0)
     with pytest.raises(PeerLostError, match="ended with exit code -9"):

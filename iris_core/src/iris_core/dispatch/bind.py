@@ -293,7 +293,7 @@ class Binder:
         where = self.processors, tuple(nodes[rank] for rank in sorted(nodes))
         self.here = Here(self.rank, world.world_size, self.target, self.own_heap, *where)
         self._shared: tuple[Region, ...] = self._memory.of_all(world.world_size)
-        providers.open_messages()
+        providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
     def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound | Nothing:

@@ -111,10 +111,10 @@ class Providers:
         plugins, unusable = self._plugins
         return [*own, *offered, *plugins, *self._added, *torchs], unusable
 
-    def open_messages(self) -> None:
+    def open_messages(self, world: World) -> None:
         """Let ranks on several nodes send messages.  Collective: every rank calls it, while the context is opened."""
         if self._spans_nodes:
-            torch_distributed.open_messages(self._ranks or (), self._torch)
+            torch_distributed.open_messages(self._ranks or (), self._torch, world)
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         """Add more."""

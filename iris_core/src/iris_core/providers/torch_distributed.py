@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from iris_core.dispatch.team import Host
     from iris_core.types import CollectiveRequest, FusedRequest, PluginInfo
+    from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -75,31 +76,51 @@ def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, rank
     return "" if is_there() else f"this torch has no {backend}"
 
 
-def _group_of(members: tuple[int, ...], backend: str, what: str = "") -> Any:
+@contextlib.contextmanager
+def _guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> Iterator[None]:
+    """Raise what torch says as an error of Iris, or that of the rank that was lost, as `watch` raises it."""
+    try:
+        yield
+    except IrisError:
+        raise
+    except RuntimeError as error:
+        until = time.monotonic() + _LEARN_S
+        while time.monotonic() < until:  # others may have noticed it before
+            watch()
+            time.sleep(_LEARN_S / 20)
+        who = name_ranks(members)
+        raise IrisError(f"{what}: torch.distributed has failed between {who}: {error}") from error
+
+
+def _group_of(members: tuple[int, ...], backend: str, world: World, what: str = "") -> Any:
     """Return the process group of some ranks, by their numbers there, for the calls of one kind.
 
-    Collective, the first time: every member calls it.
+    Collective, the first time: every member calls it, and waits for the others as long as `world` waits for its ranks.
     """
     members = tuple(sorted(members))
-    world, known = _groups.get((backend, members, what), (None, None))
-    if world is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
+    made_in, known = _groups.get((backend, members, what), (None, None))
+    if made_in is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
         numbered = "_".join([backend, *map(str, members), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
         number = c10d._get_default_store().add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
         name = f"iris_{number}_{numbered}"
         c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
+        bound = datetime.timedelta(seconds=world.timeout_s)
         try:
-            known = dist.new_group(list(members), backend=backend, use_local_synchronization=True)
+            with _guarded(f"a process group of {backend}", members, world.check_peers):
+                known = dist.new_group(list(members), bound, backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
+        # calls may take as long as others of torch
+        c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), known)
         _groups[backend, members, what] = dist.group.WORLD, known
     return known
 
 
-def open_messages(ranks: Sequence[int], backend: str) -> None:
+def open_messages(ranks: Sequence[int], backend: str, world: World) -> None:
     """Make the process group of messages between nodes: later on, only two ranks come.  Collective."""
-    _group_of(tuple(ranks), backend, _MESSAGES)
+    _group_of(tuple(ranks), backend, world, _MESSAGES)
 
 
 @dataclass(slots=True)
@@ -131,20 +152,9 @@ class _Plan:
     matrix: torch.Tensor | None = None  # of split sizes, which members compare
     pending: Begun | None = None
 
-    @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Raise what torch says as an error of Iris, or that of the rank that was lost."""
-        try:
-            yield
-        except IrisError:
-            raise
-        except RuntimeError as error:
-            until = time.monotonic() + _LEARN_S
-            while time.monotonic() < until:  # others may have noticed it before
-                self.watch()
-                time.sleep(_LEARN_S / 20)
-            who = name_ranks(self.members)
-            raise IrisError(f"{self.op}: torch.distributed has failed between {who}: {error}") from error
+        return _guarded(self.op, self.members, self.watch)
 
     def end(self, work: Any) -> None:
         """Wait for a work of torch: the host on the CPU, else the current stream."""
@@ -228,13 +238,13 @@ class TorchCollective:
         options, op, whole = request.options, self.op, host.whole or host.team.world
         numbers, on_host = _numbers(request.members, self.ranks), self.name == "gloo"
         if op in ("send", "recv"):
-            group, root = _group_of(numbers, self.name, _MESSAGES), numbers[options["peer"]]
+            group, root = _group_of(numbers, self.name, whole, _MESSAGES), numbers[options["peer"]]
             names = request.members[request.rank], request.members[options["peer"]]
             plan = _Plan(group, names, whole.check_peers, on_host, op, root=root)
         else:
             root = options.get("root", 0)
             reduction = getattr(dist.ReduceOp, options.get("reduction", "sum").upper())
-            group = _group_of(numbers, self.name, host.team.world.name)
+            group = _group_of(numbers, self.name, whole, host.team.world.name)
             is_root = request.rank == root
             plan = _Plan(group, request.members, whole.check_peers, on_host, op, reduction, numbers[root], is_root)
         in_order = sorted(range(request.group_size), key=numbers.__getitem__)
@@ -419,7 +429,7 @@ class AsyncProduct(UnfusedTorch):
         """Return the operator and the name of its group, and let torch make the group's symmetric memory."""
         from torch.distributed import _symmetric_memory as symmetric
 
-        group = _group_of(request.members, self.backend)
+        group = _group_of(request.members, self.backend, host.team.world)
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer versions of torch need it not
             symmetric.enable_symm_mem_for_group(group.group_name)
         return getattr(torch.ops.symm_mem, _SYMMETRIC[self.op]), group.group_name

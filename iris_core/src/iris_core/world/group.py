@@ -102,7 +102,7 @@ class World:
         if parent is not None:
             self.nodes = parent.nodes
         self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
-        self._exchanges, self._timeout_s, self._members = exchanges, timeout_s, members
+        self._exchanges, self.timeout_s, self._members = exchanges, timeout_s, members
         self._ranks = tuple(ranks)
         self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
         """The ranks of this world that are on this rank's node: those whose memory it can map."""
@@ -234,7 +234,7 @@ class World:
         begun = None if watcher is None else watcher.before_exchange(self)
         self._number += 1
         sent = Frame(kind, _called() + self._among, mine, fds)
-        wait_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        wait_s = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
         found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
         if missing:
             raise self._late(sent, found, missing, wait_s)
@@ -319,7 +319,7 @@ class World:
         found = root._subworlds.get(ranks)
         if found is None:
             theirs = None if self._members is None else [self._members[member] for member in members]
-            found = World(self._exchanges, ranks, members.index(self.rank), self._timeout_s, theirs, root)
+            found = World(self._exchanges, ranks, members.index(self.rank), self.timeout_s, theirs, root)
             root._subworlds[ranks] = found
         return found
 
@@ -329,7 +329,7 @@ class World:
         Ranks may be in both at the same time, in different threads.  This world closes it.
         """
         return World(
-            self._exchanges, self._ranks, self.rank, self._timeout_s, self._members, nodes=self.nodes, name=name
+            self._exchanges, self._ranks, self.rank, self.timeout_s, self._members, nodes=self.nodes, name=name
         )
 
     @property
