@@ -12,7 +12,6 @@ from unittest import mock
 import jobs_ccl
 import jobs_ops
 import torch
-import torch.distributed as dist
 from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
 from jobs_nodes import refusal
 from ops_cases import Case as Product
@@ -20,7 +19,7 @@ from ops_cases import Case as Product
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.errors import UnsupportedError
-from iris_core.providers import baseline, hierarchical
+from iris_core.providers import baseline, hierarchical, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
 from iris_core.types import Availability
 
@@ -315,19 +314,31 @@ def lose(members, phase, folder):
 
 
 def _use(members, phase):
-    def die(*_, **__):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    bound = 10.0 if phase == "connecting" else 600.0
-    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=bound) as ctx:
+    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0) as ctx:
         x = torch.ones(5000)
-        if phase == "connecting" and ctx.cur_rank == 3:
-            dist.new_group = die
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
+
+            def die(*_):
+                os.kill(os.getpid(), signal.SIGKILL)
+
             if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
                 if phase != "in the middle":
                     die()
                 Hierarchical._end_chunk = die
             ctx.ccl.all_reduce(x, x, group=members)
         ctx.barrier()
+
+
+def stays_away():
+    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 is told, and whether all go on."""
+    with Iris("4MiB", device="cpu") as ctx:
+        world, told = ctx._world, ""
+        if ctx.cur_rank == 0:
+            bound, world.timeout_s = world.timeout_s, 1.0
+            told = attempt(partial(torch_distributed._group_of, (0, 1), "gloo", world, "tests"))
+            world.timeout_s = bound
+        ctx.barrier()
+        x = torch.ones(3)
+        ctx.ccl.all_reduce(x, x)
+        return told, x.tolist()

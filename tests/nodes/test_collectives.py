@@ -114,9 +114,7 @@ def test_products_are_right(pool, nodes, members, names, served):
         assert served is None or found == (served if members is None or rank in members else set())
 
 
-@pytest.mark.parametrize(("members", "phase"), [
-    (None, "in the middle"), (None, "before"), ([1, 2, 3], "before"), (None, "connecting"),
-])  # fmt: skip
+@pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])
 def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase):
     monkeypatch.setattr(pool, "_grace_s", 300.0)
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
@@ -124,6 +122,12 @@ def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase
     for rank in range(3):
         kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
         assert (kind, named) == ("PeerLostError", (3,)), text
+
+
+def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):
+    (told, total), other = pool.run(divided, 2, "2x1", jobs.stays_away)
+    assert told.startswith("IrisError: a process group of gloo: torch.distributed has failed between ranks 0, 1: ")
+    assert (total, other) == ([2.0] * 3, ("", [2.0] * 3))
 
 
 def test_a_node_that_dies(pool, tmp_path, monkeypatch):
