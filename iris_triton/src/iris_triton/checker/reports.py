@@ -153,7 +153,7 @@ benign_ranges: list[BenignRange] = []
 def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
     """Declare that races on a tensor of the heap are meant, on every rank's copy of it.
 
-    Every rank that accesses it calls this.  Without the checker it only remembers the range.
+    Every rank that accesses it calls this.  It holds until the context closes; without the checker nothing looks at it.
 
     Args:
         tensor: a tensor on the symmetric heap that is dense, such as a counter for statistics.

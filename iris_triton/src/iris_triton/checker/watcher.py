@@ -479,11 +479,13 @@ class Watcher:
             file.write(report.as_json() + "\n")
 
     def close(self) -> None:
-        """Write the benign ranges into the file of findings, and give the tables back."""
-        if self._path is not None and reports.benign_ranges:
+        """Write the heap's benign ranges into the file of findings, forget them, and give the tables back."""
+        heap = range(base := self._bases[self._rank], base + self.heaps.nbytes)
+        declared = [each for each in reports.benign_ranges if each.start in heap]
+        reports.benign_ranges[:] = [each for each in reports.benign_ranges if each.start not in heap]
+        if self._path is not None and declared:
             with self.tables, open(self._path, "a") as file:
-                for benign in reports.benign_ranges:
-                    file.write(reports.benign_as_json(benign, self._rank) + "\n")
+                file.writelines(reports.benign_as_json(each, self._rank) + "\n" for each in declared)
         self.tables.close()
 
 
