@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/heap": 2780,
     "iris_core/nn": 454,
     "iris_core/ops": 748,
-    "iris_core/providers": 1612,
+    "iris_core/providers": 1613,
     "iris_core/registry": 942,
     "iris_core/testing": 2568,
     "iris_core/torch_backend": 2011,

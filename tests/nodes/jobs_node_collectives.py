@@ -331,14 +331,14 @@ def _use(members, phase):
 
 
 def stays_away():
-    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 is told, and whether all go on."""
+    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on."""
     with Iris("4MiB", device="cpu") as ctx:
-        world, told = ctx._world, ""
+        world, raised = ctx._world, ""
         if ctx.cur_rank == 0:
             bound, world.timeout_s = world.timeout_s, 1.0
-            told = attempt(partial(torch_distributed._group_of, (0, 1), "gloo", world, "tests"))
+            raised = attempt(partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests"))
             world.timeout_s = bound
         ctx.barrier()
         x = torch.ones(3)
         ctx.ccl.all_reduce(x, x)
-        return told, x.tolist()
+        return raised, x.tolist()

@@ -125,8 +125,8 @@ def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase
 
 
 def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):
-    (told, total), other = pool.run(divided, 2, "2x1", jobs.stays_away)
-    assert told.startswith("IrisError: a process group of gloo: torch.distributed has failed between ranks 0, 1: ")
+    (raised, total), other = pool.run(divided, 2, "2x1", jobs.stays_away)
+    assert raised.startswith("IrisError: a process group of gloo: torch.distributed has failed between ranks 0, 1: ")
     assert (total, other) == ([2.0] * 3, ("", [2.0] * 3))
 
 

@@ -114,7 +114,7 @@ class Providers:
     def open_messages(self, world: World) -> None:
         """Let ranks on several nodes send messages.  Collective: every rank calls it, while the context is opened."""
         if self._spans_nodes:
-            torch_distributed.open_messages(self._ranks or (), self._torch, world)
+            torch_distributed.open_messages(self._ranks, self._torch, world)
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         """Add more."""

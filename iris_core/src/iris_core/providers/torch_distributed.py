@@ -92,16 +92,16 @@ def _guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> It
         raise IrisError(f"{what}: torch.distributed has failed between {who}: {error}") from error
 
 
-def _group_of(members: tuple[int, ...], backend: str, world: World, what: str = "") -> Any:
-    """Return the process group of some ranks, by their numbers there, for the calls of one kind.
+def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, world: World, what: str = "") -> Any:
+    """Return the process group of some ranks, whose numbers there are those of `ranks`, for the calls of one kind.
 
     Collective, the first time: every member calls it, and waits for the others as long as `world` waits for its ranks.
     """
-    members = tuple(sorted(members))
-    made_in, known = _groups.get((backend, members, what), (None, None))
+    numbers = tuple(sorted(_numbers(members, ranks)))
+    made_in, known = _groups.get((backend, numbers, what), (None, None))
     if made_in is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
-        numbered = "_".join([backend, *map(str, members), *([what] if what else [])])
+        numbered = "_".join([backend, *map(str, numbers), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
         number = c10d._get_default_store().add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
         name = f"iris_{number}_{numbered}"
@@ -109,18 +109,18 @@ def _group_of(members: tuple[int, ...], backend: str, world: World, what: str = 
         bound = datetime.timedelta(seconds=world.timeout_s)
         try:
             with _guarded(f"a process group of {backend}", members, world.check_peers):
-                known = dist.new_group(list(members), bound, backend, use_local_synchronization=True)
+                known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
         # calls may take as long as others of torch
         c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), known)
-        _groups[backend, members, what] = dist.group.WORLD, known
+        _groups[backend, numbers, what] = dist.group.WORLD, known
     return known
 
 
-def open_messages(ranks: Sequence[int], backend: str, world: World) -> None:
+def open_messages(ranks: Sequence[int] | None, backend: str, world: World) -> None:
     """Make the process group of messages between nodes: later on, only two ranks come.  Collective."""
-    _group_of(tuple(ranks), backend, world, _MESSAGES)
+    _group_of(range(world.world_size), ranks, backend, world, _MESSAGES)
 
 
 @dataclass(slots=True)
@@ -238,13 +238,14 @@ class TorchCollective:
         options, op, whole = request.options, self.op, host.whole or host.team.world
         numbers, on_host = _numbers(request.members, self.ranks), self.name == "gloo"
         if op in ("send", "recv"):
-            group, root = _group_of(numbers, self.name, whole, _MESSAGES), numbers[options["peer"]]
+            group = _group_of(request.members, self.ranks, self.name, whole, _MESSAGES)
+            root = numbers[options["peer"]]
             names = request.members[request.rank], request.members[options["peer"]]
             plan = _Plan(group, names, whole.check_peers, on_host, op, root=root)
         else:
             root = options.get("root", 0)
             reduction = getattr(dist.ReduceOp, options.get("reduction", "sum").upper())
-            group = _group_of(numbers, self.name, whole, host.team.world.name)
+            group = _group_of(request.members, self.ranks, self.name, whole, host.team.world.name)
             is_root = request.rank == root
             plan = _Plan(group, request.members, whole.check_peers, on_host, op, reduction, numbers[root], is_root)
         in_order = sorted(range(request.group_size), key=numbers.__getitem__)
@@ -429,7 +430,7 @@ class AsyncProduct(UnfusedTorch):
         """Return the operator and the name of its group, and let torch make the group's symmetric memory."""
         from torch.distributed import _symmetric_memory as symmetric
 
-        group = _group_of(request.members, self.backend, host.team.world)
+        group = _group_of(request.members, self._ranks, self.backend, host.team.world)
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer versions of torch need it not
             symmetric.enable_symm_mem_for_group(group.group_name)
         return getattr(torch.ops.symm_mem, _SYMMETRIC[self.op]), group.group_name
