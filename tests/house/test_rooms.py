@@ -39,7 +39,7 @@ BUDGETS = {
     "iris_core/ops": 748,
     "iris_core/providers": 1613,
     "iris_core/registry": 942,
-    "iris_core/testing": 2568,
+    "iris_core/testing": 2563,
     "iris_core/torch_backend": 2011,
     "iris_core/tracing": 514,
     "iris_core/tuning": 465,

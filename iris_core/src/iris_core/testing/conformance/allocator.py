@@ -13,13 +13,7 @@ import pytest
 import torch
 
 from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError, UnsupportedError
-from iris_core.protocols import (
-    Allocator,
-    SupportsDecommit,
-    SupportsGrowth,
-    SupportsImportTensor,
-    SupportsNetwork,
-)
+from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsImportTensor, SupportsNetwork
 from iris_core.testing.conformance import oracle, plugin_jobs
 from iris_core.testing.conformance.plugin import PluginConformance, installed_plugin, member_problems
 from iris_core.types import Capability, PluginInfo, PluginKind, Segment
@@ -192,6 +186,7 @@ class AllocatorConformance(PluginConformance):
         one, two = sorted((opened(), opened()), key=lambda each: each.base_ptr)
         assert one.base_ptr + one.nbytes <= two.base_ptr
 
+    @pytest.mark.usefixtures("allocator")  # a driver opens its devices once in a process, and keeps them
     def test_host_impossible_size_is_an_error(self, make_allocator: Open) -> None:
         """An error of Iris that says so, and nothing is left open."""
         with _no_new_descriptors(), pytest.raises((HeapError, DeviceError)):
