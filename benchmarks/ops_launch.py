@@ -4,7 +4,7 @@
     python benchmarks/ops_launch.py --device cpu --ranks 2             # Python's part, on any machine
 
 "iris" is a call that was made before with tensors of the same kind, of small matrices, so that no queue fills up.
-"iris, to the launcher" ends where Triton's compiled launcher would be called; copies of shards (all_gather_matmul) are
+"iris, to the launcher" ends where the launcher in C would be called; copies of shards (all_gather_matmul) are
 part of it.  "iris NAME" is a named algorithm that asks for more than one launch, or is Hopper's (on GPUs only): copies
 by the copy engine, words behind them, meetings, sums.  "torch" is torch.mm and the collective of torch.distributed.
 

@@ -293,6 +293,10 @@ def torch_steps() -> str:
 
 
 # -- times of one thing -----------------------------------------------------------------------------------------------
+LAUNCHES = ("iris, to the launcher", "iris", "iris bound")
+BESIDE_LAUNCHES = ("torch two_shot", "nccl", "triton", "torch")
+
+
 def launches() -> str:
     """What repeated calls cost the CPU."""
     rows = []
@@ -303,10 +307,10 @@ def launches() -> str:
                 (call,) = each["params"].values()
                 by_call.setdefault(call, {"GPUs": each["num_ranks"]})[each["provider"]] = each["time_us"]
             for call, times in by_call.items():
-                own = [f"{times[name]:.1f}" for name in ("iris, to the launcher", "iris")]
-                beside = [f"{name} {times[name]:.1f}" for name in ("triton", "torch") if name in times]
+                own = [f"{times[name]:.1f}" if name in times else "" for name in LAUNCHES]
+                beside = [f"{name} {times[name]:.1f}" for name in BESIDE_LAUNCHES if name in times]
                 rows.append([f"`{call}`", str(times["GPUs"]), *own, ", ".join(beside)])
-    heads = ["us of the CPU, eager", "GPUs", "to Triton's launcher", "whole", "beside"]
+    heads = ["us of the CPU, eager", "GPUs", "to the launcher", "whole", "bound", "beside"]
     return f"{table(heads, rows)}\n\n{source(*files('ccl_launch'), *files('ops_launch'))}"
 
 

@@ -1,6 +1,5 @@
 """Calls from any thread, whatever its current device."""
 
-import threading
 import types
 import weakref
 
@@ -15,7 +14,6 @@ from iris_core.dispatch import calls
 from iris_core.ops import FusedWorkspace
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
-from iris_triton.launcher import BoundKernel
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -23,27 +21,6 @@ def test_calls_from_new_threads(pool, num_ranks, device):
     for results, errors in pool.run(from_new_threads, num_ranks, device):
         assert errors == []
         assert list(results.values()) == [[3.0], [2.0], [64.0]] * 2
-
-
-@pytest.mark.parametrize("names", [("out", "inp"), ("out", "a", "b")])
-def test_a_launch_has_its_own_addresses(names):
-    """Another thread launches the same kernel just before this one reaches the driver."""
-    launched = []
-    mine, theirs = ([torch.zeros(1) for _ in names] for _ in range(2))
-    kernel = BoundKernel(None, 1, {}, names, "cpu")
-    kernel._values, kernel._places = [7, *(0 for _ in names)], tuple(range(1, 1 + len(names)))
-    kernel._run = lambda raw, values: launched.append(list(values))
-
-    def raw_stream(index):
-        if threading.current_thread() is threading.main_thread():
-            other = threading.Thread(target=kernel, args=(None, *theirs))
-            other.start()
-            other.join()
-        return 0
-
-    kernel._raw_stream = raw_stream
-    kernel(None, *mine)
-    assert launched == [[7, *(each.data_ptr() for each in tensors)] for tensors in (theirs, mine)]
 
 
 class Guard:

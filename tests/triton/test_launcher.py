@@ -1,23 +1,31 @@
 """Launching a compiled kernel again: what reaches the driver is what Triton's own launcher would give it."""
 
+import ctypes
+import re
+import struct
+import threading
 import types
 
 import pytest
+import torch
 import triton
+import triton.language as tl
 from triton.backends.nvidia.driver import CudaLauncher
 
-from iris_triton import _compat
+from iris_triton import _compat, launcher
+from iris_triton.testing.compile_only import compile_for
 
 VALUES = [0x7000, 0x8000, 5, 128]
+SIZES = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch):
+def active(monkeypatch):
     """A driver that Triton takes for active; from 3.8 on its launcher asks for one, also where it has no use for it."""
     monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace())
 
 
-def launcher(given, *, scratch=0):
+def tritons(given, *, scratch=0):
     """Triton's launcher of a kernel, whose compiled function writes down what it is given."""
     made = object.__new__(CudaLauncher)
     vars(made).update(
@@ -36,18 +44,18 @@ def launcher(given, *, scratch=0):
     return made
 
 
-def compiled_kernel(run):
+def compiled_kernel(run, **fields):
     described = lambda *args: types.SimpleNamespace(get=lambda: {"name": "kernel"})
-    return types.SimpleNamespace(run=run, function=17, packed_metadata=(4, 1, 0), launch_metadata=described)
+    return types.SimpleNamespace(run=run, function=17, packed_metadata=(4, 1, 0), launch_metadata=described, **fields)
 
 
-def test_the_driver_gets_what_triton_gives_it():
+def test_triton_launches_as_it_does():
     given = []
-    run = launcher(given)
+    run = tritons(given)
     _compat.launcher_of(compiled_kernel(run), 8)(99, VALUES)
     run(8, 1, 1, 99, 17, (4, 1, 0), None, None, None, *VALUES)
-    ours, tritons = given
-    assert ours == tritons
+    ours, theirs = given
+    assert ours == theirs
 
 
 def test_scratch_memory_is_allocated():
@@ -59,20 +67,200 @@ def test_scratch_memory_is_allocated():
 
     triton.set_allocator(allocate)
     try:
-        _compat.launcher_of(compiled_kernel(launcher(given, scratch=64)), 8)(99, VALUES)
+        _compat.launcher_of(compiled_kernel(tritons(given, scratch=64)), 8)(99, VALUES)
     finally:
         triton.set_allocator(triton.runtime._allocation.NullAllocator())
     assert asked == [(8 * 64, 128, 99)]
     assert "scratch" in given[0]
 
 
+# -- from C -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def every_kind(out, flag, small, wide, address, nothing, one, ratio, inp, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(inp + at) + ratio + small + wide.to(tl.float32) + one
+    tl.store(out + at, tl.where(flag, value, tl.load(address + at).to(tl.float32)))
+
+
+BOUND = [0, True, -7, 2**64 - 5, 0x7FFF12345678, None, 1, 1.5, 0, 128]
+PLACES = 8, 0
+"""A call gives `inp`, then `out`."""
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The kernel for sm_90, and offset and size of each parameter that its PTX has."""
+    given = [torch.float32, *BOUND[1:4], torch.int64, *BOUND[5:8], torch.float32, 128]
+    found = compile_for(every_kind, given, {"num_warps": 2})
+    head = re.search(r"\.entry \w+\((.*?)\n\)", found.asm["ptx"], re.DOTALL)[1]
+    layout, end = [], 0
+    for size in (SIZES[width] for width in re.findall(r"\.param \.[a-z](\d+)", head)):
+        layout.append((-(-end // size) * size, size))
+        end = sum(layout[-1])
+    metadata = types.SimpleNamespace(**found.metadata._asdict() | {"launch_pdl": True})
+    return compiled_kernel(tritons([]), src=found.src, metadata=metadata), layout
+
+
+class Config(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attrs", ctypes.POINTER(ctypes.c_int)),
+                ("num_attrs", ctypes.c_uint))  # fmt: skip
+
+
+class Fake:
+    """A driver that writes down what it is asked to launch."""
+
+    def __init__(self, layout, codes=()):
+        self.launched, self.contexts, self.codes, self.layout = [], [], list(codes), layout
+        pointers = ctypes.POINTER(ctypes.c_void_p)
+        self._kept = (
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, pointers, pointers)(self._launch),
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda context: self.contexts.append(context) or 0),
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))(self._text),
+        )
+
+    def _launch(self, config, function, params, extra):
+        values = [ctypes.string_at(params[i], size) for i, (_, size) in enumerate(self.layout)]
+        self.launched.append((config[0].stream, values))
+        given = config[0]
+        self.how = list(given.size), function, [given.attrs[i] for i in range(given.num_attrs)]
+        return self.codes.pop(0) if self.codes else 0
+
+    def _text(self, code, text):
+        text[0] = b"the device is lost"
+        return 0
+
+    def __call__(self):
+        parameter = lambda function, number: self.layout[number] if number < len(self.layout) else None
+        functions = tuple(ctypes.cast(each, ctypes.c_void_p).value for each in self._kept)
+        return launcher._Driver(functions, lambda index: 500 + index, parameter, lambda index: 1000 + index)
+
+
+def bound(compiled, fake, through_triton=None):
+    return launcher._c_launch(compiled, 6, BOUND, PLACES, 3, through_triton, fake)
+
+
+def wanted(out, inp):
+    """The bytes of the parameters, and of the two addresses of scratch memory."""
+    values = out, True, -7, 2**64 - 5, 0x7FFF12345678, 1.5, inp, 0, 0
+    return [struct.pack(f"<{kind}", value) for kind, value in zip("Q?iQQfQQQ", values, strict=True)]
+
+
+def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled):
+    compiled, layout = compiled
+    fake = Fake(layout)
+    launch = bound(compiled, fake)
+    inp, out, other = torch.zeros(3, 128)
+    launch(types.SimpleNamespace(cuda_stream=12), inp, out)
+    launch(None, out, other)
+    assert fake.launched == [
+        (12, wanted(out.data_ptr(), inp.data_ptr())),
+        (1003, wanted(other.data_ptr(), out.data_ptr())),
+    ]
+    programmatic_stream_serialization = 6
+    assert fake.how == ([6, 1, 1, 64, 1, 1, compiled.metadata.shared], 17, [programmatic_stream_serialization])
+
+
+def test_threads_launch_with_their_own_addresses(compiled):
+    compiled, layout = compiled
+    fake = Fake(layout)
+    launch = bound(compiled, fake)
+
+    def work(base):
+        for number in range(500):
+            at = base + 16 * number
+            address = (
+                types.SimpleNamespace(data_ptr=lambda at=at: at),
+                types.SimpleNamespace(data_ptr=lambda at=at: at + 8),
+            )
+            launch(types.SimpleNamespace(cuda_stream=at), *address)
+
+    threads = [threading.Thread(target=work, args=((number + 1) << 40,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fake.launched) == 1500
+    assert all(values == wanted(stream + 8, stream) for stream, values in fake.launched)
+
+
+def test_a_thread_without_a_context_gets_one(compiled):
+    compiled, layout = compiled
+    fake = Fake(layout, codes=[201])
+    bound(compiled, fake)(None, *torch.zeros(2, 1))
+    assert (len(fake.launched), fake.contexts) == (2, [503])
+
+
+def test_what_the_driver_refuses_is_an_error(compiled):
+    compiled, layout = compiled
+    fake = Fake(layout, codes=[719])
+    launch = bound(compiled, fake)
+    with pytest.raises(RuntimeError, match=r"CUDA refused a launch: the device is lost \(719\)"):
+        launch(None, *torch.zeros(2, 1))
+    fake.launched.clear()
+    for arguments, named in (((None, torch.zeros(1)), {}), ((None, *torch.zeros(2, 1)), {"x": 1}), ((), {})):
+        with pytest.raises(TypeError, match="a launch takes a stream and 2 tensors, got"):
+            launch(*arguments, **named)
+    with pytest.raises(AttributeError, match="data_ptr"):
+        launch(None, torch.zeros(1), "text")
+    with pytest.raises(AttributeError, match="cuda_stream"):
+        launch(7, *torch.zeros(2, 1))
+    assert fake.launched == []
+
+
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_a_profiler_is_told(monkeypatch, name):
+def test_a_profiler_is_told(monkeypatch, compiled, name):
+    compiled, layout = compiled
     given = []
+    compiled.run = tritons(given)
+    fake = Fake(layout)
+    through_triton = launcher._through_triton(_compat.launcher_of(compiled, 6), BOUND, PLACES, 3)
+    launch = bound(compiled, fake, through_triton)
+    stream, tensors = types.SimpleNamespace(cuda_stream=5), torch.zeros(2, 1)
 
     def hook(metadata):
         pass
 
-    monkeypatch.setattr(triton.knobs.runtime, name, hook)
-    _compat.launcher_of(compiled_kernel(launcher(given)), 8)(99, VALUES)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, name, hook)
+        launch(stream, *tensors)
+    assert fake.launched == []
     assert hook in given[0]
+    chain = getattr(triton.knobs.runtime, name)
+    chain.add(hook)
+    try:
+        launch(stream, *tensors)
+    finally:
+        chain.remove(hook)
+    assert (fake.launched, len(given)) == ([], 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, name, None)
+        launch(stream, *tensors)
+    assert (len(fake.launched), len(given)) == (1, 2)
+
+
+def changed(compiled, **fields):
+    """The kernel with other metadata."""
+    return types.SimpleNamespace(
+        **vars(compiled) | {"metadata": types.SimpleNamespace(**vars(compiled.metadata) | fields)}
+    )
+
+
+def test_triton_launches_what_c_cannot(monkeypatch, compiled):
+    compiled, layout = compiled
+    for needs in ({"num_ctas": 2}, {"global_scratch_size": 8}, {"launch_cooperative_grid": True}):
+        assert bound(changed(compiled, **needs), Fake(layout)) is None
+    for other in (layout[:-1], [*layout, (128, 8)], [*layout[:2], (8, 8), *layout[3:]]):  # of a Triton to come
+        assert bound(compiled, Fake(other)) is None
+    signature = types.SimpleNamespace(signature=compiled.src.signature | {"wide": "tensordesc<fp32[8]>"})
+    assert bound(types.SimpleNamespace(**vars(compiled) | {"src": signature}), Fake(layout)) is None
+
+    def no_driver():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    assert bound(compiled, no_driver) is None
+    monkeypatch.setattr(launcher._compat, "c_module", lambda *named: exec("raise RuntimeError('no C compiler')"))
+    launcher._launch_type.cache_clear()
+    try:
+        assert bound(compiled, Fake(layout)) is None
+    finally:
+        launcher._launch_type.cache_clear()

@@ -9,7 +9,6 @@ Everything here is private to Triton and may move in any release; the table says
     comparisons with Python numbers   typed like tensors               typed like scalars
     block pointers                    builder operations    in Python  removed
     bool arguments of launches        refused by the stock interpreter accepted
-    launcher of CUDA kernels          takes them   takes their tuple and signature
 
 Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU executor runs those.
 """
@@ -19,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import struct
 import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, dataclass_transform
@@ -189,40 +189,69 @@ def disable_stock_interpreter() -> None:
 disable_stock_interpreter()
 
 
+runtime_knobs: Any = triton.knobs.runtime
+"""Where a profiler sets launch_enter_hook and launch_exit_hook."""
+
+
 def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None]:
     """Return a function that launches a compiled kernel on a raw stream, with the values of all its parameters.
 
     The values must be what the kernel was compiled for: nothing is checked or specialised again.
     """
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    hooks = triton.knobs.runtime
-    quick, more = _without_scratch(run)
+    run, function, metadata, hooks = compiled.run, compiled.function, compiled.packed_metadata, runtime_knobs
 
     def launch(stream: int, values: Sequence[Any]) -> None:
-        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        enter, leave, described = hooks.launch_enter_hook, hooks.launch_exit_hook, None
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens; a chain may be empty
             described = compiled.launch_metadata((grid, 1, 1), stream, *values)
-            run(grid, 1, 1, stream, function, metadata, described, enter, leave, *values)
         else:
-            quick(grid, 1, 1, stream, function, *more, metadata, None, None, None, *values)
+            enter = leave = None
+        run(grid, 1, 1, stream, function, metadata, described, enter, leave, *values)
 
     return launch
 
 
-_CUDA_LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
+def c_module(source: str, name: str) -> Any:
+    """Compile an extension for CUDA as Triton compiles its own, with the same compiler and into its cache; load it.
 
-
-def _without_scratch(launcher: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Return the compiled function that a launcher calls and its extra arguments, or the launcher itself if unknown.
-
-    At each call the launcher computes how much scratch memory a kernel needs: a sixth of the Python time of a launch,
-    and most kernels need none.
+    Raises:
+        OSError, RuntimeError, subprocess.CalledProcessError, ImportError: there is no working compiler.
     """
-    if type(launcher).__name__ != "CudaLauncher" or launcher.global_scratch_size or launcher.profile_scratch_size:
-        return launcher, ()
-    if tuple(inspect.signature(type(launcher).__call__).parameters) != _CUDA_LAUNCHER_OF_3_6:
-        return launcher, ()
-    return launcher.launch, (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+    from triton.backends import nvidia
+    from triton.runtime.build import compile_module_from_src
+
+    return compile_module_from_src(source, name, include_dirs=[f"{nvidia.__path__[0]}/include"])
+
+
+_PACKED = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "fp32": "f", "fp64": "d"}
+_PACKED |= {"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
+_SCRATCH = (-1, bytes(8))
+
+
+def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, bytes]] | None:
+    """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
+
+    Constants are none.  Triton appends two addresses, -1 here, of scratch memory, which is null.  Not of kernels that
+    need such memory, of clusters, of cooperative ones, nor of those with tuples or tensor descriptors.
+
+    Args:
+        compiled: what a launch returned.
+        values: of all parameters, in their order; addresses are ints.
+    """
+    needs = compiled.metadata
+    if type(compiled.run).__name__ != "CudaLauncher" or needs.num_ctas != 1 or needs.launch_cooperative_grid:
+        return None
+    if needs.global_scratch_size or needs.profile_scratch_size:
+        return None
+    found = []
+    for number, (kind, value) in enumerate(zip(compiled.src.signature.values(), values, strict=True)):
+        if kind == "constexpr":
+            continue
+        packed = _PACKED.get(kind, "Q" if str(kind).startswith("*") else "") if isinstance(kind, str) else ""
+        if not packed:
+            return None
+        found.append((number, struct.pack(f"<{packed}", value)))
+    return [*found, _SCRATCH, _SCRATCH]
 
 
 def linked_libraries(builder: Any) -> tuple[str, ...]:

@@ -1,20 +1,26 @@
 """Low-overhead repeated launches of one kernel, in which only a few tensors change.
 
 Triton's own launch binds, specialises and looks up at every call, which costs tens of microseconds.  Here that happens
-once; later calls pass addresses to the launcher that Triton has compiled.
+once; later calls pass addresses to launcher.c, which calls the driver.  Where that is not to be had (no CUDA, no C
+compiler, a kernel that needs more), they pass them to the launcher that Triton has compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import ctypes
+import functools
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.logs import logger
 from iris_triton import _compat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 def early_launch(device: str) -> dict[str, Any]:
@@ -55,9 +61,6 @@ class BoundKernel:
         self._on_cpu = device == "cpu"
         self._index = 0 if self._on_cpu else torch.device(device).index
         self._run: Any = None
-        self._raw_stream: Any = None if self._on_cpu else torch._C._cuda_getCurrentRawStream
-        self._values: list[Any] = []  # of the first call; a call changes a copy, for other threads may be launching
-        self._places: tuple[int, ...] = ()
 
     @property
     def is_ready(self) -> bool:
@@ -73,16 +76,8 @@ class BoundKernel:
         """
         if self._run is None:
             self._first(stream, tensors)
-            return
-        values = self._values.copy()
-        if len(tensors) == 2:  # nearly always, and a loop takes twice the time
-            place, other = self._places
-            values[place], values[other] = tensors[0].data_ptr(), tensors[1].data_ptr()
         else:
-            for place, tensor in zip(self._places, tensors, strict=True):
-                values[place] = tensor.data_ptr()
-        raw = self._raw_stream(self._index) if stream is None else stream.cuda_stream
-        self._run(raw, values)
+            self._run(stream, *tensors)
 
     def _first(self, stream: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         """Launch through Triton, and keep the compiled kernel."""
@@ -96,6 +91,115 @@ class BoundKernel:
         everything = {**self._arguments, **named}
         # addresses: the launcher asks the driver about each object that is not a number
         plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in everything.items()}
-        self._values = [plain[name] for name in order]
-        self._places = tuple(order.index(name) for name in self._names)
-        self._run = _compat.launcher_of(compiled, self._grid)
+        values, places = [plain[name] for name in order], tuple(order.index(name) for name in self._names)
+        through_triton = _through_triton(_compat.launcher_of(compiled, self._grid), values, places, self._index)
+        self._run = _c_launch(compiled, self._grid, values, places, self._index, through_triton) or through_triton
+
+
+def _through_triton(
+    launch: Callable[[int, Sequence[Any]], None], values: Sequence[Any], places: tuple[int, ...], index: int
+) -> Callable[..., None]:
+    """Return what launches on a stream, or the current one, with the addresses of tensors among the values."""
+
+    def run(stream: Any, *tensors: torch.Tensor) -> None:
+        mine = list(values)  # other threads may be launching
+        for place, tensor in zip(places, tensors, strict=True):
+            mine[place] = tensor.data_ptr()
+        launch(torch._C._cuda_getCurrentRawStream(index) if stream is None else stream.cuda_stream, mine)
+
+    return run
+
+
+class _Driver(NamedTuple):
+    """What launcher.c calls, by address, and what is asked when a launch is made."""
+
+    functions: tuple[int, int, int]  # cuLaunchKernelEx, cuCtxSetCurrent, cuGetErrorString
+    context: Callable[[int], int]  # the primary context of a device
+    parameter: Callable[[int, int], tuple[int, int] | None]  # offset and size of a function's parameter; None behind
+    current_stream: Callable[[int], int]
+
+
+@functools.cache
+def _driver() -> _Driver:
+    library = ctypes.CDLL("libcuda.so.1")
+
+    @functools.cache
+    def context(index: int) -> int:
+        device, found = ctypes.c_int(), ctypes.c_void_p()
+        if library.cuDeviceGet(ctypes.byref(device), index) or library.cuDevicePrimaryCtxRetain(
+            ctypes.byref(found), device
+        ):
+            raise RuntimeError(f"cuda:{index} has no primary context")
+        return found.value or 0
+
+    def parameter(function: int, number: int) -> tuple[int, int] | None:
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        asked = ctypes.c_void_p(function), ctypes.c_size_t(number), ctypes.byref(offset), ctypes.byref(size)
+        return None if library.cuFuncGetParamInfo(*asked) else (offset.value, size.value)
+
+    names = "cuLaunchKernelEx", "cuCtxSetCurrent", "cuGetErrorString"
+    one, two, three = (ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in names)
+    library.cuFuncGetParamInfo  # noqa: B018  # AttributeError before CUDA 12.4
+    return _Driver((one, two, three), context, parameter, torch._C._cuda_getCurrentRawStream)
+
+
+@functools.cache
+def _launch_type() -> Any:
+    """The type that launcher.c defines; None, and a line in the log, where it cannot be compiled."""
+    try:
+        return _compat.c_module(Path(__file__).with_name("launcher.c").read_text(), "iris_launcher").Launch
+    except (OSError, RuntimeError, ImportError, subprocess.CalledProcessError) as error:
+        logger.warning("launches take some microseconds more: launcher.c cannot be compiled (%s)", error)
+        return None
+
+
+def _c_launch(
+    compiled: Any, grid: int, values: Sequence[Any], places: tuple[int, ...], index: int,
+    through_triton: Callable[..., None], driver: Callable[[], _Driver] = _driver
+) -> Callable[..., None] | None:  # fmt: skip
+    """Return what launches a compiled kernel from C: (stream, tensor, ...); None where that cannot be.
+
+    The driver must find the parameters where the list has them, so another layout of a later Triton is noticed.
+
+    Args:
+        compiled: what a launch returned.
+        grid: number of programs.
+        values: of all parameters, in their order; addresses are ints.
+        places: of the tensors among them.
+        index: of the device.
+        through_triton: the same by Triton, for as long as a profiler listens.
+        driver: finds the driver.
+    """
+    parameters = _compat.driver_parameters(compiled, values)
+    if parameters is None or (make := _launch_type()) is None:
+        return None
+    try:
+        found = driver()
+    except (OSError, AttributeError) as error:
+        logger.info("launches go through Triton: %s", error)
+        return None
+    end = 0
+    for number, (_, packed) in enumerate(parameters):
+        begin = -(-end // len(packed)) * len(packed)
+        end = begin + len(packed)
+        if found.parameter(compiled.function, number) != (begin, len(packed)):
+            return None
+    if found.parameter(compiled.function, len(parameters)) is not None:
+        return None
+    numbers = [number for number, _ in parameters]
+    launch: Callable[..., None] = make(
+        driver=found.functions,
+        context=found.context(index),
+        function=compiled.function,
+        programs=grid,
+        threads=32 * compiled.metadata.num_warps,
+        shared_nbytes=compiled.metadata.shared,
+        early=compiled.metadata.launch_pdl,
+        values=b"".join(packed.ljust(8, b"\0") for _, packed in parameters),
+        places=tuple(numbers.index(place) for place in places),
+        current_stream=found.current_stream,
+        device=index,
+        knobs=_compat.runtime_knobs,
+        through_triton=through_triton,
+    )
+    return launch
