@@ -76,21 +76,21 @@ def test_scratch_memory_is_allocated():
 
 # -- from C -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def every_kind(out, flag, small, wide, address, nothing, one, ratio, inp, BLOCK: tl.constexpr):
+def every_kind(out, flag, small, wide, address, nothing, pair, one, ratio, inp, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    value = tl.load(inp + at) + ratio + small + wide.to(tl.float32) + one
+    value = tl.load(inp + at) + ratio + small + wide.to(tl.float32) + one + pair[0] + pair[1][1]
     tl.store(out + at, tl.where(flag, value, tl.load(address + at).to(tl.float32)))
 
 
-BOUND = [0, True, -7, 2**64 - 5, 0x7FFF12345678, None, 1, 1.5, 0, 128]
-PLACES = 8, 0
+BOUND = [0, True, -7, 2**64 - 5, 0x7FFF12345678, None, (2**40, (None, 3)), 1, 1.5, 0, 128]
+PLACES = 9, 0
 """A call gives `inp`, then `out`."""
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """The kernel for sm_90, and offset and size of each parameter that its PTX has."""
-    given = [torch.float32, *BOUND[1:4], torch.int64, *BOUND[5:8], torch.float32, 128]
+    given = [torch.float32, *BOUND[1:4], torch.int64, *BOUND[5:9], torch.float32, 128]
     found = compile_for(every_kind, given, {"num_warps": 2})
     head = re.search(r"\.entry \w+\((.*?)\n\)", found.asm["ptx"], re.DOTALL)[1]
     layout, end = [], 0
@@ -141,8 +141,8 @@ def bound(compiled, fake, through_triton=None):
 
 def wanted(out, inp):
     """The bytes of the parameters, and of the two addresses of scratch memory."""
-    values = out, True, -7, 2**64 - 5, 0x7FFF12345678, 1.5, inp, 0, 0
-    return [struct.pack(f"<{kind}", value) for kind, value in zip("Q?iQQfQQQ", values, strict=True)]
+    values = out, True, -7, 2**64 - 5, 0x7FFF12345678, 2**40, 3, 1.5, inp, 0, 0
+    return [struct.pack(f"<{kind}", value) for kind, value in zip("Q?iQQqifQQQ", values, strict=True)]
 
 
 def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled):
@@ -249,7 +249,7 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
     compiled, layout = compiled
     for needs in ({"num_ctas": 2}, {"global_scratch_size": 8}, {"launch_cooperative_grid": True}):
         assert bound(changed(compiled, **needs), Fake(layout)) is None
-    for other in (layout[:-1], [*layout, (128, 8)], [*layout[:2], (8, 8), *layout[3:]]):  # of a Triton to come
+    for other in (layout[:-1], [*layout, (160, 8)], [*layout[:2], (8, 8), *layout[3:]]):  # of a Triton to come
         assert bound(compiled, Fake(other)) is None
     signature = types.SimpleNamespace(signature=compiled.src.signature | {"wide": "tensordesc<fp32[8]>"})
     assert bound(types.SimpleNamespace(**vars(compiled) | {"src": signature}), Fake(layout)) is None

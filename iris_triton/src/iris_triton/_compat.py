@@ -232,7 +232,7 @@ def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, b
     """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
 
     Constants are none.  Triton appends two addresses, -1 here, of scratch memory, which is null.  Not of kernels that
-    need such memory, of clusters, of cooperative ones, nor of those with tuples or tensor descriptors.
+    need such memory, of clusters, of cooperative ones, nor of those with tensor descriptors.
 
     Args:
         compiled: what a launch returned.
@@ -243,15 +243,23 @@ def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, b
         return None
     if needs.global_scratch_size or needs.profile_scratch_size:
         return None
-    found = []
+    found: list[tuple[int, bytes]] = []
     for number, (kind, value) in enumerate(zip(compiled.src.signature.values(), values, strict=True)):
-        if kind == "constexpr":
-            continue
-        packed = _PACKED.get(kind, "Q" if str(kind).startswith("*") else "") if isinstance(kind, str) else ""
-        if not packed:
-            return None
-        found.append((number, struct.pack(f"<{packed}", value)))
+        for each, part in _flat(kind, value):
+            packed = "Q" if each.startswith("*") else _PACKED.get(each)
+            if packed is None:
+                return None
+            found.append((number, struct.pack(f"<{packed}", part)))
     return [*found, _SCRATCH, _SCRATCH]
+
+
+def _flat(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Types and values of a parameter: a tuple's are its items', and constants are none."""
+    if isinstance(kind, tuple):
+        for pair in zip(kind, value, strict=True):
+            yield from _flat(*pair)
+    elif kind != "constexpr":
+        yield kind, value
 
 
 def linked_libraries(builder: Any) -> tuple[str, ...]:
