@@ -76,11 +76,11 @@ class DeviceBarriers:
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
             return Place(_nothing, _nothing)
-        for member in members:
-            what = f"device_barrier of {name_ranks(members)}"
-            self._world.check_reachable(member, what, "ctx.ccl.barrier() or ctx.barrier()")
         found = self._groups.get(members)
         if found is None:
+            what = f"device_barrier of {name_ranks(members)}"
+            for member in members:
+                self._world.check_reachable(member, what, "ctx.ccl.barrier() or ctx.barrier()")
             _refuse_capture(members, sem)
             found = self._groups[members] = self._make(members)
         return found.bind(sem)
