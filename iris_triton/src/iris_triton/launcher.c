@@ -44,7 +44,7 @@ static int read_address(PyObject *number, uint64_t *address) {
   return *address == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether somebody listens to launches: 1, 0, or -1 with an error set.  Triton's hook is a chain, which may be empty; a
+/* Return whether a launch hook is set: 1, 0, or -1 with an error set.  Triton's hook is a chain, which may be empty; a
    user may put any function, or None, in its place. */
 static int is_watched(PyObject *knobs, PyObject *name) {
   PyObject *hook = PyObject_GetAttr(knobs, name);

@@ -115,7 +115,7 @@ class _Driver(NamedTuple):
 
     functions: tuple[int, int, int]  # cuLaunchKernelEx, cuCtxSetCurrent, cuGetErrorString
     context: Callable[[int], int]  # the primary context of a device
-    parameter: Callable[[int, int], tuple[int, int] | None]  # offset and size of a function's parameter; None behind
+    parameter: Callable[[int, int], tuple[int, int] | None]  # offset and size of a parameter; None after the last
     current_stream: Callable[[int], int]
 
 
@@ -145,7 +145,7 @@ def _driver() -> _Driver:
 
 @functools.cache
 def _launch_type() -> Any:
-    """The type that launcher.c defines; None, and a line in the log, where it cannot be compiled."""
+    """Return the type that launcher.c defines; None, with a warning in the log, where it cannot be compiled."""
     try:
         return _compat.c_module(Path(__file__).with_name("launcher.c").read_text(), "iris_launcher").Launch
     except (OSError, RuntimeError, ImportError, subprocess.CalledProcessError) as error:
