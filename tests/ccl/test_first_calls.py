@@ -107,11 +107,20 @@ def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_p
 
 def test_one_slow_call_of_a_short_kernel_does_not_decide(monkeypatch):
     """A single call of some microseconds is not timed well enough to leave an algorithm out."""
-    steady, first_slow = (lambda: None), (lambda: None)
-    times = {steady: iter([4e-6] * 3), first_slow: iter([90e-6, 2e-6, 2e-6])}
+    assert measured(monkeypatch, [4e-6] * 3, [90e-6, 2e-6, 2e-6]) == [4e-6, 2e-6]
+
+
+def test_algorithms_that_are_close_are_measured_longer(monkeypatch):
+    slow_at_first, steady, far = [4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3
+    assert measured(monkeypatch, slow_at_first, steady, far) == [3.7e-6, 4e-6, 4.8e-6]
+
+
+def measured(monkeypatch, *rounds):
+    """Return the seconds of launches that take what is given, round by round, and not a round more."""
+    times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
     monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: next(times[launch]))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
-    assert first_calls.measure([steady, first_slow], alone, on_gpu=False) == [4e-6, 2e-6]
+    return first_calls.measure(list(times), alone, on_gpu=False)
 
 
 @two_ranks

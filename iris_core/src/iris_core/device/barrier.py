@@ -12,6 +12,7 @@ the host only within a stream.  So:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -39,6 +40,7 @@ SEMS = ("release", "relaxed")
 GRAPHS = 1024
 """Graphs of one group that can have barriers."""
 
+_HERE = contextlib.nullcontext()
 _AREA_SHARE = 64
 _WORD = 8
 
@@ -59,6 +61,7 @@ class DeviceBarriers:
         size = world.world_size
         self._world_offset = self._area.reserve_at_opening(self._num_slots(size) * _slot_nbytes(size))
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._of_the_world: dict[str, Place] = {}
         self._offsets = {tuple(range(size)): heap.usable_nbytes + self._world_offset}
 
     def bind(self, group: Group, sem: str) -> Place:
@@ -68,6 +71,8 @@ class DeviceBarriers:
 
         Collective, the first time: every member of the group calls it.
         """
+        if group is None and (place := self._of_the_world.get(sem)) is not None:
+            return place
         if not hasattr(self._backend, "device_barrier"):
             name = self._backend.info.name
             raise CapabilityError(f"backend {name!r} has no barrier on the device: use ctx.barrier(), or another one")
@@ -83,7 +88,10 @@ class DeviceBarriers:
                 self._world.check_reachable(member, what, "ctx.ccl.barrier() or ctx.barrier()")
             _refuse_capture(members, sem)
             found = self._groups[members] = self._make(members)
-        return found.bind(sem)
+        place = found.bind(sem)
+        if group is None and found.on_gpu:  # the same at every call
+            self._of_the_world[sem] = place
+        return place
 
     def _make(self, members: tuple[int, ...]) -> _Group:
         size, count, rank = len(members), self._num_slots(len(members)), self._world.rank
@@ -130,7 +138,12 @@ class _Group:
         self._warm: set[str] = set()
         self._lock = threading.Lock()
         self._turns: list[threading.Event] = []  # of barriers on the CPU that are bound and not over
-        self._order = None if words.device.type == "cpu" else DeviceOrder(words.device.index)
+        self._index = words.device.index
+        self._order = None if words.device.type == "cpu" else DeviceOrder(self._index)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._order is not None
 
     def bind(self, sem: str) -> Place:
         """Return a barrier's place; see `DeviceBarriers.bind`."""
@@ -158,14 +171,17 @@ class _Group:
             turn.set()
 
     def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
-        with torch.cuda.stream(stream):  # None changes nothing
+        with _HERE if stream is None else torch.cuda.stream(stream):
             if sem not in self._warm:
                 _refuse_capture(self._members, sem)
-            order.run(lambda sem: self._backend.device_barrier(self._slot(), sem, None), sem)
+            order.run(self._enqueue, sem)
         self._warm.add(sem)
 
+    def _enqueue(self, sem: str) -> None:
+        self._backend.device_barrier(self._slot(), sem, None)
+
     def _slot(self) -> BarrierSlot:
-        capture = launch_order.current_capture(self._words.device.index)
+        capture = launch_order.current_capture(self._index)
         if capture == 0:
             return self._first
         slot = None if capture is None else self._captured.get(capture)

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Memory
     from iris_core.world import World
 
-_ROUNDS = 3
+_ROUNDS = 6
 _ROUND_S = 1e-3  # of calls of one algorithm, but one call at least
-_MOST_CALLS = 50
+_MOST_CALLS = 100
 _LIMIT_S = 0.15  # of measured calls, after which no round is begun
 _NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
 _DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel
+_CLOSE, _CLOSE_AFTER = 1.1, 3  # after so many rounds only these go on: single rounds differ by 5 %
 _CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
 _HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
@@ -200,7 +201,7 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
     best = [math.inf] * len(launches)
     spent = 0.0
     for number in range(_ROUNDS):
-        bound = _NEAR * min(best)
+        bound = (_NEAR if number < _CLOSE_AFTER else _CLOSE) * min(best)
         again = [place for place, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound]
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
