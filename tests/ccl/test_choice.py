@@ -249,12 +249,14 @@ def contenders(*algorithms, folder=None, few=True, request=REQUEST, config=None)
 
 
 def test_a_few_are_worth_measuring_or_all():
-    algorithms = [Algorithm(f"{n / 10} s", n / 10) for n in (19, 12, 10, 16, 25)]
+    algorithms = [Algorithm(f"{n / 10} s", n / 10) for n in (19, 12, 10, 16, 25, 11, 13, 14)]
     algorithms.append(Algorithm("bad", 0.1, "no"))
     algorithms.append(Algorithm("always", 9.0, always_measured=True, measured_only=True))
-    assert [name for name, _ in contenders(*algorithms)] == ["1.0 s", "1.2 s", "1.6 s", "always"]
+    assert [name for name, _ in contenders(*algorithms)] == [
+        "1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"
+    ]  # fmt: skip
     everything = [name for name, _ in contenders(*algorithms, few=False)]
-    assert everything == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "always"]
+    assert everything == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
     in_gluon = contenders(*algorithms, Algorithm("other", 50.0, plugin="gluon"), config=Config(use_gluon=True))
     assert in_gluon == [("other", {})]
 

@@ -32,7 +32,7 @@ BUDGETS = {
     "iris_core/bench": 1485,
     "iris_core/ccl": 401,
     "iris_core/cli": 1239,
-    "iris_core/device": 1248,
+    "iris_core/device": 1259,
     "iris_core/dispatch": 3419,
     "iris_core/heap": 2780,
     "iris_core/nn": 454,

@@ -61,7 +61,7 @@ class DeviceBarriers:
         size = world.world_size
         self._world_offset = self._area.reserve_at_opening(self._num_slots(size) * _slot_nbytes(size))
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._of_the_world: dict[str, Place] = {}
+        self._of_all: _Group | None = None
         self._offsets = {tuple(range(size)): heap.usable_nbytes + self._world_offset}
 
     def bind(self, group: Group, sem: str) -> Place:
@@ -71,13 +71,13 @@ class DeviceBarriers:
 
         Collective, the first time: every member of the group calls it.
         """
-        if group is None and (place := self._of_the_world.get(sem)) is not None:
-            return place
+        if sem not in SEMS:
+            raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
+        if group is None and self._of_all is not None:
+            return self._of_all.bind(sem)
         if not hasattr(self._backend, "device_barrier"):
             name = self._backend.info.name
             raise CapabilityError(f"backend {name!r} has no barrier on the device: use ctx.barrier(), or another one")
-        if sem not in SEMS:
-            raise ValueError(f"device_barrier: sem must be 'release' or 'relaxed', not {sem!r}")
         members = tuple(sorted(self._world.members_of(group)))  # groups that differ in order alone share their flags
         if len(members) == 1:
             return Place(_nothing, _nothing)
@@ -88,10 +88,9 @@ class DeviceBarriers:
                 self._world.check_reachable(member, what, "ctx.ccl.barrier() or ctx.barrier()")
             _refuse_capture(members, sem)
             found = self._groups[members] = self._make(members)
-        place = found.bind(sem)
-        if group is None and found.on_gpu:  # the same at every call
-            self._of_the_world[sem] = place
-        return place
+        if group is None:
+            self._of_all = found
+        return found.bind(sem)
 
     def _make(self, members: tuple[int, ...]) -> _Group:
         size, count, rank = len(members), self._num_slots(len(members)), self._world.rank
@@ -140,10 +139,6 @@ class _Group:
         self._turns: list[threading.Event] = []  # of barriers on the CPU that are bound and not over
         self._index = words.device.index
         self._order = None if words.device.type == "cpu" else DeviceOrder(self._index)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self._order is not None
 
     def bind(self, sem: str) -> Place:
         """Return a barrier's place; see `DeviceBarriers.bind`."""

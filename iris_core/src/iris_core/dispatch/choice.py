@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Request = CollectiveRequest | FusedRequest
 
-_FEW = 3  # algorithms that are measured at a first call at most, beside those that always are
+_FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
 """Another algorithm serves in graphs where it takes less than this part of the time."""
 

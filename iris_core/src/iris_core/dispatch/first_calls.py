@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _ROUNDS = 6
-_ROUND_S = 1e-3  # of calls of one algorithm, but one call at least
-_MOST_CALLS = 100
+_ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least
 _LIMIT_S = 0.15  # of measured calls, after which no round is begun
 _NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
 _DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel
