@@ -124,6 +124,12 @@ def test_tile_collectives(pool, tmp_path, language, num_ranks):
 def test_tokens_of_experts(pool, tmp_path, num_ranks):
     case = 2, 2, 48, 9, "float8_e4m3fn", 3
     assert run(pool, tmp_path / "found", num_ranks, "jobs_experts", "passes", "cpu", None, case, 4) == [[]] * num_ranks
+    case = 2, 2, 48, 9, "float32", 0
+    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_experts", "differentiates", "cpu", None, case, 2)
+    assert wrong == run(pool, tmp_path / "found", num_ranks, "jobs_experts", "keeps", "cpu") == [[]] * num_ranks
+    found = tmp_path / "without meeting"
+    pool.run(jobs_corpus.checked, num_ranks, str(found), "jobs_experts", "unmet")
+    assert any("in give_back by" in text and "in gather by" in text for text in texts(found))
     found = tmp_path / "without waits"
     pool.run(jobs_corpus.checked, num_ranks, str(found), "jobs_experts", "unawaited", case)
     assert any("in send by" in text and "is not ordered before" in text for text in texts(found))

@@ -9,6 +9,7 @@ import torch
 from jobs_nodes import refusal
 
 from iris_core import Iris
+from iris_core.nn import ExpertParallel, combine, dispatch
 from iris_triton.collectives.experts import ExpertKernels
 
 
@@ -78,6 +79,156 @@ def passes(device, group, case, turns):
     return wrong
 
 
+def reference(members, factors, grads, experts):
+    """Gradients by torch on one process: of each member's x and weights, and of all experts' factors.
+
+    Expert e multiplies by row e of the factors, twice: a second layer takes the first one's sums.
+    """
+    whole = factors.clone().requires_grad_()
+    found = []
+    for each, grad in zip(members, grads, strict=True):
+        x, weights = each.x.float().requires_grad_(), each.weights.clone().requires_grad_()
+        chosen, is_one = each.chosen.clamp(min=0), (each.chosen >= 0).float()
+        out = x
+        for _ in range(2):
+            out = (out[:, None] * whole[chosen] * (weights * is_one)[:, :, None]).sum(1)
+        (out * grad).sum().backward()
+        found.append((out.detach(), x.grad, weights.grad))
+    return found, whole.grad
+
+
+def differentiates(device, group, case, turns):
+    """What is wrong with gradients of two layers that share a group, on exact data, where ranks are late at random."""
+    wrong = []
+    with Iris("64MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
+        local, top_k, hidden, most, dtype, _ = case
+        dtype = getattr(torch, dtype)
+        tokens = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, group=group)
+        for turn in range(turns):
+            members = layer(size, local, top_k, hidden, most, dtype, size, turn)
+            drawn = torch.Generator().manual_seed(turn)
+            factors = torch.randint(1, 3, (size * local, hidden), generator=drawn).float()
+            grads = [torch.randint(-1, 2, each.x.shape, generator=drawn).float() for each in members]
+            for each in members:
+                each.x.clamp_(-1, 1)
+            found, of_factors = reference(members, factors, grads, size * local)
+            own = factors[me * local : (me + 1) * local].to(ctx.device).requires_grad_()
+            x, chosen = members[me].x.to(ctx.device).requires_grad_(), members[me].chosen.to(ctx.device)
+            weights = members[me].weights.to(ctx.device).requires_grad_()
+            out = x
+            for _ in range(2):
+                time.sleep(late.choice([0, 0, 0.01]))
+                rows, _, state = dispatch(tokens, out, chosen.int() if turn % 2 else chosen, weights)
+                number = torch.searchsorted(state.offsets[1:], torch.arange(len(rows), device=ctx.device), right=True)
+                time.sleep(late.choice([0, 0, 0.01]))
+                out = combine((rows * own[number.clamp(max=local - 1)]).to(dtype), state)
+            tokens.dispatch(x.detach(), chosen)  # another turn before the backward pass
+            out.backward(grads[me].to(ctx.device, dtype))
+            grad = own.grad, of_factors[me * local : (me + 1) * local]
+            pairs = zip((out, x.grad, weights.grad), found[me], strict=True)
+            for name, (got, want) in zip(("out", "x", "weights", "factors"), (*pairs, grad), strict=True):
+                if not torch.equal(got.detach().float().cpu(), want):
+                    wrong.append((turn, name, (got.detach().float().cpu() - want).abs().max().item()))
+    return wrong
+
+
+def keeps(device):
+    """What is wrong with turns that are kept, and combined in another order, twice, and by halves."""
+    wrong = []
+    with Iris("64MiB", device=device) as ctx:
+        size, me, late = ctx.num_ranks, ctx.cur_rank, random.Random(ctx.cur_rank)
+        local, top_k, hidden, most = 2, 2, 32, 9
+        tokens = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=torch.float32)
+
+        def begin(turn, **how):
+            mine = layer(size, local, top_k, hidden, most, torch.float32, 7, turn)[me]
+            x, chosen, weights = (each.to(ctx.device) for each in (mine.x, mine.chosen, mine.weights))
+            time.sleep(late.choice([0, 0, 0.01]))
+            weighted = mine.x * (mine.weights * (mine.chosen >= 0)).sum(1, keepdim=True)
+            return tokens.send(x, chosen, weights, **how), weighted
+
+        for turn in range(4):
+            first, want = begin(2 * turn)
+            first = tokens.receive(first, keep=True)
+            sent, later = begin(2 * turn + 1, weighted=turn % 2 == 1)
+            tokens.send_back(2 * first.rows, first.turn)  # while the second one's tokens are under way
+            time.sleep(late.choice([0, 0, 0.01]))
+            second = tokens.receive(sent)
+            got = [(tokens.receive_back(first.turn), 2 * want)]
+            got += [(tokens.combine(second.rows.clone(), second.turn), later)]
+            got += [(tokens.combine(3 * first.rows, first.turn), 3 * want)]
+            time.sleep(late.choice([0, 0, 0.01]))
+            wrong += [(turn, place) for place, (a, b) in enumerate(got) if not torch.equal(a.cpu(), b)]
+    return wrong
+
+
+class GroupedMLP(torch.nn.Module):
+    """Experts as grouped products take them."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = torch.nn.Parameter(first.clone()), torch.nn.Parameter(second.clone())
+
+    def forward(self, rows, counts, offsets):
+        grouped = torch.nn.functional.grouped_mm
+        inner = torch.nn.functional.silu(grouped(rows, self.first, offs=offsets[1:]))
+        return grouped(inner, self.second, offs=offsets[1:])
+
+
+def trains(device, steps):
+    """Losses of steps of training a router and its experts, on all ranks and by one process with all tokens."""
+    with Iris("64MiB", device=device) as ctx:
+        size, me, local, top_k, hidden, n = ctx.num_ranks, ctx.cur_rank, 2, 2, 16, 12
+        drawn = torch.Generator().manual_seed(2)
+        first, second = (torch.randn(size * local, hidden, hidden, generator=drawn) / 2 for _ in range(2))
+        router = torch.randn(size * local, hidden, generator=drawn) / 4
+        x, target = torch.randn(2, size, n, hidden, generator=drawn)
+        tokens = ctx.ops.experts(n, hidden, size * local, top_k=top_k, dtype=torch.float32)
+        part = slice(me * local, (me + 1) * local)
+        layers = [ExpertParallel(tokens, GroupedMLP(first[part], second[part])).to(ctx.device)]
+        alone = GroupedMLP(first, second)
+
+        def of_one(x, chosen, weights):
+            y = 0
+            for expert in range(size * local):
+                inner = torch.nn.functional.silu(x @ alone.first[expert]) @ alone.second[expert]
+                y = y + inner * (weights * (chosen == expert)).sum(-1, keepdim=True)
+            return y
+
+        def loss_of(x, target, gate, experts):
+            weights, chosen = (x @ gate.t()).softmax(-1).topk(top_k)
+            return ((x + experts(x, chosen, weights) - target) ** 2).sum() / (size * n)
+
+        gates = [torch.nn.Parameter(router.clone().to(ctx.device)), torch.nn.Parameter(router.clone())]
+        ours, theirs = (
+            torch.optim.SGD([gates[0], *layers[0].parameters()], 0.2),
+            torch.optim.SGD([gates[1], *alone.parameters()], 0.2),
+        )
+        losses = []
+        for _ in range(steps):
+            loss = loss_of(x[me].to(ctx.device), target[me].to(ctx.device), gates[0], layers[0])
+            ours.zero_grad()
+            loss.backward()
+            ctx.ccl.all_reduce(gates[0].grad, gates[0].grad)
+            total = loss.detach().clone()
+            ctx.ccl.all_reduce(total, total)
+            ours.step()
+            wanted = loss_of(x, target, gates[1], of_one)
+            theirs.zero_grad()
+            wanted.backward()
+            theirs.step()
+            losses.append((total.item(), wanted.item()))
+        with torch.no_grad():
+            chosen = torch.zeros(n, top_k, dtype=torch.int64, device=ctx.device)
+            chosen[:, 1] = -1
+            got, want = layers[0](x[me].to(ctx.device), chosen), of_one(x[me], chosen.cpu(), torch.ones(n, top_k))
+        return losses, (got.cpu() - want).abs().max().item(), repr(layers[0])
+
+
 def refused():
     """What is refused, and by whom."""
     with Iris("16MiB", device="cpu") as ctx:
@@ -101,6 +252,15 @@ def refused():
         first = group.dispatch(x, chosen)
         group.dispatch(x, chosen)
         said.append(refusal(lambda: group.combine(first.rows, first.turn)))
+        kept = group.dispatch(x, chosen, keep=True)
+        group.send_back(kept.rows, kept.turn)
+        small = make(4, 16, 2, top_k=1, result=torch.float32)
+        said += [
+            refusal(lambda: group.send_back(kept.rows, kept.turn)),
+            refusal(lambda: group.dispatch(x, chosen, weighted=True)),
+            refusal(lambda: small.combine(kept.rows, kept.turn)),
+            refusal(lambda: dispatch(small, x, chosen)),
+        ]
     return [*said, refusal(lambda: group.dispatch(x, chosen))]
 
 
@@ -142,7 +302,51 @@ def replays(turns):
         return wrong
 
 
+def replays_training(turns):
+    """Whether forward and backward passes that a graph replays are right."""
+    with Iris("64MiB", device="cuda") as ctx:
+        size, me, wrong, n = ctx.num_ranks, ctx.cur_rank, [], 20
+        local, top_k, hidden, bf16 = 3, 2, 64, torch.bfloat16
+        tokens = ctx.ops.experts(n, hidden, size * local, top_k=top_k)
+        x = torch.zeros(n, hidden, dtype=bf16, device=ctx.device, requires_grad=True)
+        weights = torch.zeros(n, top_k, device=ctx.device, requires_grad=True)
+        chosen = torch.full((n, top_k), -1, device=ctx.device)
+        double = ExpertParallel(tokens, lambda rows, counts, offsets: 2 * rows)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            double(x, chosen, weights).sum().backward()
+        torch.cuda.synchronize()
+        ctx.barrier()
+        x.grad = weights.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            double(x, chosen, weights).sum().backward()
+        for turn in range(turns):
+            mine = layer(size, local, top_k, hidden, n, bf16, 5, 3 * turn + 3 - me)[me]  # as many tokens as there are
+            with torch.no_grad():
+                for to, given in ((x, mine.x), (weights, mine.weights), (chosen, mine.chosen)):
+                    to.copy_(given)
+            for each in (x, weights):
+                each.grad.zero_()
+            if me == turn % size:
+                torch.cuda._sleep(1_000_000)
+            graph.replay()
+            is_one = (mine.chosen >= 0).float()
+            of_x = 2 * (mine.weights * is_one).sum(1, keepdim=True).expand(n, hidden)
+            of_weights = 2 * mine.x.float().sum(1, keepdim=True) * is_one
+            if not torch.equal(x.grad.float().cpu(), of_x) or not torch.equal(weights.grad.cpu(), of_weights):
+                wrong.append(turn)
+        ctx.barrier()
+        return wrong
+
+
 def unawaited(case):
     """Pass tokens without waiting for any."""
     with mock.patch.object(ExpertKernels, "receive"):
         passes("cpu", None, case, 3)
+
+
+def unmet():
+    """Give results back twice in a turn, whether or not those of the first time are used."""
+    with mock.patch.object(ExpertKernels, "meet"):
+        keeps("cpu")

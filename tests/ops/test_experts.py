@@ -24,20 +24,50 @@ def test_tokens_reach_their_experts_and_come_back(pool, device, case, num_ranks,
     assert pool.run(jobs.passes, num_ranks, device, group, CASES[case], 4) == [[]] * num_ranks
 
 
+@pytest.mark.parametrize(
+    ("case", "num_ranks", "group"),
+    [
+        ("more choices than experts of a rank", 2, None),
+        ("one expert each", 3, None),
+        ("more choices than experts of a rank", 4, [3, 1, 0]),
+        pytest.param("more choices than experts of a rank", 4, None, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_gradients(pool, device, case, num_ranks, group):
+    assert pool.run(jobs.differentiates, num_ranks, device, group, CASES[case], 3) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_turns_that_are_kept(pool, device, num_ranks):
+    assert pool.run(jobs.keeps, num_ranks, device) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_training_is_that_of_one_process(pool, device, num_ranks):
+    for losses, error, text in pool.run(jobs.trains, num_ranks, device, 6):
+        for ours, theirs in losses:
+            assert ours == pytest.approx(theirs, rel=1e-5)
+        assert losses[-1][1] < 0.7 * losses[0][1]
+        assert error < 1e-4
+        assert f"experts={2 * num_ranks}, hidden=16, top_k=2" in text
+
+
 def test_what_is_refused(pool):
     said = pool.run(jobs.refused, 2)
     kinds = ["ArgumentError"] * 3 + ["UnsupportedError", "RankMismatchError", "UnsupportedError"]
-    kinds += ["ArgumentError"] * 5 + ["HeapClosedError"]
+    kinds += ["ArgumentError"] * 9 + ["HeapClosedError"]
     for each in said:
         assert [kind for kind, _, _ in each] == kinds
     texts = [text for _, _, text in said[0]]
     for number, part in enumerate(["cannot divide 3 experts", "no multiple of 16 bytes", "make no layer", "not int32"]):
         assert part in texts[number]
     assert "x must be (2, 16), bfloat16" in texts[6]
-    assert "another dispatch" in texts[10]
+    parts = ["another call", "not received yet", "weighted takes", "it is another's", "gradients need"]
+    assert all(part in text for part, text in zip(parts, texts[10:], strict=False))
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_graphs(pool, num_ranks):
     assert pool.run(jobs.replays, num_ranks, 300) == [[]] * num_ranks
+    assert pool.run(jobs.replays_training, num_ranks, 50) == [[]] * num_ranks

@@ -71,20 +71,27 @@ def _expert_cases():
             (i32, i32, i64, i32, i32, i32, i64, i32, 1, i64), shape | {"LANES": 4, "WIDTH": 64}, (_RELEASE, _ACQUIRE)
         ),
         "send": (
-            (i32, f32, i64, i32, i32, i32, f32, i32, *flags, 1, 1024, 1024, 1792, i64),
-            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "BLOCK": 1024}, (_RELEASE, _STORES),
+            (i32, f32, i64, f32, i32, i32, i32, f32, i32, *flags, 1, 1024, 1024, 1792, i64),
+            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "WEIGHTED": False, "BLOCK": 1024}, (_RELEASE, _STORES),
         ),
-        "receive": ((i64, i64, i64), group, (_ACQUIRE,)),
+        "send weighted": (
+            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, *flags, 1, 1024, 1024, 7168, i64),
+            shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "BLOCK": 1024}, (_RELEASE, _STORE),
+        ),
+        "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
+        "receive": ((i64, i64, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
         "give_back": (
             (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"BLOCK": 1024}, (_RELEASE, _STORES)
         ),
         "gather": (
             (bf16, bf16, i64, f32, 128, 7168), {"TOP_K": 8, "EXPERTS": 256, "WEIGHTED": True, "BLOCK": 1024}, (_STORE,)
         ),
+        "weigh": ((bf16, bf16, i64, f32, 1024, 7168), {"TOP_K": 8, "EXPERTS": 256, "BLOCK": 1024}, (_STORE,)),
     }  # fmt: skip
     return [
         CompileCase(
-            name=f"experts-{name}", kernel=getattr(experts, name), args=args, kwargs=kwargs, options={"num_warps": 4},
+            name=f"experts-{name}".replace(" ", "-"), kernel=getattr(experts, name.split()[0]), args=args,
+            kwargs=kwargs, options={"num_warps": 4},
             expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
         )
         for name, (args, kwargs, patterns) in arguments.items()

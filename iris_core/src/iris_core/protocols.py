@@ -322,8 +322,8 @@ class SupportsExperts(Protocol):
     def experts(self, space: Any) -> Any:
         """Return the kernels of a group, an `iris_triton.collectives.experts.ExpertKernels` or alike.
 
-        Its methods `dispatch(turn)`, `receive(flags)`, `give_back(turn, y)` and `gather(turn, out)` launch on the
-        current stream.
+        Its methods `dispatch(turn, x, scales, weights)`, `meet()`, `receive(flags, place)`, `give_back(turn, y)`,
+        `gather(turn, out)` and `weigh(turn, grad, results, out)` launch on the current stream.
 
         Args:
             space: the group's `iris_core.ops.experts.Workspace`.

@@ -1,4 +1,6 @@
-"""Linear layers that are divided among ranks, and the differentiable functions that they are made of.
+"""Layers that are divided among ranks, and the differentiable functions that they are made of.
+
+Experts are in `iris_core.nn.expert_parallel`; this is about linear layers.
 
 Tensor parallelism in the manner of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053) and its sequence-parallel form
 (Korthikanti et al., 2022, arXiv:2205.05198): a layer's weight is divided by columns (of its transpose: by output
@@ -31,6 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
@@ -41,8 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ColumnParallelLinear",
+    "ExpertParallel",
     "RowParallelLinear",
     "all_gather_linear",
+    "combine",
+    "dispatch",
     "linear",
     "linear_all_gather",
     "linear_all_reduce",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _ALIGNMENT_NBYTES = 256
 _ROW_NBYTES = 16
+SENT, RETURNED = 1, 2
+"""Places in a group's state of the turns in which tokens were sent, and results given back."""
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Element types of experts' results."""
 
@@ -69,24 +71,27 @@ class Turn:
         offsets: int32 (experts of this rank + 1,): the row of each one's first token, and the end; as grouped products
             take them.
         scales_of_rows: float32 (rows, scales), where the group has scales.
-        x, chosen, weights, scales, numbers: what was given, and each choice's number among those of its expert.
+        group: whose turn it is.
+        chosen, weights: what was given; weights are None where the tokens were multiplied by them.
+        numbers: each choice's number among those of its expert.
+        origin: int32 (rows,), where rows came from, if it was kept.
     """
 
-    x: torch.Tensor = field(repr=False)
+    group: ExpertGroup = field(repr=False)
     chosen: torch.Tensor = field(repr=False)
     weights: torch.Tensor | None = field(repr=False)
-    scales: torch.Tensor | None = field(repr=False)
     numbers: torch.Tensor = field(repr=False)
     counts: torch.Tensor
     offsets: torch.Tensor
     scales_of_rows: torch.Tensor | None = None
+    origin: torch.Tensor | None = field(default=None, repr=False)
 
 
 class Dispatched(NamedTuple):
     """What has arrived: `rows` is (capacity, hidden), the tokens of this rank's experts one expert after the other.
 
     Those of an expert are in the order of the ranks that they came from, and of these ranks' tokens.  Rows from
-    `turn.offsets[-1]` on are undefined.  `counts` is `turn.counts`.
+    `turn.offsets[-1]` on are undefined; 0 where rows were kept.  `counts` is `turn.counts`.
     """
 
     rows: torch.Tensor
@@ -100,13 +105,13 @@ class ExpertGroup:
     Collective: every member makes it, with equal arguments, and calls its methods equally often in the same order.
 
     Stream: all runs on the current stream, the same one in all calls, and the host waits for nothing.  How many tokens
-    go where is known to the devices alone, so that all of it can be captured in a graph, once it was called before.
-    A turn is `dispatch` and, if its results are wanted, `combine`; the next dispatch may overwrite the rows of the one
-    before.  To do something else while tokens are under way, call `send` and `receive` instead of `dispatch`, and
-    `send_back` and `receive_back` instead of `combine`.
+    go where is known to the devices alone, so that all of it can be captured in a graph, once it was called before; a
+    graph begins with a dispatch.  A turn is `dispatch` and, if its results are wanted, `combine`; the next dispatch may
+    overwrite the rows of the one before, if they are not kept.  To do something else while tokens are under way, call
+    `send` and `receive` instead of `dispatch`, and `send_back` and `receive_back` instead of `combine`.
 
     No token is dropped: there is memory for the worst case, size * max_tokens * min(top_k, n) rows, as long as the
-    context is open.  Nothing is recorded for gradients.
+    context is open.  Layers may share a group.  Nothing is recorded for gradients: see `iris_core.nn`.
 
     Args:
         max_tokens: tokens that a member brings to a turn, at most.
@@ -153,7 +158,9 @@ class ExpertGroup:
         self._binder, self.hidden, self.dtype, self.result = binder, hidden, dtype, result
         self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
         self.local = experts // len(members)
-        self._latest: Turn | None = None
+        self._latest: Turn | None = None  # the last dispatch
+        self._returning: Turn | None = None  # what is given back, but not received
+        self._has_returned = False  # whether results were given back since all members were done with those before
         with on_device(binder.target):
             self._space = self._allocate(members, scales)
             backend: Any = binder.open().backend
@@ -207,13 +214,13 @@ class ExpertGroup:
         return Workspace(
             context.num_ranks, size, me, self.local, self.top_k, scales, slots, binder.processors,
             members=torch.tensor(members, dtype=torch.int32, device=device), context=context.get_device_context(),
-            state=torch.zeros(1, dtype=torch.int64, device=device), **tensors,
+            state=torch.zeros(3, dtype=torch.int64, device=device), **tensors,
         )  # fmt: skip
 
     # -- to the experts -----------------------------------------------------------------------------------------------
     def dispatch(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None = None, *,
-        scales: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None, weighted: bool = False, keep: bool = False,
     ) -> Dispatched:  # fmt: skip
         """Give each token to its experts' ranks, and get those of this rank's experts.
 
@@ -223,17 +230,19 @@ class ExpertGroup:
                 -1, is no choice.
             weights: float32 (n, top_k), for `combine`; None for 1.
             scales: float32 (n, scales of the group).
+            weighted: multiply by the weights what goes to the experts, instead of what comes back.
+            keep: copy what arrives, so that neither rows nor the turn end with the next dispatch.
 
-        All are contiguous and on the device, and stay as they are until `combine`.
+        All are contiguous and on the device, and chosen and weights stay as they are until `combine`.
 
         Raises:
             ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
         """
-        return self.receive(self.send(x, chosen, weights, scales=scales))
+        return self.receive(self.send(x, chosen, weights, scales=scales, weighted=weighted), keep=keep)
 
     def send(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None = None, *,
-        scales: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None, weighted: bool = False,
     ) -> Turn:  # fmt: skip
         """Begin a dispatch; `receive` ends it."""
         space, device = self._space, self._binder.target.torch_device
@@ -248,22 +257,33 @@ class ExpertGroup:
             raise ArgumentError(f"dispatch: {n} tokens are more than max_tokens={self.max_tokens}")
         if (scales is None) != (space.scales == 0):
             raise ArgumentError(f"dispatch: the group has {space.scales} scales for each token, this call has others")
+        if weighted and (weights is None or self.dtype not in RESULTS):
+            raise ArgumentError(
+                f"dispatch: weighted takes weights, and no tokens of {name_of(self.dtype)} without them"
+            )
         self._check_each("dispatch", wanted)
         counts, offsets = (torch.empty(self.local + k, dtype=torch.int32, device=device) for k in (0, 1))
         numbers = torch.empty(slots, dtype=torch.int32, device=device)
         rows_scales = space.inbox_scales if space.scales else None
-        turn = Turn(x, chosen, weights, scales, numbers, counts, offsets, rows_scales)
+        turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, rows_scales)
         with on_device(self._binder.target):
-            self._kernels.dispatch(turn)
-        self._latest = turn
+            self._kernels.dispatch(turn, x, scales, weights if weighted else None)
+        self._latest, self._has_returned = turn, self._returning is not None
         return turn
 
-    def receive(self, turn: Turn) -> Dispatched:
+    def receive(self, turn: Turn, *, keep: bool = False) -> Dispatched:
         """Let the stream wait for what the members have sent, and return it."""
-        self._check_turn("receive", turn)
+        self._check_turn("receive", turn, turn is self._latest)
+        space = self._space
         with on_device(self._binder.target):
-            self._kernels.receive(self._space.arrived)
-        return Dispatched(self._space.inbox, turn.counts, turn)
+            self._kernels.receive(space.arrived, SENT)
+            if not keep:
+                return Dispatched(space.inbox, turn.counts, turn)
+            words = space.inbox.view(torch.int32)  # what is there may be no number
+            is_row = torch.arange(len(words), device=words.device)[:, None] < turn.offsets[-1]
+            turn.origin = space.origin.clone()
+            turn.scales_of_rows = space.inbox_scales.clone() if space.scales else None
+            return Dispatched(torch.where(is_row, words, 0).view(self.dtype), turn.counts, turn)
 
     # -- and back -----------------------------------------------------------------------------------------------------
     def combine(self, y: torch.Tensor, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -273,38 +293,77 @@ class ExpertGroup:
 
         Args:
             y: (capacity, hidden) of dtype `result`, contiguous: the results of `rows`, each in its token's row.
-            turn: the latest one.
+            turn: the latest one, or one that was kept.
             out: where to; new by default.
 
         Raises:
-            ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's.
+            ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's, which was not kept.
         """
         self.send_back(y, turn)
         return self.receive_back(turn, out)
 
     def send_back(self, y: torch.Tensor, turn: Turn) -> None:
         """Begin a combine; `receive_back` ends it."""
-        self._check_turn("combine", turn)
+        self._check_turn("combine", turn, turn is self._latest or turn.origin is not None)
+        if self._returning is not None:
+            raise ArgumentError("send_back: the results that were sent before are not received yet")
         self._check_each("combine", {"y": (y, tuple(self._space.inbox.shape), (self.result,))})
         with on_device(self._binder.target):
+            if self._has_returned:
+                self._kernels.meet()
             self._kernels.give_back(turn, y)
+        self._returning, self._has_returned = turn, True
 
     def receive_back(self, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
         """Let the stream wait for the results, and return their sums."""
-        self._check_turn("combine", turn)
-        shape = (turn.x.shape[0], self.hidden)
+        self._check_turn("receive_back", turn, turn is self._returning)
+        shape = (turn.chosen.shape[0], self.hidden)
         if out is None:
-            out = torch.empty(shape, dtype=self.result, device=turn.x.device)
+            out = torch.empty(shape, dtype=self.result, device=turn.chosen.device)
         self._check_each("combine", {"out": (out, shape, RESULTS)})
         with on_device(self._binder.target):
-            self._kernels.receive(self._space.returned)
+            self._kernels.receive(self._space.returned, RETURNED)
             self._kernels.gather(turn, out)
+        self._returning = None
         return out
 
-    def _check_turn(self, what: str, turn: Turn) -> None:
+    def results_of(self, turn: Turn) -> torch.Tensor:
+        """Return what the last `combine` got: (n, top_k, hidden), each choice's result; the next one overwrites it.
+
+        What stands for no choice is undefined.
+        """
+        return self._space.back[: turn.chosen.numel()].view(*turn.chosen.shape, self.hidden)
+
+    def weight_gradients(self, grad: torch.Tensor, results: torch.Tensor, turn: Turn) -> torch.Tensor:
+        """Return float32 (n, top_k): the product of each choice's result and its token's row of `grad`; 0 for none.
+
+        Local: nothing is communicated.
+
+        Args:
+            grad: (n, hidden).
+            results: (n, top_k, hidden), see `results_of`.
+            turn: whose choices they are.
+        """
+        n = turn.chosen.shape[0]
+        shapes = {
+            "grad": (grad, (n, self.hidden), RESULTS),
+            "results": (results, (n, self.top_k, self.hidden), RESULTS),
+        }
+        self._check_each("weight_gradients", shapes)
+        out = torch.empty(n, self.top_k, dtype=torch.float32, device=grad.device)
+        with on_device(self._binder.target):
+            self._kernels.weigh(turn, grad, results, out)
+        return out
+
+    def __deepcopy__(self, memo: Any) -> ExpertGroup:
+        return self  # a copied layer shares it, as layers do
+
+    def _check_turn(self, what: str, turn: Turn, is_there: bool) -> None:
         self._binder.open()
-        if turn is not self._latest:
-            raise ArgumentError(f"{what}: another dispatch of this group came after this turn's, or it is another's")
+        if turn.group is not self or not is_there:
+            raise ArgumentError(
+                f"{what}: another call of this group came after this turn's, which was not kept, or it is another's"
+            )
 
     def _check_each(self, what: str, wanted: dict[str, Any]) -> None:
         self._binder.open()

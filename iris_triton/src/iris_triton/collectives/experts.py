@@ -6,8 +6,10 @@ tokens there.  Results come back the same way (`give_back`), to a place for each
 them up.  No host waits, and no number of tokens is known to one.
 
 Calls of a group follow each other on each member's stream, and one turn cannot pass another: a member's numbers of turn
-n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again.  Each
-flag has one sender, which only raises it.
+n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again; where
+no numbers are to be told, `meet` says the same.  Each flag has one sender, which only raises it.
+
+Backwards, `send` multiplies gradients by the weights of their tokens' choices, and `weigh` makes those of the weights.
 
 Lepikhin et al., GShard (2020), for the layer.
 """
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from iris_core.ops.experts import RETURNED, SENT
 from iris_triton.context import DeviceContext
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _ENTRIES = 1024  # of the list of choices, at a time
 _PROGRAMS_PER_UNIT = 4
 _VECTORS = 1024  # elements of a row, at a time
+_SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
 
 
 @triton.jit
@@ -58,7 +62,7 @@ def exchange(
         told: int64[SIZE] on the heap: the last turn of which each member has told its numbers.
         first: int32[experts], out: the row of this member's first token for each expert, in the inbox of its member.
         counts, offsets: int32[LOCAL] and [LOCAL + 1], out: tokens of this member's experts, and where they begin.
-        state: int64[1]: the turn.
+        state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
         LANES, WIDTH: powers of two, at least SIZE and LOCAL.
     """
     ctx = DeviceContext.from_tensor(context, WORLD)
@@ -89,15 +93,28 @@ def exchange(
 
 
 @triton.jit
+def meet(told, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.constexpr):
+    """Begin a turn in which no tokens are sent; one program."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    turn = tl.load(state) + 1
+    for i in range(SIZE):
+        ctx.signal(told + me, turn, tl.load(members + (me + 1 + i) % SIZE))
+    for sender in range(SIZE):
+        ctx.wait(told + sender, turn)
+    tl.store(state, turn)
+
+
+@triton.jit
 def send(
-    x, scales, chosen, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
+    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
     most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    SCALES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr
+    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
     Args:
         x, inbox: rows of `words` elements.
+        weights: float32, one for each slot; with WEIGHTED, what is stored is multiplied by it.
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
@@ -112,16 +129,21 @@ def send(
             token = tl.cast(s // TOP_K, tl.int64)
             for start in range(0, words, BLOCK):
                 at = start + tl.arange(0, BLOCK)
-                ctx.put(x + token * words + at, inbox + row * words + at, peer, mask=at < words)
+                if WEIGHTED:
+                    value = tl.load(x + token * words + at, mask=at < words, other=0.0).to(tl.float32)
+                    value *= tl.load(weights + s)
+                    ctx.store(inbox + row * words + at, value.to(inbox.dtype.element_ty), peer, mask=at < words)
+                else:
+                    ctx.put(x + token * words + at, inbox + row * words + at, peer, mask=at < words)
             if SCALES > 0:
                 at = tl.arange(0, LANES)
                 ctx.put(scales + token * SCALES + at, inbox_scales + row * SCALES + at, peer, mask=at < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
-    tell_all(ctx, arrived, done, state, members, me, SIZE)
+    tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT)
 
 
 @triton.jit
-def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr):
+def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr):
     """Let the last program of a launch tell all members that this one has stored everything."""
     tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
     programs = tl.num_programs(0)
@@ -129,15 +151,16 @@ def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr):
         tl.store(done, 0)
         tl.debug_barrier()
         turn = tl.load(state)
+        tl.store(state + PLACE, turn)
         for i in range(SIZE):
             ctx.signal(flags + me, turn, tl.load(members + (me + i) % SIZE))
 
 
 @triton.jit
-def receive(flags, state, context, WORLD: tl.constexpr, SIZE: tl.constexpr):
-    """Wait until every member has stored everything of this turn; one program."""
+def receive(flags, state, context, WORLD: tl.constexpr, SIZE: tl.constexpr, PLACE: tl.constexpr):
+    """Wait until every member has stored everything of the turn at a place of the state; one program."""
     ctx = DeviceContext.from_tensor(context, WORLD)
-    turn = tl.load(state)
+    turn = tl.load(state + PLACE)
     for sender in range(SIZE):
         ctx.wait(flags + sender, turn)
 
@@ -156,7 +179,7 @@ def give_back(
         for start in range(0, words, BLOCK):
             at = start + tl.arange(0, BLOCK)
             ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
-    tell_all(ctx, returned, done, state, members, me, SIZE)
+    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED)
 
 
 @triton.jit
@@ -179,6 +202,21 @@ def gather(
             tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
 
 
+@triton.jit
+def weigh(grad, results, chosen, out, slots, hidden, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply each choice's result by the gradient of its token's sum: the gradient of its weight, in float32."""
+    for s in range(tl.program_id(0), slots, tl.num_programs(0)):
+        slot, expert = tl.cast(s, tl.int64), tl.load(chosen + s)
+        total = tl.zeros((BLOCK,), tl.float32)
+        if (expert >= 0) & (expert < EXPERTS):
+            for start in range(0, hidden, BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                result = tl.load(results + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
+                of_sum = tl.load(grad + slot // TOP_K * hidden + at, mask=at < hidden, other=0.0)
+                total += result * of_sum.to(tl.float32)
+        tl.store(out + s, tl.sum(total, 0))
+
+
 class ExpertKernels:
     """Launches the kernels of one group, on the current stream."""
 
@@ -194,8 +232,8 @@ class ExpertKernels:
     def _programs(self, work: int) -> tuple[int]:
         return (max(1, min(work, self._many)),)
 
-    def dispatch(self, turn: Turn) -> None:
-        """Store the tokens of a turn, and tell the others."""
+    def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any) -> None:
+        """Store tokens, with their scales or times their weights, where there are any, and tell the others."""
         s, slots, experts = self._space, turn.chosen.numel(), self._space.size * self._space.local
         count[(experts,)](
             turn.chosen, turn.numbers, s.own, slots, EXPERTS=experts,
@@ -205,25 +243,31 @@ class ExpertKernels:
             s.own, s.table, s.told, s.first, turn.counts, turn.offsets, s.state, s.members, s.me, s.context,
             **self._padded, num_warps=8,
         )  # fmt: skip
-        x, inbox = as_words(turn.x), as_words(s.inbox)
-        scales = s.state if turn.scales is None else turn.scales  # not read without scales
+        x, inbox = (x, s.inbox) if weights is not None else (as_words(x), as_words(s.inbox))
+        nothing = s.state  # not read
         send[self._programs(slots)](
-            x, scales, turn.chosen, turn.numbers, s.first, inbox, s.inbox_scales, s.origin, s.arrived, s.done, s.state,
-            s.members, s.me, slots, s.most_slots, x.shape[1], s.context, **self._shape, TOP_K=s.top_k,
-            SCALES=s.scales, LANES=triton.next_power_of_2(max(1, s.scales)), BLOCK=_VECTORS,
+            x, nothing if scales is None else scales, turn.chosen, nothing if weights is None else weights,
+            turn.numbers, s.first, inbox, s.inbox_scales, s.origin, s.arrived, s.done, s.state, s.members, s.me, slots,
+            s.most_slots, x.shape[1], s.context, **self._shape, TOP_K=s.top_k, SCALES=s.scales,
+            LANES=triton.next_power_of_2(max(1, s.scales)), WEIGHTED=weights is not None, BLOCK=_VECTORS,
         )  # fmt: skip
 
-    def receive(self, flags: Any) -> None:
+    def meet(self) -> None:
+        """Let the stream wait until all members are done with what others have stored for them."""
+        s = self._space
+        meet[(1,)](s.told, s.state, s.members, s.me, s.context, **self._group, num_warps=1)
+
+    def receive(self, flags: Any, place: int) -> None:
         """Let the stream wait for all members' tokens, or results."""
-        receive[(1,)](flags, self._space.state, self._space.context, **self._group, num_warps=1)
+        receive[(1,)](flags, self._space.state, self._space.context, **self._group, PLACE=place, num_warps=1)
 
     def give_back(self, turn: Turn, y: Any) -> None:
         """Store results to where their tokens came from, and tell the others."""
         s = self._space
         rows, back = as_words(y), as_words(s.back)
         give_back[self._programs(rows.shape[0])](
-            rows, s.origin, turn.offsets, back, s.returned, s.done, s.state, s.members, s.me, s.most_slots,
-            rows.shape[1], s.context, **self._shape, BLOCK=_VECTORS,
+            rows, s.origin if turn.origin is None else turn.origin, turn.offsets, back, s.returned, s.done, s.state,
+            s.members, s.me, s.most_slots, rows.shape[1], s.context, **self._shape, BLOCK=_VECTORS,
         )  # fmt: skip
 
     def gather(self, turn: Turn, out: Any) -> None:
@@ -232,6 +276,13 @@ class ExpertKernels:
         gather[self._programs(out.shape[0])](
             out, s.back, turn.chosen, s.state if weights is None else weights, out.shape[0], out.shape[1],
             TOP_K=s.top_k, EXPERTS=s.size * s.local, WEIGHTED=weights is not None, BLOCK=_VECTORS,
+        )  # fmt: skip
+
+    def weigh(self, turn: Turn, grad: Any, results: Any, out: Any) -> None:
+        """Store the gradients of a turn's weights."""
+        weigh[self._programs(out.numel())](
+            grad, results, turn.chosen, out, out.numel(), grad.shape[1], TOP_K=self._space.top_k,
+            EXPERTS=self._space.size * self._space.local, BLOCK=_VECTORS,
         )  # fmt: skip
 
 
