@@ -11,6 +11,7 @@ import jobs_corpus
 import jobs_examples
 import pytest
 from ccl_cases import moving_cases, place_cases, reducing_pairs, shape_cases, way_cases
+from jobs_norm import Case as Norm
 from jobs_tiles import OPS, Case
 from ops_cases import all_cases, dtype_cases, thinned
 from test_examples import EXPECTED
@@ -118,6 +119,16 @@ def test_tile_collectives(pool, tmp_path, language, num_ranks):
     cases = [Case(op, "float32") for op in OPS]
     for problems, _ in run(pool, tmp_path / "found", num_ranks, "jobs_tiles", "run_cases", language, cases, "cpu"):
         assert problems == []
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+def test_norms(pool, tmp_path, num_ranks):
+    cases = [
+        Norm(algorithm, (rows, hidden), "float32", out=out, programs=2)
+        for rows, hidden, out in ((5, 24, ""), (1, 16, "float8_e4m3fn"))
+        for algorithm in ("one_shot", "two_shot", "one_shot")
+    ]
+    assert run(pool, tmp_path / "found", num_ranks, "jobs_norm", "run_cases", "cpu", cases, 3) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)

@@ -240,7 +240,7 @@ def test_algorithms_say_what_they_cannot():
     assert push.supports(replace(REQUEST, dtype="float8_e4m3fn"))
     for request, text in (
         (replace(REQUEST, members=(3,)), "a single rank"),
-        (replace(REQUEST, dtype="float8_e4m3fnuz"), "sm_90 does not multiply float8_e4m3fnuz; these do: gfx942"),
+        (replace(REQUEST, dtype="float8_e4m3fnuz"), "sm_90 does not know float8_e4m3fnuz; these do: gfx942"),
         (
             replace(REQUEST, dtype="float8_e5m2", target=DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)),
             "gfx942 does not",

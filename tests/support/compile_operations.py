@@ -9,6 +9,7 @@ from iris_triton.gemm.fetch_product import fetch_product
 from iris_triton.gemm.matmul_reduce import matmul_reduce
 from iris_triton.gemm.parts.sum_slots import sum_slots
 from iris_triton.gemm.push_product import push_product
+from iris_triton.gemm.reduce_norm import norm_one_shot, norm_two_shot
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
@@ -55,7 +56,32 @@ def compile_cases():
             options={"num_warps": 1},
             expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_(load_dword|atomic_add) .* sc1",)},
         ),
+        *_norm_cases(),
         *_expert_cases(),
+    ]  # fmt: skip
+
+
+def _norm_cases():
+    """Kernels of `all_reduce_rms_norm`: rows of 8192 elements, to 16 and to 8 bits, and of 33."""
+    bf16, f32, fp8 = torch.bfloat16, torch.float32, torch.float8_e5m2
+    end = (1e-6, 57344.0, *_END)
+    shots = {
+        "one-shot": (norm_one_shot, (_I64, bf16, _I64, _I64, 1, 1, 1), 64, {"EACH": 2}),
+        "two-shot": (norm_two_shot, (_I64, bf16, _I64, 1, 1, 1), 4, {}),
+    }
+    return [
+        CompileCase(
+            name=f"operation-norm-{shot}-{kind}", kernel=kernel,
+            args=(out, bf16, bf16, weight, scales, *team, 16, hidden, number, *end),
+            kwargs={"SIZE": 4, "ALIGNED": hidden > 33, "BLOCK": block, **more}, options={"num_warps": 8},
+            expect={each: tuple(pattern[each] for pattern in patterns) for each in (_CUDA, _HIP)},
+        )
+        for shot, (kernel, team, number, more) in shots.items()
+        for kind, out, weight, scales, hidden, block, patterns in (
+            ("plain", bf16, bf16, None, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
+            ("fp8", fp8, f32, f32, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
+            ("odd", bf16, bf16, None, 33, 64, (_RELEASE, _ACQUIRE, _STORE)),
+        )
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from iris_core.types import CollectiveRequest, FusedRequest
+from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -309,7 +309,7 @@ class SupportsCollectives(Protocol):
 class SupportsOperations(Protocol):
     """A backend that brings algorithms for `ctx.ops`."""
 
-    def operations(self) -> Sequence[FusedOperation]:
+    def operations(self) -> Sequence[FusedOperation | NormOperation]:
         """The algorithms, for this rank's device; what is named first counts where two cost the same."""
 
     def operation_tables(self) -> Sequence[Path]:
@@ -500,6 +500,16 @@ class Collective(Algorithm[CollectiveRequest], Protocol):
         self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None, /
     ) -> Work | None:
         """Run the plan on a stream; None for the current one."""
+
+
+class NormOperation(Algorithm[NormRequest], Protocol):
+    """An algorithm of `ctx.ops.all_reduce_rms_norm`; docs/ops.md says what it must keep to."""
+
+    def launch(
+        self, plan: Any, out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
+        scales: torch.Tensor | None, /
+    ) -> Work | None:  # fmt: skip
+        """Run the plan on the current stream."""
 
 
 class FusedOperation(Algorithm[FusedRequest], Protocol):

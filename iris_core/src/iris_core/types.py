@@ -390,6 +390,58 @@ class FusedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class NormRequest:
+    """One call of `all_reduce_rms_norm`, described for choosing an algorithm; docs/ops.md says more.
+
+    All its tensors are contiguous.
+
+    Attributes:
+        op: "all_reduce_rms_norm".
+        rows, hidden: of x, the residual and the output.
+        dtype: torch's name of the element type of x and of the residual.
+        out_dtype: likewise of the output; of an 8-bit float there is a scale for each row.
+        weight_dtype: likewise of the weight.
+        eps: added to the mean of the squares.
+        nbytes: bytes of x.
+        rank: this rank in the group.
+        members: ranks of the world that take part, in the group's order.
+        target: device of this rank.
+        direct_in: peers can address x: it lies on the heap.
+        aligned: x, the residual, the weight and the output begin at multiples of 16 bytes.
+        options: "layout" ("torch"), "in_place" (True: of the residual), "config" (fields of `Config` that were given).
+        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
+        nodes: as in `CollectiveRequest`.
+    """
+
+    op: str
+    rows: int
+    hidden: int
+    dtype: str
+    out_dtype: str
+    weight_dtype: str
+    eps: float
+    nbytes: int
+    rank: int
+    members: tuple[int, ...]
+    target: DeviceTarget
+    direct_in: bool
+    aligned: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    processors: int = 1
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks take part."""
+        return len(self.members)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, hidden)."""
+        return self.rows, self.hidden
+
+
+@dataclass(frozen=True, slots=True)
 class ContextSpec:
     """Contents of a context tensor.
 

@@ -10,7 +10,7 @@ from iris_triton.backend import TritonBackend
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.protocols import Collective, FusedOperation, MemoryMap
+    from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
     from iris_core.types import CompileCase, Demo, PluginInfo
 
 
@@ -41,7 +41,7 @@ class GluonBackend(TritonBackend):
 
         return [*super().collectives(), *collectives()]
 
-    def operations(self) -> Sequence[FusedOperation]:
+    def operations(self) -> Sequence[FusedOperation | NormOperation]:
         """The algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
         from iris_gluon.gemm import operations
 

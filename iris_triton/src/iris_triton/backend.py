@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from iris_core.diagnosis import PairCheck
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap
+    from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap, NormOperation
     from iris_core.types import (
         BarrierSlot,
         ClockOffset,
@@ -180,7 +180,7 @@ class TritonBackend:
 
         return [TABLES]
 
-    def operations(self) -> Sequence[FusedOperation]:
+    def operations(self) -> Sequence[FusedOperation | NormOperation]:
         from iris_triton.gemm import operations
 
         return operations()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.products import FusedCall
+from iris_core.dispatch.products import FusedCall, NormCall
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Calls:
             raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
         asked: Any = copy.copy(self)
         asked._run = self._describe
+        asked._run_norm = lambda call, async_op: (call, bool(async_op))
         own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
         found: tuple[Call, bool] = getattr(own, op)(asked, *tensors, **options)
         return found
@@ -114,7 +115,7 @@ class BoundCall:
 
     def __init__(self, binder: Binder, call: Call) -> None:
         self._binder, self._tensors = binder, call.tensors
-        self._is_fused = isinstance(call, FusedCall)
+        self._is_fused = isinstance(call, FusedCall | NormCall)
         with on_device(binder.target):
             self._bound = binder.bind(call, None)
 

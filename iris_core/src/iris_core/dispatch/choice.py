@@ -23,7 +23,7 @@ from iris_core.dispatch.tables import (
 )  # fmt: skip
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
-from iris_core.types import Availability, FusedRequest
+from iris_core.types import Availability, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from iris_core.protocols import Algorithm
     from iris_core.types import CollectiveRequest
 
-    Request = CollectiveRequest | FusedRequest
+    Request = CollectiveRequest | FusedRequest | NormRequest
 
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
@@ -279,7 +279,7 @@ class Chooser:
 
     def is_fixed(self, request: Request) -> bool:
         """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""
-        return isinstance(request, FusedRequest) and self._promises(request)
+        return isinstance(request, FusedRequest | NormRequest) and self._promises(request)
 
     def _promises(self, request: Request) -> bool:
         """Whether a request reduces over members, in a context that promises its bits."""
@@ -376,6 +376,8 @@ def place_of(request: Request) -> str:
     if isinstance(request, FusedRequest):
         on_heap = request.reach_a if request.op == "all_gather_matmul" else request.reach_out
         return HEAP if on_heap or request.op == "matmul_reduce_scatter" else ORDINARY
+    if isinstance(request, NormRequest):
+        return HEAP if request.direct_in else ORDINARY
     has_in, has_out = request.op not in ("broadcast", "scatter"), request.op not in ("broadcast", "gather", "reduce")
     into, out = request.direct_in or not has_in, request.direct_out or not has_out
     return {(True, True): HEAP, (False, False): ORDINARY, (True, False): "input", (False, True): "output"}[into, out]

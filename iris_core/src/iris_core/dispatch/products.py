@@ -1,4 +1,4 @@
-"""Calls of `ctx.ops`: their checks, and their description as a `FusedRequest`.
+"""Calls of `ctx.ops`: their checks, and their description as a `FusedRequest` or a `NormRequest`.
 
 A wrong call is refused here, before anything is launched or sent to other ranks.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from iris_core.dispatch.config import FusedConfig
+from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.requests import (
     check_strided,
     check_tensors,
@@ -19,8 +19,8 @@ from iris_core.dispatch.requests import (
     name_of,
     share_memory,
 )
-from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.types import DeviceType, FusedRequest
+from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
+from iris_core.types import DeviceType, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from iris_core.types import DeviceTarget, Group
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
-"""Operations of `ctx.ops`."""
+"""Products of `ctx.ops`."""
+
+NORM = "all_reduce_rms_norm"
+OF_OPS = FusedRequest, NormRequest
+"""Requests of `ctx.ops`."""
+
 
 GATHERING = ("all_gather_matmul", "matmul_all_gather")
 LAYOUTS = ("torch", "tiles")
@@ -131,6 +136,98 @@ class FusedCall(NamedTuple):
         check_written(op, out)
         check_apart(op, out, a, b, bias)
         check_unrecorded(op, out, a, b, bias)
+
+
+class NormCall(NamedTuple):
+    """A call of `all_reduce_rms_norm` as `Operations` passes it on, unchecked."""
+
+    op: str
+    out: Any
+    inp: Any  # the residual, which first calls that measure keep as it was
+    x: Any
+    weight: Any
+    scales: Any
+    eps: float
+    group: Group
+    config: Config | None
+
+    @property
+    def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
+        """The arguments of the launch."""
+        return self.out, self.inp, self.x, self.weight, self.scales
+
+    def _named(self) -> dict[str, Any]:
+        found = {"output": self.out, "residual": self.inp, "x": self.x, "weight": self.weight, "scales": self.scales}
+        return {name: each for name, each in found.items() if each is not None or name != "scales"}
+
+    def describe(self, here: Here, members: tuple[int, ...]) -> NormRequest:
+        """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
+        op, config, x = self.op, self.config, self.x
+        if config is not None and not isinstance(config, Config):
+            raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
+        for name, tensor in self._named().items():
+            check_strided(op, name, tensor)
+            if not tensor.is_contiguous():
+                raise LayoutError(f"{op}: the {name}, of shape {tuple(tensor.shape)}, must be contiguous")
+        if x.dim() == 0 or x.shape[-1] == 0:
+            raise ArgumentError(f"{op}: x has shape {tuple(x.shape)}, and no elements to take the mean of")
+        if isinstance(self.eps, bool) or not isinstance(self.eps, int | float) or not self.eps >= 0:
+            raise ArgumentError(f"{op}: eps must be a number that is not negative, not {self.eps!r}")
+        hidden = x.shape[-1]
+        read = x, self.inp, self.out, self.weight
+        return NormRequest(
+            op=op,
+            rows=x.numel() // hidden,
+            hidden=hidden,
+            dtype=name_of(x.dtype),
+            out_dtype=name_of(self.out.dtype),
+            weight_dtype=name_of(self.weight.dtype),
+            eps=float(self.eps),
+            nbytes=x.numel() * x.element_size(),
+            rank=members.index(here.rank),
+            members=members,
+            target=here.target,
+            direct_in=here.has(x),
+            aligned=all(each.data_ptr() % ROW_NBYTES == 0 for each in read),
+            options={"layout": "torch", "in_place": True, "config": {} if config is None else config.given(op)},
+            processors=here.processors,
+            nodes=here.nodes_of(members),
+        )
+
+    def check(self, request: NormRequest, here: Here) -> None:
+        """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
+        op, named, x = self.op, self._named(), self.x
+        check_tensors(op, here, **named)
+        rows, shape = tuple(x.shape[:-1]), tuple(x.shape)
+        wanted = {"output": shape, "residual": shape, "weight": shape[-1:]}
+        for name, each in wanted.items():
+            if tuple(named[name].shape) != each:
+                raise ArgumentError(f"{op}: x has shape {shape}, so the {name} must be {each}, not "
+                                    f"{tuple(named[name].shape)}")  # fmt: skip
+        if request.dtype not in PLAIN or request.weight_dtype not in PLAIN:
+            dtype = request.dtype if request.dtype not in PLAIN else request.weight_dtype
+            raise UnsupportedError(f"{op}: {dtype} is not normalised; these are: {', '.join(PLAIN)}")
+        if self.inp.dtype is not x.dtype:
+            raise ArgumentError(f"{op}: x has dtype {request.dtype}, the residual {name_of(self.inp.dtype)}")
+        is_quantised = request.out_dtype in FP8
+        if not is_quantised and request.out_dtype != request.dtype:
+            known = ", ".join((request.dtype, *FP8))
+            raise ArgumentError(f"{op}: x has dtype {request.dtype}, so the output is {known}, not {request.out_dtype}")
+        if is_quantised != (self.scales is not None):
+            raise ArgumentError(f"{op}: an output of 8-bit floats takes scales, one for each row, and no other does")
+        if self.scales is not None and (
+            self.scales.dtype is not torch.float32 or tuple(self.scales.shape) not in (rows, (*rows, 1))
+        ):
+            raise ArgumentError(
+                f"{op}: scales must be float32 and {rows} or {(*rows, 1)}, not {name_of(self.scales.dtype)} and "
+                f"{tuple(self.scales.shape)}"
+            )
+        tensors = list(named.items())
+        for number, (name, one) in enumerate(tensors):
+            for other_name, other in tensors[number + 1 :]:
+                if {name, other_name} != {"x", "weight"} and share_memory(one, other):
+                    raise ArgumentError(f"{op}: the {name} and the {other_name} share memory")
+        check_unrecorded(op, *named.values())
 
 
 def check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
-from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, ReduceOp
+from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, NormRequest, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iris_core.dispatch.config import Config
     from iris_core.types import DeviceTarget, Group
+
+    Request = CollectiveRequest | FusedRequest | NormRequest
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")
@@ -156,14 +158,16 @@ class CollectiveCall(NamedTuple):
             )
 
 
-def is_empty(request: CollectiveRequest | FusedRequest) -> bool:
+def is_empty(request: Request) -> bool:
     """Whether no member moves anything, if all call alike; a message of nothing is a message, too."""
+    if isinstance(request, NormRequest):
+        return request.rows == 0
     if isinstance(request, FusedRequest):
         return 0 in request.out_shape
     return request.nbytes == 0 and not request.options["uneven"] and request.op not in POINT_TO_POINT
 
 
-def nodes_of(request: CollectiveRequest | FusedRequest) -> tuple[int, ...]:
+def nodes_of(request: Request) -> tuple[int, ...]:
     """Return the nodes that the ranks are on that take part, in ascending order; none where the world is on one."""
     nodes = request.nodes
     if request.op in POINT_TO_POINT and nodes:
@@ -373,10 +377,15 @@ def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank:
 
 
 # -- for members to compare -------------------------------------------------------------------------------------------
-def shared_facts(request: CollectiveRequest | FusedRequest) -> dict[str, str]:
+def shared_facts(request: Request) -> dict[str, str]:
     """Return the facts that must be equal on all members, by name, for comparing and for messages."""
     options = request.options
     facts = {"operation": request.op}
+    if isinstance(request, NormRequest):
+        facts["rows"] = f"{request.rows} of {request.hidden}"
+        facts["dtypes"] = f"{request.dtype} to {request.out_dtype}, the weight {request.weight_dtype}"
+        facts |= {"eps": str(request.eps), "x on the heap": str(request.direct_in)}
+        return {**facts, "config": config_text(options["config"])}
     if isinstance(request, FusedRequest):
         facts["dtypes"] = f"{request.dtype} times {request.b_dtype or request.dtype} to {request.out_dtype}"
         facts["product"] = f"{request.m} x {request.k} times {request.k} x {request.n}"

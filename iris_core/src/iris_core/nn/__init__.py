@@ -1,6 +1,6 @@
 """Layers that are divided among ranks, and the differentiable functions that they are made of.
 
-Experts are in `iris_core.nn.expert_parallel`; this is about linear layers.
+Experts are in `iris_core.nn.expert_parallel`, norms in `iris_core.nn.norm`; this is about linear layers.
 
 Tensor parallelism in the manner of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053) and its sequence-parallel form
 (Korthikanti et al., 2022, arXiv:2205.05198): a layer's weight is divided by columns (of its transpose: by output
@@ -34,6 +34,8 @@ from torch.autograd.function import once_differentiable
 from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
+from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm
+from iris_core.nn.setting import Setting
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ColumnParallelLinear",
     "ExpertParallel",
+    "RMSNorm",
     "RowParallelLinear",
     "all_gather_linear",
+    "all_reduce_rms_norm",
     "combine",
     "dispatch",
     "linear",
@@ -54,32 +58,6 @@ __all__ = [
     "linear_all_reduce",
     "linear_reduce_scatter",
 ]
-
-
-class _Setting:
-    """Where and how a function communicates; the config is of the operation that is the forward pass."""
-
-    def __init__(self, context: Iris, group: Group, config: Fused = None) -> None:
-        members = context.ops.members_of(group)
-        self.ops, self.ccl, self.device = context.ops, context.ccl, context.device
-        self.rank, self.size = members.index(context.cur_rank), len(members)
-        self.group, self.config = group, config
-
-    def __deepcopy__(self, memo: Any) -> _Setting:
-        return self  # a copied layer has parameters of its own, and the same context and group
-
-    def product(self, op: str, a: Tensor, b: Tensor, *bias: Any, inner: bool = False, config: Any = None) -> Tensor:
-        """Return the result of an operation; `inner` is whether all_gather_matmul gathers the inner dimension."""
-        rows, columns, more = a.shape[0], b.shape[1], {}
-        if op == "matmul_all_gather":
-            columns, more = columns * self.size, {"gather_dim": 1}
-        elif op == "all_gather_matmul":
-            rows, more = (rows, {"gather_dim": 1}) if inner else (rows * self.size, {"gather_dim": 0})
-        elif op == "matmul_reduce_scatter":
-            rows //= self.size
-        out = a.new_empty(rows, columns)
-        getattr(self.ops, op)(out, a, b, *bias, config=config, group=self.group, **more)
-        return out
 
 
 _KINDS: dict[str, tuple[str | None, str | None]] = {
@@ -96,7 +74,7 @@ class _Function(torch.autograd.Function):
     """A function, as torch differentiates it; rows of x, of the result and of its gradient are matrices."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: _Setting, name: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Setting, name: str) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.setting, ctx.name, ctx.has_bias = s, name, bias is not None
         forward, _ = _KINDS[name]
@@ -114,7 +92,7 @@ class _Function(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        s: _Setting = ctx.setting
+        s: Setting = ctx.setting
         forward, backward = _KINDS[ctx.name]
         if forward == "matmul_all_gather":
             grad = grad.chunk(s.size, -1)[s.rank]
@@ -148,14 +126,14 @@ class _TakePart(torch.autograd.Function):
     """This member's part of the features; backwards, the parts of all."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, setting: _Setting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, setting: Setting) -> Tensor:
         ctx.setting = setting
         return x.chunk(setting.size, -1)[setting.rank].contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        setting: _Setting = ctx.setting
+        setting: Setting = ctx.setting
         parts = grad.new_empty(setting.size, *grad.shape)
         setting.ccl.all_gather(parts, grad.contiguous(), group=setting.group)
         return torch.cat(list(parts), -1), None
@@ -178,7 +156,7 @@ def linear(context: Iris, x: Tensor, weight: Tensor, bias: Tensor | None = None,
         ArgumentError: the shapes or dtypes do not fit.
         UnsupportedError: of a dtype.
     """
-    return _apply("linear", x, weight, bias, _Setting(context, group))
+    return _apply("linear", x, weight, bias, Setting(context, group))
 
 
 def linear_all_gather(
@@ -192,7 +170,7 @@ def linear_all_gather(
         context, x, weight, bias, group: as in `linear`, and so are the errors.
         config: a FusedConfig for matmul_all_gather.
     """
-    return _apply("linear_all_gather", x, weight, bias, _Setting(context, group, config))
+    return _apply("linear_all_gather", x, weight, bias, Setting(context, group, config))
 
 
 def linear_all_reduce(
@@ -209,7 +187,7 @@ def linear_all_reduce(
         bias: (out,), the same on all members, or None.
         config: a FusedConfig for matmul_all_reduce.
     """
-    return _apply("linear_all_reduce", x, weight, bias, _Setting(context, group, config))
+    return _apply("linear_all_reduce", x, weight, bias, Setting(context, group, config))
 
 
 def all_gather_linear(
@@ -224,7 +202,7 @@ def all_gather_linear(
         x: (rows / W, ..., in), this member's part of the sequence.
         config: a FusedConfig for all_gather_matmul.
     """
-    return _apply("all_gather_linear", x, weight, bias, _Setting(context, group, config))
+    return _apply("all_gather_linear", x, weight, bias, Setting(context, group, config))
 
 
 def linear_reduce_scatter(
@@ -240,10 +218,10 @@ def linear_reduce_scatter(
         bias: (out,), the same on all members, or None; its gradient is summed over the members.
         config: a FusedConfig for matmul_reduce_scatter.
     """
-    return _apply("linear_reduce_scatter", x, weight, bias, _Setting(context, group, config))
+    return _apply("linear_reduce_scatter", x, weight, bias, Setting(context, group, config))
 
 
-def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: _Setting) -> Tensor:
+def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
     forward, _ = _KINDS[name]
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
     try:
@@ -294,7 +272,7 @@ class _Parallel(torch.nn.Module):
     bias: torch.nn.Parameter | None
 
     def __init__(
-        self, setting: _Setting, in_features: int, out_features: int, bias: bool, dtype: torch.dtype | None
+        self, setting: Setting, in_features: int, out_features: int, bias: bool, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
         self._setting, self.in_features, self.out_features = setting, in_features, out_features
@@ -400,7 +378,7 @@ class ColumnParallelLinear(_Parallel):
             )
         if config is not None and not (gather_output or sequence_parallel):
             raise ArgumentError("ColumnParallelLinear: without gather_output or sequence_parallel nothing is fused")
-        super().__init__(_Setting(context, group, config), in_features, out_features, bias, dtype)
+        super().__init__(Setting(context, group, config), in_features, out_features, bias, dtype)
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
@@ -444,7 +422,7 @@ class RowParallelLinear(_Parallel):
         dtype: torch.dtype | None = None,
         config: Fused = None,
     ) -> None:
-        super().__init__(_Setting(context, group, config), in_features, out_features, bias, dtype)
+        super().__init__(Setting(context, group, config), in_features, out_features, bias, dtype)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:

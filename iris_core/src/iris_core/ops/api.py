@@ -1,10 +1,11 @@
-"""`ctx.ops`: products of matrices fused with communication.
+"""`ctx.ops`: products of matrices, and norms, fused with communication.
 
 A repeated call is one dict lookup and a launch; `Binder` prepares the first one.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +14,7 @@ import torch
 
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
-from iris_core.dispatch.products import OPS, FusedCall, check_apart, torch_allows_tf32
+from iris_core.dispatch.products import NORM, OPS, FusedCall, NormCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.dispatch.bind import Bound, Nothing
-    from iris_core.dispatch.config import FusedConfig
+    from iris_core.dispatch.config import Config, FusedConfig
     from iris_core.protocols import Work
     from iris_core.types import Group
 
@@ -177,7 +178,7 @@ class Operations(Calls):
         tensor([3., 3.])
     """
 
-    _launches, _operations = "fused", OPS
+    _launches, _operations = "fused", (*OPS, NORM)
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -263,6 +264,51 @@ class Operations(Calls):
     all_gather_matmul_preamble = _preamble_of(all_gather_matmul)
     matmul_all_gather_preamble = _preamble_of(matmul_all_gather)
     matmul_reduce_scatter_preamble = _preamble_of(matmul_reduce_scatter)
+
+    def all_reduce_rms_norm(
+        self,
+        output: torch.Tensor,
+        residual: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        *,
+        scales: torch.Tensor | None = None,
+        async_op: bool = False,
+        config: Config | None = None,
+        group: Group = None,
+    ) -> Work | None:
+        """Add up x of all members, add the sum to the residual, and normalise that: what stands between two layers.
+
+        The sum is rounded to x's dtype, in the group's order as by `ctx.ccl.all_reduce`; the new residual is rounded,
+        too, and the output is `residual / sqrt(mean(residual ** 2) + eps) * weight`, computed in float32 and rounded
+        once (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019).  Members with equal residuals and weights
+        get the same bits.  All tensors are contiguous and share no memory, and on all members x lies on the heap or on
+        none.
+
+        Args:
+            output: (..., hidden), of x's dtype or of 8-bit floats.
+            residual: (..., hidden), of x's dtype; it is changed.
+            x: (..., hidden): float32, float16 or bfloat16.
+            weight: (hidden,): one of these types.
+            eps: added to the mean of the squares.
+            scales: float32 (...) or (..., 1), only with 8-bit floats: the output times them is the result; each row's
+                largest element becomes the largest number of the type.  As torch._scaled_mm takes them.
+            async_op, group: see `Operations`.
+            config: of `ctx.ccl`: see `iris_core.ccl.Config`.
+
+        Raises: as `Operations` says, and a LayoutError if a tensor has gaps.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x, residual, out = torch.full((2, 4), 3.0), torch.ones(2, 4), torch.empty(2, 4)
+            ...     ctx.ops.all_reduce_rms_norm(out, residual, x, torch.ones(4))
+            ...     print(residual[0].tolist(), round(out[0, 0].item(), 3))
+            [4.0, 4.0, 4.0, 4.0] 1.0
+        """
+        return self._run_norm(NormCall(NORM, output, residual, x, weight, scales, eps, group, config), async_op)
 
     @staticmethod
     def _describe(
@@ -362,6 +408,34 @@ class Operations(Calls):
         if async_op is not None:  # else it was to be prepared
             bound.run(out, a, b, bias)
         return bound.workspace  # type: ignore[no-any-return]
+
+    def _run_norm(self, call: NormCall, async_op: bool) -> Work | None:
+        gpu = self._binder.gpu
+        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(gpu):
+                return self._run_norm(call, async_op)
+        key: Any = None
+        bound: Bound | Nothing | None = None
+        try:
+            given = [each for each in call.tensors if each is not None]
+            places = [(each.data_ptr(), each.nbytes) for each in given]
+            needed = torch.is_grad_enabled() and any(each.requires_grad for each in given)
+            is_apart = all(at + n <= after for (at, n), (after, _) in itertools.pairwise(sorted(places)))
+            if is_apart and not needed and not any(each.is_neg() for each in given):  # else the binder says why not
+                facts = (self._facts(each, at) for each, (at, _) in zip(given, places, strict=True))
+                group = tuple(call.group) if isinstance(call.group, list) else call.group
+                key = call.op, len(given), *facts, call.eps, group, call.config
+                bound = self._bound.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
+            key = None
+        if bound is None:
+            bound = self._binder.bind(call, key, lambda: self._bound)
+        if gpu is not None and torch.cuda.is_current_stream_capturing():
+            self._binder.held[id(bound)] = bound  # a graph knows it
+        if async_op:
+            return bound.run_async(*call.tensors)
+        bound.run(*call.tensors)
+        return None
 
     def _find(self, call: tuple[Any, ...], workspace: FusedWorkspace | None) -> Any:
         op, out, a, b, bias, group, config, gather_dim, layout = call

@@ -15,6 +15,7 @@ from iris_core.providers.baseline import Overlapped, Unfused
 from iris_core.providers.exchanged import Exchanged
 from iris_core.providers.hierarchical import STEPS, Hierarchical
 from iris_core.providers.model import everywhere
+from iris_core.providers.norms import UnfusedNorm
 from iris_core.registry import default_registry
 from iris_core.types import Availability, DeviceType, PluginKind, PluginState
 
@@ -98,6 +99,7 @@ class Providers:
         torchs: list[Any]
         if is_fused:
             own = [kind(op) for kind in (Unfused, *([Overlapped] * self._spans_nodes)) for op in PRODUCTS]
+            own.append(UnfusedNorm())
             torchs = torch_distributed.products(self._torch, self._ranks)
         else:
             own = [Local(op) for op in OPS if op not in POINT_TO_POINT]

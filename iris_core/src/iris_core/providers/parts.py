@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.types import CollectiveRequest, FusedRequest
+from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def part_of(
-    request: FusedRequest | CollectiveRequest,
+    request: FusedRequest | CollectiveRequest | NormRequest,
     op: str,
     inp: Side | None,
     out: Side | None,

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from iris_core.protocols import FusedOperation
+    from iris_core.protocols import FusedOperation, NormOperation
 
 TABLES = Path(__file__).parent / "tables"
 """Folder with the tables that come with these algorithms, measured ones and models."""
 
 
-def operations() -> list[FusedOperation]:
+def operations() -> list[FusedOperation | NormOperation]:
     """Return the algorithms."""
     from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
     from iris_triton.gemm.fetch_product import Fetch
     from iris_triton.gemm.matmul_reduce import Reduce
     from iris_triton.gemm.push_product import Push
+    from iris_triton.gemm.reduce_norm import ReduceNorm
 
     return [
         Reduce("matmul_all_reduce", "two_shot", barriers=3),
@@ -27,4 +28,6 @@ def operations() -> list[FusedOperation]:
         CopyEngineGather("all_gather_matmul", "copy_engine_push"),
         CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
         CopyEngineReduce("matmul_all_reduce", "copy_engine"),
+        ReduceNorm("one_shot"),
+        ReduceNorm("two_shot"),
     ]

@@ -141,8 +141,14 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
 @triton.jit
 def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
     """Report if a member's `kind` differs; call it between the first and the last barrier of a call."""
+    compare_words(row + 3 * SIZE, row, kind, status, rank, SIZE)
+
+
+@triton.jit
+def compare_words(words, row, kind, status, rank, SIZE: tl.constexpr):
+    """Report in the first program if a member's word is not `kind`."""
     if tl.program_id(0) == 0:
-        theirs = tl.load(row + 3 * SIZE + members_of(SIZE))
+        theirs = tl.load(words + members_of(SIZE))
         peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
         if peer >= 0:
             other = tl.max(tl.where(members_of(SIZE) == peer, theirs, 0), axis=0)

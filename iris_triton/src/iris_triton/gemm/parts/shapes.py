@@ -17,7 +17,7 @@ from iris_core.types import DeviceType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from iris_core.types import FusedRequest
+    from iris_core.types import DeviceTarget, FusedRequest
 
 USED_CONFIG = (
     "block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "cache_modifier_a", "cache_modifier_b",
@@ -118,12 +118,17 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
 
 def dtype_problem(request: FusedRequest) -> str:
     """Return why the device cannot multiply the operands; empty if it can."""
-    known, on_cpu = _ARCH_FP8.get(request.dtype, ()), request.target.type is DeviceType.CPU
-    if not known or ("sm_90" if on_cpu else request.target.arch) in known:
+    return fp8_problem(request.dtype, request.target)
+
+
+def fp8_problem(dtype: str, target: DeviceTarget) -> str:
+    """Return why a device does not know a type of 8-bit floats; empty if it does, or for another type."""
+    known, on_cpu = _ARCH_FP8.get(dtype, ()), target.type is DeviceType.CPU
+    if not known or ("sm_90" if on_cpu else target.arch) in known:
         return ""
     if on_cpu:
-        return f"the CPU executor does not know {request.dtype}"
-    return f"{request.target.arch} does not multiply {request.dtype}; these do: {', '.join(known)}"
+        return f"the CPU executor does not know {dtype}"
+    return f"{target.arch} does not know {dtype}; these do: {', '.join(known)}"
 
 
 def padded(columns: int, item: int) -> int:

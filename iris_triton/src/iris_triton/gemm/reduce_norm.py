@@ -1,0 +1,262 @@
+"""`one_shot`, `two_shot`: all_reduce_rms_norm.  Whole rows are sent, summed, and normalised by the same program.
+
+Chosen where a table or the model says so: one shot for few rows, two for many.  In one shot each member sends its rows
+to all, and each computes everything behind the only barrier.  In two shots the rows of a band, one for each member, are
+summed by their owners, which send the sums to all.  Either way sums are made in the group's order and rounded, so all
+members get the same bits.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.dispatch.products import FP8, NORM
+from iris_core.providers.norms import norm_s
+from iris_core.types import Availability, DeviceType
+from iris_triton.collectives.parts.barrier import (
+    at_member,
+    barrier,
+    compare_kinds,
+    compare_words,
+    enter,
+    leave,
+    members_of,
+)
+from iris_triton.collectives.parts.collective import Plan, barrier_arguments
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS
+from iris_triton.gemm.parts.shapes import fp8_problem
+from iris_triton.gemm.parts.tiles import wide
+from iris_triton.info import TRITON_INFO
+from iris_triton.language.flags import lanes_for
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Host
+    from iris_core.types import NormRequest, PluginInfo
+
+TENSORS = ("out", "residual", "x", "weight", "scales")
+"""Arguments that may lie anywhere."""
+
+RUNTIME = ("me", "rank", "kind", "rows", "cap", "bands", "most", "timeout_ns", "status")
+"""Arguments for whose values kernels are not compiled anew."""
+
+
+@triton.jit
+def _slot(stage, bases, me, member, offset):
+    """Return a pointer to a row in a member's memory; the compiler knows that it begins at a multiple of 16 bytes."""
+    there = stage.to(tl.int64) + (tl.load(bases + member) - tl.load(bases + me))
+    return tl.multiple_of(there.to(stage.dtype), 16) + offset
+
+
+@triton.jit
+def _finish(
+    total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Add a row's sum, float32, to the residual, and store the norm of that.
+
+    Args:
+        t: number of the row.
+        out, residual, weight, hidden, eps: see `all_reduce_rms_norm`.
+        scales: float32 for each row, or None; then `most` is the largest number of the output's type.
+        ALIGNED: all tensors begin at multiples of 16 bytes.
+    """
+    at = tl.arange(0, BLOCK)
+    mask = at < hidden
+    begin = tl.cast(t, tl.int64) * hidden
+    stream = wide(residual, ALIGNED) + begin + at
+    row = (tl.load(stream, mask=mask, other=0.0).to(tl.float32) + total).to(residual.dtype.element_ty)
+    tl.store(stream, row, mask=mask)
+    row = tl.where(mask, row.to(tl.float32), 0.0)
+    row *= tl.rsqrt(tl.sum(row * row, 0) / hidden + eps)
+    row *= tl.load(wide(weight, ALIGNED) + at, mask=mask, other=0.0).to(tl.float32)
+    if scales is not None:
+        factor = tl.max(tl.abs(row), 0) / most
+        tl.store(scales + t, factor)
+        row = tl.minimum(tl.maximum(row / tl.where(factor > 0, factor, 1.0), -most), most)
+    tl.store(wide(out, ALIGNED) + begin + at, row.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
+def norm_one_shot(
+    out, residual, x, weight, scales, control, stage, kinds, bases, me, rank, kind, rows, hidden, cap, eps, most,
+    timeout_ns, status,
+    SIZE: tl.constexpr, EACH: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Send all rows to all members, and finish each; a program takes every `num_programs`-th row.
+
+    A member may be one call ahead, so halves of the memory take turns, by the epoch of the program's barriers: two
+    calls with the same half have one between them.  A program's part of a half is its own, whatever the call's shape.
+
+    Args (beside those of `_finish`):
+        control, bases, me, rank, kind, timeout_ns, status: see `iris_triton.collectives.pull.pull`.
+        stage: symmetric memory, 2 * cap * SIZE * EACH rows of BLOCK elements.
+        kinds: int64[2 * SIZE] of it: each member's call signature, which the row of the barrier cannot tell where the
+            next call may begin before this one has looked.
+        cap: programs for which there is memory.
+        EACH: rows of a program for which there is memory.
+        BLOCK: a power of two, at least `hidden`.
+    """
+    row, epoch = enter(control, bases, me, kind, SIZE)
+    epoch += 1
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    half = epoch % 2
+    words = kinds + half * SIZE
+    if program == 0:
+        members = members_of(SIZE)
+        place = at_member(words + me, bases, me, members)
+        tl.store(place, members.to(tl.int64) * 0 + kind, mask=lanes_for(SIZE) < SIZE)
+    first = (half * cap + program) * (SIZE * EACH * BLOCK)
+    at = tl.arange(0, BLOCK)
+    mask = at < hidden
+    for t in range(program, rows, programs):
+        values = tl.load(wide(x, ALIGNED) + tl.cast(t, tl.int64) * hidden + at, mask=mask)
+        for i in tl.static_range(SIZE):
+            there = _slot(stage, bases, me, (me + 1 + i) % SIZE, first + (me * EACH + t // programs) * BLOCK)
+            tl.store(there + at, values, mask=mask)
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    compare_words(words, row, kind, status, rank, SIZE)
+    for t in range(program, rows, programs):
+        total = tl.zeros((BLOCK,), tl.float32)
+        for source in tl.static_range(SIZE):
+            came = wide(stage, True) + (first + (source * EACH + t // programs) * BLOCK)
+            total += tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
+        total = total.to(x.dtype.element_ty).to(tl.float32)
+        _finish(total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED, BLOCK)
+    leave(row, epoch, SIZE)
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
+def norm_two_shot(
+    out, residual, x, weight, scales, control, stage, bases, me, rank, kind, rows, hidden, bands, eps, most,
+    timeout_ns, status, SIZE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sum the rows that this member owns, send the sums to all, and finish every row; a program takes bands of rows.
+
+    Row b * SIZE + i of band b belongs to member i.  Nothing has two halves: who sends rows of the next call has the
+    sums of this one, before which all have read what came; and who sends sums has the rows of all for the same call.
+
+    Args (beside those of `norm_one_shot`):
+        stage: symmetric memory: SIZE * bands rows, those that each member sends to this one, and SIZE * bands sums.
+        bands: of rows, the last of which may be short.
+    """
+    row, epoch = enter(control, bases, me, kind, SIZE)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    at = tl.arange(0, BLOCK)
+    mask = at < hidden
+    apart = tl.cast(bands, tl.int64) * BLOCK
+    sums = apart * SIZE
+    for band in range(program, bands, programs):
+        for i in tl.static_range(SIZE):
+            owner = (me + 1 + i) % SIZE
+            t = tl.cast(band * SIZE + owner, tl.int64)
+            here = mask & (t < rows)
+            there = _slot(stage, bases, me, owner, me * apart + band * BLOCK)
+            tl.store(there + at, tl.load(wide(x, ALIGNED) + t * hidden + at, mask=here), mask=here)
+    epoch += 1
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    compare_kinds(row, kind, status, rank, SIZE)
+    for band in range(program, bands, programs):
+        here = mask & (band * SIZE + me < rows)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for source in tl.static_range(SIZE):
+            came = wide(stage, True) + (source * apart + band * BLOCK)
+            total += tl.load(came + at, mask=here, other=0.0).to(tl.float32)
+        for i in tl.static_range(SIZE):
+            there = _slot(stage, bases, me, (me + 1 + i) % SIZE, sums + me * apart + band * BLOCK)
+            tl.store(there + at, total.to(x.dtype.element_ty), mask=here)
+    epoch += 1
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    for band in range(program, bands, programs):
+        for owner in range(SIZE):
+            t = band * SIZE + owner
+            if t < rows:
+                came = wide(stage, True) + (sums + owner * apart + band * BLOCK)
+                total = tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
+                _finish(total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED, BLOCK)
+    leave(row, epoch, SIZE)
+
+
+_MOST_HIDDEN = 1 << 15  # a program holds whole rows
+_MOST_NBYTES = {"one_shot": 1 << 20, "two_shot": 32 << 20}
+_ELEMENTS_OF_A_WARP = 1024
+_SHARE = 1 << 12
+
+
+class ReduceNorm:
+    """all_reduce_rms_norm by one of these forms; satisfies `iris_core.protocols.NormOperation`."""
+
+    op = NORM
+    info: PluginInfo = TRITON_INFO
+    deterministic = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def supports(self, request: NormRequest) -> Availability:
+        problem = self._problem(request)
+        return Availability(not problem, problem)
+
+    def _problem(self, request: NormRequest) -> str:
+        config, most = request.options["config"], _MOST_NBYTES[self.name]
+        if request.group_size == 1:
+            return "a single rank has no peers to communicate with"
+        if request.hidden > _MOST_HIDDEN:
+            return f"a program holds whole rows, of up to {_MOST_HIDDEN} elements"
+        if request.nbytes > most:
+            return f"it serves up to {most} bytes"
+        if unused := [name for name in config if name not in ("comm_sms", "num_warps")]:
+            return f"it has no use for {', '.join(unused)} of the config"
+        return fp8_problem(request.out_dtype, request.target) if request.out_dtype in FP8 else ""
+
+    def cost(self, request: NormRequest) -> float:
+        """Estimate seconds: rows to all and one barrier, or rows and sums and two of them."""
+        shots, others = (1, request.group_size - 1) if self.name == "one_shot" else (2, 1 - 1 / request.group_size)
+        return norm_s(request, launches=1, barriers=shots, moved=shots * others * request.nbytes, passes=3)
+
+    def tunings(self, request: NormRequest) -> list[dict[str, int]]:
+        """Return the configs to measure."""
+        return [{}] if request.target.type is DeviceType.CPU else [{}, {"num_warps": 4}, {"num_warps": 16}]
+
+    def prepare(self, request: NormRequest, host: Host) -> Plan:
+        team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
+        block = triton.next_power_of_2(request.hidden)
+        dtype, out_dtype = (getattr(torch, each) for each in (request.dtype, request.out_dtype))
+        cap = min(config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS), team.max_programs)
+        is_quantised = request.out_dtype in FP8
+        arguments: dict[str, Any] = barrier_arguments(team) | {
+            "kind": request.options.get("kind", 0), "rows": request.rows, "hidden": request.hidden, "eps": request.eps,
+            "most": torch.finfo(out_dtype).max if is_quantised else 0.0, "ALIGNED": request.aligned, "BLOCK": block,
+        }  # fmt: skip
+        if self.name == "one_shot":
+            kernel: Any = norm_one_shot
+            programs = min(cap, request.rows)
+            # a power of two for each program: calls of different shapes share the region, and each one's own part of it
+            each_nbytes = max(_SHARE, triton.next_power_of_2(-(-request.rows // programs)) * block * dtype.itemsize)
+            rows_nbytes, kinds_nbytes = 2 * cap * team.size * each_nbytes, 2 * team.size * 8
+            region = team.region(f"norms of {cap} programs of {each_nbytes} bytes", rows_nbytes + kinds_nbytes).tensor
+            arguments |= {"stage": region[:rows_nbytes].view(dtype), "cap": cap}
+            arguments |= {"kinds": region[rows_nbytes : rows_nbytes + kinds_nbytes].view(torch.int64)}
+            arguments |= {"EACH": each_nbytes // (block * dtype.itemsize)}
+        else:
+            kernel = norm_two_shot
+            bands = -(-request.rows // team.size)
+            programs = min(cap, bands)
+            nbytes = triton.next_power_of_2(2 * team.size * bands * block * dtype.itemsize)
+            arguments |= {"stage": team.region("norms", nbytes, fill=None).tensor.view(dtype), "bands": bands}
+        warps = config.get("num_warps", max(4, min(16, block // _ELEMENTS_OF_A_WARP)))
+        names = TENSORS if is_quantised else TENSORS[:-1]
+        arguments |= {} if is_quantised else {"scales": None}
+        bound = BoundKernel(kernel, programs, arguments, names, team.device, {} if on_cpu else {"num_warps": warps})
+        return Plan((bound,))
+
+    def launch(
+        self, plan: Plan, out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
+        scales: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        given = (out, residual, x, weight) if scales is None else (out, residual, x, weight, scales)
+        plan.kernels[0](None, *(each.detach() for each in given))

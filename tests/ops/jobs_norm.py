@@ -1,0 +1,282 @@
+"""Rank jobs of test_norm: all_reduce + residual + RMSNorm, against torch in float64."""
+
+import contextlib
+import copy
+import random
+import time
+from dataclasses import dataclass
+
+import delays
+import torch
+from jobs_nodes import refusal
+
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.errors import IrisError
+from iris_core.nn import RMSNorm
+
+OP, EPS = "all_reduce_rms_norm", 1e-3
+UNTOUCHED = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: `out` is an element type of 8-bit floats or empty, `programs` of the kernel, 0 for its own choice."""
+
+    algorithm: str
+    shape: tuple
+    dtype: str = "bfloat16"
+    out: str = ""
+    weight: str = ""
+    place: str = "ordinary"
+    programs: int = 0
+
+
+class Tensors:
+    """Tensors of a rank; `fill` makes new data: small whole numbers, whose sums are exact in every type."""
+
+    def __init__(self, ctx, case, rank, size):
+        self.case, self.rank, self.size = case, rank, size
+        dtype, out = getattr(torch, case.dtype), getattr(torch, case.out or case.dtype)
+        make = ctx.empty if case.place == "heap" else torch.empty
+        if case.place == "skewed":
+            count = torch.Size(case.shape).numel()
+            self.x, self.residual, self.out = (
+                torch.empty(count + 1, dtype=each, device=ctx.device)[1:].view(case.shape)
+                for each in (dtype, dtype, out)
+            )
+        else:
+            self.x = make(case.shape, dtype=dtype, device=ctx.device)
+            self.residual = torch.empty(case.shape, dtype=dtype, device=ctx.device)
+            self.out = torch.empty(case.shape, dtype=out, device=ctx.device)
+        self.weight = torch.empty(case.shape[-1], dtype=getattr(torch, case.weight or case.dtype), device=ctx.device)
+        self.scales = torch.empty(case.shape[:-1], device=ctx.device) if case.out else None
+
+    def fill(self, turn):
+        drawn = torch.Generator().manual_seed(turn)
+        self.parts = torch.randint(-3, 4, (self.size, *self.case.shape), generator=drawn)
+        self.before = torch.randint(-3, 4, self.case.shape, generator=drawn)
+        weight = torch.randint(1, 5, self.case.shape[-1:], generator=drawn) / 2
+        self.x.copy_(self.parts[self.rank])
+        self.residual.copy_(self.before)
+        self.weight.copy_(weight)
+        self.out.copy_(torch.full(self.case.shape, UNTOUCHED).float())
+        stream = (self.parts.sum(0) + self.before).double()
+        return stream, torch.nn.functional.rms_norm(stream, stream.shape[-1:], weight.double(), EPS)
+
+    @property
+    def given(self):
+        return self.out, self.residual, self.x, self.weight, EPS
+
+
+def tolerance(case):
+    """Of a row's largest element: what rounding once makes."""
+    return {"": {"float32": 1e-5, "bfloat16": 2**-8, "float16": 2**-10}[case.dtype],
+            "float8_e4m3fn": 2**-4 + 2**-8, "float8_e5m2": 2**-3 + 2**-8}[case.out]  # fmt: skip
+
+
+def verify(case, tensors, stream, norm):
+    """What is wrong with the results."""
+    wrong = []
+    if not torch.equal(tensors.residual.cpu().double(), stream):
+        wrong.append((case, "residual"))
+    if not torch.equal(tensors.x.cpu().double(), tensors.parts[tensors.rank].double()):
+        wrong.append((case, "x was changed"))
+    got = tensors.out.cpu().double()
+    most = norm.abs().amax(-1, keepdim=True)
+    if case.out:
+        largest = torch.finfo(getattr(torch, case.out)).max
+        scales = tensors.scales.cpu().double()[..., None]
+        if not torch.allclose(scales, most / largest, rtol=1e-5, atol=0):
+            wrong.append((case, "scales"))
+        got = got * scales
+    error = ((got - norm).abs() / most.clamp(min=1e-30)).max().item() if norm.numel() else 0.0
+    if not error <= tolerance(case):
+        wrong.append((case, error))
+    return wrong
+
+
+def config_of(case):
+    programs = {"comm_sms": case.programs} if case.programs else {}
+    return Config(algorithm=case.algorithm, **programs) if case.algorithm or programs else None
+
+
+def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
+    """What is wrong with calls of all cases in turn, and with their bits; ranks and programs are late at random."""
+    wrong = []
+    with Iris("64MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        late = delays.late_after_signals(shared_file, ctx.cur_rank, ctx.num_ranks, share)
+        made = [(case, Tensors(ctx, case, 0, len(everyone))) for case in cases]  # of all ranks: some lie on the heap
+        if ctx.cur_rank not in everyone:
+            return wrong
+        rank, chance = everyone.index(ctx.cur_rank), random.Random(ctx.cur_rank)
+        for _, tensors in made:
+            tensors.rank = rank
+        with late if share and device == "cpu" else contextlib.nullcontext():
+            for turn in range(turns):
+                for number, (case, tensors) in enumerate(made):
+                    stream, norm = tensors.fill(turn * len(made) + number)
+                    time.sleep(chance.choice([0, 0, 0.005]))
+                    how = {"scales": tensors.scales, "config": config_of(case), "group": group}
+                    if turn % 2:
+                        ctx.ops.all_reduce_rms_norm(*tensors.given, **how, async_op=True).wait()
+                    else:
+                        ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
+                    wrong += [(turn, *each) for each in verify(case, tensors, stream, norm)]
+        bits = [(tensors.out.cpu().view(torch.uint8), tensors.residual.cpu().view(torch.uint8)) for _, tensors in made]
+        hashes = torch.tensor([hash(tuple(a.flatten().tolist() + b.flatten().tolist())) >> 2 for a, b in bits])
+        mine, all_of_them = hashes.to(ctx.device), torch.empty(len(everyone), len(made), dtype=torch.int64)
+        all_of_them = all_of_them.to(ctx.device)
+        ctx.ccl.all_gather(all_of_them, mine, group=group)
+        wrong += [
+            (case, "bits differ")
+            for (case, _), of in zip(made, all_of_them.t(), strict=True)
+            if len(set(of.tolist())) > 1
+        ]
+    return wrong
+
+
+def same_bits(device):
+    """Whether one and two shots have the same bits, on data that is no whole numbers."""
+    with Iris("16MiB", device=device) as ctx:
+        drawn = torch.Generator().manual_seed(3)
+        parts, before = torch.randn(ctx.num_ranks, 9, 200, generator=drawn), torch.randn(9, 200, generator=drawn)
+        weight, found = torch.rand(200, generator=drawn).to(ctx.device), []
+        for algorithm in ("one_shot", "two_shot", "unfused"):
+            x, residual = parts[ctx.cur_rank].bfloat16().to(ctx.device), before.bfloat16().to(ctx.device)
+            out = torch.empty_like(x)
+            ctx.ops.all_reduce_rms_norm(out, residual, x, weight, config=Config(algorithm=algorithm))
+            found.append((residual.cpu(), out.cpu()))
+        total = torch.empty_like(x)
+        ctx.ccl.all_reduce(total, x)
+        wanted = (total.float().cpu() + before.bfloat16().float()).bfloat16()
+    one, two, unfused = found
+    close = torch.allclose(one[1].float(), unfused[1].float(), rtol=2**-7, atol=1e-3)
+    return [torch.equal(one[0], wanted), *(torch.equal(a, b) for a, b in zip(one, two, strict=True)), close,
+            torch.equal(one[0], unfused[0])]  # fmt: skip
+
+
+def bound(device):
+    """What is wrong with a bound call, and what `explain` says."""
+    wrong = []
+    with Iris("16MiB", device=device) as ctx:
+        tensors = Tensors(ctx, Case("", (5, 64), "float32"), ctx.cur_rank, ctx.num_ranks)
+        tensors.fill(0)
+        call = ctx.ops.bind(OP, *tensors.given)
+        for turn in range(4):
+            stream, norm = tensors.fill(turn)
+            call() if turn % 2 else call.start().wait()
+            wrong += verify(tensors.case, tensors, stream, norm)
+        said = str(ctx.ops.explain(OP, *tensors.given))
+        ctx.barrier()
+    return wrong, said
+
+
+def layers(device):
+    """The largest relative deviations of a layer's results and gradients from those of torch in float64."""
+    with Iris("16MiB", device=device) as ctx:
+        drawn, worst = torch.Generator().manual_seed(5), {}
+        parts = torch.randn(ctx.num_ranks, 3, 4, 48, generator=drawn)
+        before, target, other = torch.randn(3, 3, 4, 48, generator=drawn)
+        weight = torch.rand(48, generator=drawn) + 0.5
+        layer = copy.deepcopy(RMSNorm(ctx, 48, EPS))
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+        x, residual = (each.clone().to(ctx.device).requires_grad_() for each in (parts[ctx.cur_rank], before))
+        out, stream = layer(x, residual)
+        ((out - target.to(ctx.device)) ** 2 + stream * other.to(ctx.device)).sum().backward()
+        wide = [each.double().requires_grad_() for each in (parts, before, weight)]
+        total = wide[0].sum(0) + wide[1]
+        wanted = torch.nn.functional.rms_norm(total, (48,), wide[2], EPS)
+        ((wanted - target.double()) ** 2 + total * other.double()).sum().backward()
+        pairs = {
+            "out": (out, wanted), "residual": (stream, total), "gradient of x": (x.grad, wide[0].grad[ctx.cur_rank]),
+            "gradient of the residual": (residual.grad, wide[1].grad),
+            "gradient of the weight": (layer.weight.grad, wide[2].grad),
+        }  # fmt: skip
+        for name, (got, want) in pairs.items():
+            worst[name] = ((got.detach().cpu().double() - want).abs().max() / want.abs().max()).item()
+        kept = torch.equal(residual.detach().cpu(), before)
+        with torch.no_grad():
+            kept = kept and not layer(x, residual)[0].requires_grad
+        ctx.barrier()
+    return worst, kept, repr(layer)
+
+
+def refused():
+    """What is refused, and by whom."""
+    with Iris("16MiB", device="cpu") as ctx:
+        x, residual, out, weight = torch.ones(3, 8), torch.ones(3, 8), torch.empty(3, 8), torch.ones(8)
+        fp8, scales = torch.empty(3, 8, dtype=torch.float8_e4m3fn), torch.empty(3)
+
+        def call(*tensors, **how):
+            return refusal(lambda: ctx.ops.all_reduce_rms_norm(*tensors, **how))
+
+        said = [
+            call(out, residual, torch.ones(3, 16)[:, :8], weight),
+            call(out, residual, x, torch.ones(3)),
+            call(out, residual.half(), x, weight),
+            call(out.half(), residual, x, weight),
+            call(fp8, residual, x, weight),
+            call(out, residual, x, weight, scales=scales),
+            call(fp8, residual, x, weight, scales=torch.empty(8)),
+            call(x, residual, x, weight),
+            call(out, residual, x, weight, -1.0),
+            call(out.double(), residual.double(), x.double(), weight),
+            call(out, residual.clone().requires_grad_(), x, weight),
+            call(out, residual, x, weight, eps=1e-3 if ctx.cur_rank else 1e-5),
+            call(out, residual, x, weight, config=Config(algorithm="one_shot", num_stages=2)),
+            call(out, residual, x, weight, config=Config(algorithm="none")),
+            call(*(each[ctx.cur_rank :] for each in (out, residual, x)), weight),
+            refusal(lambda: ctx.ops.bind(OP, out, residual, x, weight, async_op=True)),
+        ]
+        kept = residual.clone()
+        empty = [each[:0] for each in (out, residual, x)]
+        ctx.ops.all_reduce_rms_norm(*empty, weight)
+    assert torch.equal(kept, residual)
+    return said
+
+
+def called_differently(algorithm):
+    """What ranks hear that call with other numbers of rows, both of which they know."""
+    with Iris("16MiB", device="cpu") as ctx:
+        weight, config = torch.ones(8), Config(algorithm=algorithm)
+        calls = [
+            lambda n=n: ctx.ops.all_reduce_rms_norm(
+                torch.empty(n, 8), torch.ones(n, 8), torch.ones(n, 8), weight, config=config
+            )
+            for n in (2, 3)
+        ]
+        for each in (*calls, *calls):
+            each()
+        calls[ctx.cur_rank]()
+        ctx.broadcast(0)  # unlike a barrier, it looks at no reports
+        try:
+            calls[0]()
+        except IrisError as error:
+            return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def replays(turns, algorithm):
+    """Whether calls that a graph replays are right, where each rank's device rests before some of them."""
+    wrong = []
+    with Iris("64MiB", device="cuda") as ctx:
+        tensors = Tensors(ctx, Case(algorithm, (12, 512)), ctx.cur_rank, ctx.num_ranks)
+        how, late = {"config": config_of(tensors.case)}, random.Random(ctx.cur_rank)
+        tensors.fill(0)
+        ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
+        torch.cuda.synchronize()
+        ctx.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
+        for turn in range(turns):
+            stream, norm = tensors.fill(turn)
+            if late.random() < 0.2:
+                torch.cuda._sleep(int(late.random() * 2e6))
+            graph.replay()
+            wrong += [(turn, *each) for each in verify(tensors.case, tensors, stream, norm)]
+        ctx.barrier()
+    return wrong

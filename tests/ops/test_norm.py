@@ -1,0 +1,92 @@
+"""`ctx.ops.all_reduce_rms_norm`: what stands between two layers, in one launch."""
+
+import jobs_norm as jobs
+import pytest
+from jobs_norm import Case
+
+KERNELS = ["one_shot", "two_shot"]
+
+
+def cases():
+    """Every algorithm with every kind of tensors; rows and columns that nothing divides."""
+    for algorithm in (*KERNELS, "unfused", ""):
+        yield Case(algorithm, (7, 200))
+        yield Case(algorithm, (1, 64), "float32", place="heap")
+    for algorithm in KERNELS:
+        yield Case(algorithm, (2, 5, 96), "float16", weight="float32", programs=3)
+        yield Case(algorithm, (5, 33), "float32", place="skewed")
+        yield Case(algorithm, (9, 128), out="float8_e4m3fn", programs=2)
+        yield Case(algorithm, (3, 40), "float16", out="float8_e5m2")
+    yield Case("unfused", (2, 3, 40), "float32", out="float8_e4m3fn")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "group"),
+    [(1, None), (2, None), (3, None), (4, [3, 1, 0]), pytest.param(4, None, marks=pytest.mark.exhaustive)],
+)
+def test_results(pool, device, num_ranks, group):
+    every = [case for case in cases() if num_ranks > 1 or case.algorithm in ("", "unfused")]
+    assert pool.run(jobs.run_cases, num_ranks, device, every, 2, group) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_ranks_that_are_late(pool, tmp_path, num_ranks):
+    """Shapes and algorithms change from call to call, and with them which program has which memory."""
+    shapes = (1, 16, 4), (5, 16, 4), (9, 24, 4), (2, 16, 1)
+    every = [
+        Case(algorithm, (rows, hidden), "float32", programs=programs)
+        for algorithm in KERNELS
+        for rows, hidden, programs in shapes
+    ]
+    wrong = pool.run(jobs.run_cases, num_ranks, "cpu", every, 3, None, 0.15, str(tmp_path / "changes"))
+    assert wrong == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_algorithms_have_the_same_bits(pool, device, num_ranks):
+    assert pool.run(jobs.same_bits, num_ranks, device) == [[True] * 5] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_bound_calls(pool, device, num_ranks):
+    for wrong, said in pool.run(jobs.bound, num_ranks, device):
+        assert wrong == []
+        assert all(name in said for name in (*KERNELS, "unfused"))
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_layers(pool, device, num_ranks):
+    for worst, kept, text in pool.run(jobs.layers, num_ranks, device):
+        assert {name: error for name, error in worst.items() if not error < 1e-5} == {}
+        assert len(worst) == 5
+        assert kept
+        assert text == "RMSNorm(48, eps=0.001)"
+
+
+def test_what_is_refused(pool):
+    kinds = ["LayoutError"] + ["ArgumentError"] * 8 + ["UnsupportedError", "ArgumentError", "RankMismatchError"]
+    kinds += ["UnsupportedError", "ArgumentError", "RankMismatchError", "ArgumentError"]
+    said = pool.run(jobs.refused, 2)
+    for each in said:
+        assert [kind for kind, _, _ in each] == kinds
+    texts = [text for _, _, text in said[0]]
+    parts = ["the x, of shape (3, 8), must be contiguous", "the weight must be (8,)", "the residual float16",
+             "the output is float32, float8_e4m3fn", "takes scales", "takes scales", "scales must be float32 and (3,)",
+             "the output and the x share memory", "eps must be", "float64 is not normalised", "gradients", "eps",
+             "no use for num_stages", "there is no algorithm 'none'", "rows", "neither async_op"]  # fmt: skip
+    for part, text in zip(parts, texts, strict=True):
+        assert part in text
+
+
+@pytest.mark.parametrize("algorithm", KERNELS)
+def test_calls_that_differ(pool, algorithm):
+    for kind, text in pool.run(jobs.called_differently, 2, algorithm):
+        assert kind == "DeviceError"
+        assert "all_reduce_rms_norm" in text
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("algorithm", KERNELS)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_graphs(pool, num_ranks, algorithm):
+    assert pool.run(jobs.replays, num_ranks, 200, algorithm) == [[]] * num_ranks
