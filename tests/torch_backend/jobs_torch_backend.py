@@ -297,6 +297,7 @@ def gradients(store):
         "matmul_reduce_scatter": lambda x: ops.matmul_reduce_scatter(x.float(), b.float(), None, group),
         "matmul_all_reduce": lambda x: ops.matmul_all_reduce(x.float(), b.float(), None, group),
         "matmul_all_gather": lambda x: ops.matmul_all_gather(x.float(), b.float(), None, group),
+        "norm": lambda x: torch.cat(ops.all_reduce_rms_norm(x.float(), 2 * x.float(), b[:, 0].float(), 1e-3, group)),
     }
     wrong = {}
     for name, case in cases.items():

@@ -5,7 +5,7 @@ import pytest
 
 
 def test_calls_are_in_one_graph(ranks):
-    assert ranks.run(jobs.in_one_graph, 3) == [[[True] * 3, [True]] * 4] * 3
+    assert ranks.run(jobs.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
 
 
 def test_what_cannot_be_compiled_is_refused(ranks):

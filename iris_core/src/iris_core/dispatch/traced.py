@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from iris_core.dispatch.config import CONFIGS
+from iris_core.dispatch.products import NormCall
 from iris_core.errors import ArgumentError, HeapClosedError
 
 is_compiling = torch.compiler.is_compiling
@@ -35,6 +36,16 @@ def trace(binder: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: 
     torch.ops.iris.call(
         out, None if x is out else x, b, bias, _name(binder.name, op, x is out, number, group, is_async, *more)
     )
+    return True
+
+
+def trace_norm(binder: Any, call: Any) -> bool:
+    """Put an `all_reduce_rms_norm` into the graph that is being traced; see `trace`."""
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in call.tensors):
+        return False
+    number = None if call.config is None else getattr(call.config, "_hash", -1)
+    name = _name(binder.name, call.op, False, number, call.group, False, call.eps)
+    torch.ops.iris.norm_call(*call.tensors, name)
     return True
 
 
@@ -66,6 +77,23 @@ def _run(
     face._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments)
 
 
+def _run_norm(
+    out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None,
+    name: str,
+) -> None:  # fmt: skip
+    known, op, _, (group, _, config, eps) = _calls[name]
+    binder = BINDERS.get(known)
+    if binder is None:
+        raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
+    tensors = (None if each is None else each.detach() for each in (out, residual, x, weight, scales))
+    binder.open().ops._run_norm(NormCall._make((op, *tensors, eps, group, config)), False)
+
+
+_LIBRARY.define(
+    "norm_call(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, Tensor(c!)? scales, str call) -> ()"
+)
+_LIBRARY.impl("norm_call", _run_norm, "CompositeExplicitAutograd")
+torch.library.register_fake("iris::norm_call", lambda *_: None, lib=_LIBRARY)
 _LIBRARY.define("call(Tensor(a!) out, Tensor? x, Tensor? b, Tensor? bias, str call) -> ()")
 _LIBRARY.impl("call", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("iris::call", lambda *_: None, lib=_LIBRARY)

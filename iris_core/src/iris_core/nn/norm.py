@@ -31,13 +31,25 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_stream: Tensor) -> tuple[Any, ...]:
         stream, weight = ctx.saved_tensors
-        wide, of_out = stream.float(), grad.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
-        normed, of_normed = wide * scale, of_out * weight.float()
-        total = scale * (of_normed - normed * (of_normed * normed).mean(-1, keepdim=True)) + grad_stream.float()
-        total = total.to(stream.dtype)
-        of_weight = (of_out * normed).flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[2] else None
+        total, of_weight = norm_gradients(stream, weight, grad, grad_stream, ctx.eps)
         return total, total, of_weight, None, None
+
+
+def norm_gradients(
+    stream: Tensor, weight: Tensor, grad: Tensor, grad_stream: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a residual, to which nothing is added any more, and of the weight.
+
+    Args:
+        stream, weight, eps: of the norm.
+        grad, grad_stream: of its result, and of the residual as later layers use it.
+    """
+    wide, of_out = stream.float(), grad.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed, of_normed = wide * scale, of_out * weight.float()
+    total = scale * (of_normed - normed * (of_normed * normed).mean(-1, keepdim=True)) + grad_stream.float()
+    of_weight = (of_out * normed).reshape(-1, weight.shape[0]).sum(0)
+    return total.to(stream.dtype), of_weight.to(weight.dtype)
 
 
 def all_reduce_rms_norm(

@@ -16,7 +16,7 @@ from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.products import NORM, OPS, FusedCall, NormCall, check_apart, torch_allows_tf32
 from iris_core.dispatch.requests import reach
-from iris_core.dispatch.traced import is_compiling, trace
+from iris_core.dispatch.traced import is_compiling, trace, trace_norm
 from iris_core.errors import ArgumentError
 from iris_core.ops.experts import ExpertGroup
 
@@ -410,6 +410,8 @@ class Operations(Calls):
         return bound.workspace  # type: ignore[no-any-return]
 
     def _run_norm(self, call: NormCall, async_op: bool) -> Work | None:
+        if is_compiling() and not async_op and trace_norm(self._binder, call):
+            return None
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):

@@ -1,4 +1,4 @@
-"""`torch.ops.iris.*`: collectives and fused products as operators of torch.
+"""`torch.ops.iris.*`: collectives, fused products and norms as operators of torch.
 
 `torch.compile` keeps them in one graph (they have fake kernels), and autograd differentiates them: the gradient of each
 is its dual, as if the sum of all ranks' losses were differentiated.  A group is a name: one that `name_of` makes, or
@@ -24,6 +24,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
 from iris_core.types import ReduceOp
 
@@ -260,3 +261,33 @@ for _op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "
     _dim = ", int gather_dim=0" if _op == "all_gather_matmul" else ""
     _define(f"{_op}(Tensor a, Tensor b, Tensor? bias, str group{_dim}) -> Tensor", _run, _fake)
     _differentiate(_op, _save_factors, _product_gradient(_op))
+
+
+# -- norms ------------------------------------------------------------------------------------------------------------
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    found, (x, residual, weight) = _group(group), (each.detach() for each in (x, residual, weight))
+    out, stream = x.new_empty(x.shape), residual.clone(memory_format=torch.contiguous_format)
+    given = x.contiguous(), weight.contiguous(), eps
+    found.open(x.device).ops.all_reduce_rms_norm(out, stream, *given, group=found.members)
+    return out, stream
+
+
+def _norm_backward(ctx: Any, grad: torch.Tensor, grad_stream: torch.Tensor) -> tuple[Any, ...]:
+    stream, weight = ctx.saved_tensors
+    total, of_weight = norm_gradients(stream, weight, grad, grad_stream, ctx.eps)
+    return _OPS.all_reduce(total, "sum", ctx.group), total, of_weight, None, None
+
+
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, _, weight, ctx.eps, ctx.group = inputs
+    ctx.save_for_backward(output[1], weight)
+
+
+_define(
+    "all_reduce_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str group) -> (Tensor, Tensor)",
+    _norm,
+    lambda x, residual, *_: (x.new_empty(x.shape), residual.new_empty(residual.shape)),
+)
+_differentiate("all_reduce_rms_norm", _save_norm, _norm_backward)
