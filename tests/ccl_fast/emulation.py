@@ -16,6 +16,7 @@ from iris_core.types import DeviceType
 from iris_triton import collectives
 from iris_triton.collectives.packets import arithmetic, mailbox, packet
 from iris_triton.collectives.parts.barrier import report_difference, report_overlap
+from iris_triton.gemm.packet_norm import PacketNorm
 from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language.flags import spin
 
@@ -152,5 +153,6 @@ def emulation(**variables):
     def offered(*, packets=True):
         return ours(packets=True) if packets else [*ours(packets=False), *emulated()]
 
-    with environment(**variables), mock.patch.object(collectives, "collectives", offered):
+    everywhere = mock.patch.object(PacketNorm, "devices", tuple(DeviceType))
+    with environment(**variables), mock.patch.object(collectives, "collectives", offered), everywhere:
         yield

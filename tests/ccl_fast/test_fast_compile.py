@@ -14,6 +14,7 @@ import triton.language as tl
 
 from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
+from iris_triton.gemm.packet_norm import norm_packets
 from iris_triton.testing.compile_only import assembly, compile_for
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
@@ -108,6 +109,40 @@ def test_nothing_waits_for_the_check_of_overlaps(encoding):
     assert min(place for place in used if place > claim.end()) > poll
     assert text.count("bar.sync") == 2  # all have the epoch; all have their packets
     assert ".shared" not in text
+
+
+def norm(size, dtype, **more):
+    """The arguments of `norm_packets`, for rows of a packet for each thread."""
+    common = {
+        "scales": None, "counters": FLAGS, "peers": peers(size), "me": 1, "rank": 1, "kind": 5, "rows": 16, "cap": 1024,
+        "box": 1 << 21, "half": 1 << 20, "eps": 1e-6, "most": 448.0, "timeout_ns": 10**9, "status": 1 << 40, "N": size,
+        "TWO": False, "ALIGNED": True, "BLOCK": 64, "EARLY": True, "LOOKS": 1, "num_warps": 2, "launch_pdl": True,
+    }  # fmt: skip
+    tensors = dict.fromkeys(("out", "residual", "x", "weight"), torch.zeros(16, dtype=dtype))
+    of_type = {"DT": getattr(tl, str(dtype)[6:]), "ITEM": dtype.itemsize, "hidden": 1024 // dtype.itemsize}
+    return {**common, **tensors, **of_type, **more}
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_norms(size, dtype):
+    compiled = compile_for(norm_packets, (), norm(size, dtype))
+    check(compiled, "sentinel", size)
+    text = assembly(compiled)
+    begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
+    assert begin < re.search(r"\bld\.(?!param)", text).start()
+    assert text.rindex("ld.relaxed.sys") < end  # nothing waits for a peer afterwards
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_norms_in_two_hops(size):
+    check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
+
+
+def test_norms_to_eight_bits():
+    fp8, f32 = torch.zeros(16, dtype=torch.float8_e4m3fn), torch.zeros(16)
+    text = assembly(compile_for(norm_packets, (), norm(4, torch.bfloat16, out=fp8, scales=f32, weight=f32)))
+    assert "cvt.rn.satfinite.e4m3x2.f32" in text
 
 
 def test_split():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import delays
 import torch
+from emulation import emulation
 from jobs_nodes import refusal
 
 from iris_core import Iris
@@ -104,7 +105,7 @@ def config_of(case):
 def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
     """What is wrong with calls of all cases in turn, and with their bits; ranks and programs are late at random."""
     wrong = []
-    with Iris("64MiB", device=device) as ctx:
+    with emulation(), Iris("64MiB", device=device) as ctx:
         everyone = group or list(range(ctx.num_ranks))
         late = delays.late_after_signals(shared_file, ctx.cur_rank, ctx.num_ranks, share)
         made = [(case, Tensors(ctx, case, 0, len(everyone))) for case in cases]  # of all ranks: some lie on the heap
@@ -139,11 +140,11 @@ def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
 
 def same_bits(device):
     """Whether one and two shots have the same bits, on data that is no whole numbers."""
-    with Iris("16MiB", device=device) as ctx:
+    with emulation(), Iris("16MiB", device=device) as ctx:
         drawn = torch.Generator().manual_seed(3)
         parts, before = torch.randn(ctx.num_ranks, 9, 200, generator=drawn), torch.randn(9, 200, generator=drawn)
         weight, found = torch.rand(200, generator=drawn).to(ctx.device), []
-        for algorithm in ("one_shot", "two_shot", "unfused"):
+        for algorithm in ("one_shot", "two_shot", "sentinel_one_shot", "sentinel_two_shot", "unfused"):
             x, residual = parts[ctx.cur_rank].bfloat16().to(ctx.device), before.bfloat16().to(ctx.device)
             out = torch.empty_like(x)
             ctx.ops.all_reduce_rms_norm(out, residual, x, weight, config=Config(algorithm=algorithm))
@@ -151,10 +152,10 @@ def same_bits(device):
         total = torch.empty_like(x)
         ctx.ccl.all_reduce(total, x)
         wanted = (total.float().cpu() + before.bfloat16().float()).bfloat16()
-    one, two, unfused = found
+    one, *others, unfused = found
     close = torch.allclose(one[1].float(), unfused[1].float(), rtol=2**-7, atol=1e-3)
-    return [torch.equal(one[0], wanted), *(torch.equal(a, b) for a, b in zip(one, two, strict=True)), close,
-            torch.equal(one[0], unfused[0])]  # fmt: skip
+    same = [torch.equal(a, b) for each in others for a, b in zip(one, each, strict=True)]
+    return [torch.equal(one[0], wanted), *same, close, torch.equal(one[0], unfused[0])]
 
 
 def bound(device):
@@ -239,23 +240,23 @@ def refused():
 
 
 def called_differently(algorithm):
-    """What ranks hear that call with other numbers of rows, both of which they know."""
-    with Iris("16MiB", device="cpu") as ctx:
-        weight, config = torch.ones(8), Config(algorithm=algorithm)
-        calls = [
-            lambda n=n: ctx.ops.all_reduce_rms_norm(
-                torch.empty(n, 8), torch.ones(n, 8), torch.ones(n, 8), weight, config=config
-            )
-            for n in (2, 3)
-        ]
-        for each in (*calls, *calls):
-            each()
-        calls[ctx.cur_rank]()
-        ctx.broadcast(0)  # unlike a barrier, it looks at no reports
-        try:
-            calls[0]()
-        except IrisError as error:
-            return type(error).__name__, str(error)
+    """What ranks hear that call with another eps, both of which they know; at the latest two calls later."""
+    with emulation(), Iris("16MiB", device="cpu") as ctx:
+        out, residual, x, weight = torch.empty(3, 8), torch.ones(3, 8), torch.ones(3, 8), torch.ones(8)
+
+        def call(eps):
+            ctx.ops.all_reduce_rms_norm(out, residual, x, weight, eps, config=Config(algorithm=algorithm))
+
+        both = 1e-3, 1e-5
+        for eps in (*both, *both):
+            call(eps)
+        call(both[ctx.cur_rank])
+        for _ in range(2):
+            ctx.broadcast(0)  # unlike a barrier, it looks at no reports
+            try:
+                call(1e-3)
+            except IrisError as error:
+                return type(error).__name__, str(error)
     return "nothing", ""
 
 

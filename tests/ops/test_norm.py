@@ -5,6 +5,7 @@ import pytest
 from jobs_norm import Case
 
 KERNELS = ["one_shot", "two_shot"]
+PACKETS = ["sentinel_one_shot", "sentinel_two_shot"]
 
 
 def cases():
@@ -17,6 +18,10 @@ def cases():
         yield Case(algorithm, (5, 33), "float32", place="skewed")
         yield Case(algorithm, (9, 128), out="float8_e4m3fn", programs=2)
         yield Case(algorithm, (3, 40), "float16", out="float8_e5m2")
+    for dtype, out in (("bfloat16", ""), ("float16", "float8_e4m3fn"), ("float32", "")):
+        for algorithm in PACKETS:
+            yield Case(algorithm, (5, 200), dtype, out, weight="float32", programs=2)
+            yield Case(algorithm, (1, 8), dtype, out)
     yield Case("unfused", (2, 3, 40), "float32", out="float8_e4m3fn")
 
 
@@ -35,7 +40,7 @@ def test_ranks_that_are_late(pool, tmp_path, num_ranks):
     shapes = (1, 16, 4), (5, 16, 4), (9, 24, 4), (2, 16, 1)
     every = [
         Case(algorithm, (rows, hidden), "float32", programs=programs)
-        for algorithm in KERNELS
+        for algorithm in (*KERNELS, *PACKETS)
         for rows, hidden, programs in shapes
     ]
     wrong = pool.run(jobs.run_cases, num_ranks, "cpu", every, 3, None, 0.15, str(tmp_path / "changes"))
@@ -44,7 +49,7 @@ def test_ranks_that_are_late(pool, tmp_path, num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_algorithms_have_the_same_bits(pool, device, num_ranks):
-    assert pool.run(jobs.same_bits, num_ranks, device) == [[True] * 5] * num_ranks
+    assert pool.run(jobs.same_bits, num_ranks, device) == [[True] * 9] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -78,7 +83,7 @@ def test_what_is_refused(pool):
         assert part in text
 
 
-@pytest.mark.parametrize("algorithm", KERNELS)
+@pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])
 def test_calls_that_differ(pool, algorithm):
     for kind, text in pool.run(jobs.called_differently, 2, algorithm):
         assert kind == "DeviceError"
@@ -86,7 +91,7 @@ def test_calls_that_differ(pool, algorithm):
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("algorithm", KERNELS)
+@pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_graphs(pool, num_ranks, algorithm):
     assert pool.run(jobs.replays, num_ranks, 200, algorithm) == [[]] * num_ranks

@@ -17,6 +17,7 @@ def operations() -> list[FusedOperation | NormOperation]:
     from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
     from iris_triton.gemm.fetch_product import Fetch
     from iris_triton.gemm.matmul_reduce import Reduce
+    from iris_triton.gemm.packet_norm import PacketNorm
     from iris_triton.gemm.push_product import Push
     from iris_triton.gemm.reduce_norm import ReduceNorm
 
@@ -28,6 +29,8 @@ def operations() -> list[FusedOperation | NormOperation]:
         CopyEngineGather("all_gather_matmul", "copy_engine_push"),
         CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
         CopyEngineReduce("matmul_all_reduce", "copy_engine"),
-        ReduceNorm("one_shot"),
-        ReduceNorm("two_shot"),
+        PacketNorm(1, 1 << 20),
+        PacketNorm(2, 32 << 20),
+        ReduceNorm("one_shot", 1 << 20),
+        ReduceNorm("two_shot", 32 << 20),
     ]

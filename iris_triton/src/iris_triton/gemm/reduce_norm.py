@@ -36,7 +36,7 @@ from iris_triton.language.flags import lanes_for
 from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
+    from iris_core.dispatch.team import Host, Team
     from iris_core.types import NormRequest, PluginInfo
 
 TENSORS = ("out", "residual", "x", "weight", "scales")
@@ -54,26 +54,33 @@ def _slot(stage, bases, me, member, offset):
 
 
 @triton.jit
-def _finish(
-    total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+def row_of(pointer, t, hidden, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """Load row `t`, 0 beyond `hidden`, as float32."""
+    at = tl.arange(0, BLOCK)
+    begin = tl.cast(t, tl.int64) * hidden
+    return tl.load(wide(pointer, ALIGNED) + begin + at, mask=at < hidden, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def finish(
+    total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Add a row's sum, float32, to the residual, and store the norm of that.
+    """Add a row's sum to the residual, and store the norm of that.
 
     Args:
+        total, before, factors: the sum, the residual and the weight, float32, 0 beyond `hidden`.
         t: number of the row.
-        out, residual, weight, hidden, eps: see `all_reduce_rms_norm`.
+        out, residual, hidden, eps: see `all_reduce_rms_norm`.
         scales: float32 for each row, or None; then `most` is the largest number of the output's type.
         ALIGNED: all tensors begin at multiples of 16 bytes.
     """
     at = tl.arange(0, BLOCK)
     mask = at < hidden
     begin = tl.cast(t, tl.int64) * hidden
-    stream = wide(residual, ALIGNED) + begin + at
-    row = (tl.load(stream, mask=mask, other=0.0).to(tl.float32) + total).to(residual.dtype.element_ty)
-    tl.store(stream, row, mask=mask)
-    row = tl.where(mask, row.to(tl.float32), 0.0)
-    row *= tl.rsqrt(tl.sum(row * row, 0) / hidden + eps)
-    row *= tl.load(wide(weight, ALIGNED) + at, mask=mask, other=0.0).to(tl.float32)
+    row = (before + total).to(residual.dtype.element_ty)
+    tl.store(wide(residual, ALIGNED) + begin + at, row, mask=mask)
+    row = row.to(tl.float32)
+    row *= tl.rsqrt(tl.sum(row * row, 0) / hidden + eps) * factors
     if scales is not None:
         factor = tl.max(tl.abs(row), 0) / most
         tl.store(scales + t, factor)
@@ -92,7 +99,7 @@ def norm_one_shot(
     A member may be one call ahead, so halves of the memory take turns, by the epoch of the program's barriers: two
     calls with the same half have one between them.  A program's part of a half is its own, whatever the call's shape.
 
-    Args (beside those of `_finish`):
+    Args (beside those of `finish`):
         control, bases, me, rank, kind, timeout_ns, status: see `iris_triton.collectives.pull.pull`.
         stage: symmetric memory, 2 * cap * SIZE * EACH rows of BLOCK elements.
         kinds: int64[2 * SIZE] of it: each member's call signature, which the row of the barrier cannot tell where the
@@ -120,13 +127,15 @@ def norm_one_shot(
             tl.store(there + at, values, mask=mask)
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     compare_words(words, row, kind, status, rank, SIZE)
+    factors = row_of(weight, 0, hidden, ALIGNED, BLOCK)
     for t in range(program, rows, programs):
+        before = row_of(residual, t, hidden, ALIGNED, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
         for source in tl.static_range(SIZE):
             came = wide(stage, True) + (first + (source * EACH + t // programs) * BLOCK)
             total += tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
         total = total.to(x.dtype.element_ty).to(tl.float32)
-        _finish(total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED, BLOCK)
+        finish(total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED, BLOCK)
     leave(row, epoch, SIZE)
 
 
@@ -171,18 +180,19 @@ def norm_two_shot(
             tl.store(there + at, total.to(x.dtype.element_ty), mask=here)
     epoch += 1
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    factors = row_of(weight, 0, hidden, ALIGNED, BLOCK)
     for band in range(program, bands, programs):
         for owner in range(SIZE):
             t = band * SIZE + owner
             if t < rows:
                 came = wide(stage, True) + (sums + owner * apart + band * BLOCK)
                 total = tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
-                _finish(total, t, out, residual, weight, scales, hidden, eps, most, ALIGNED, BLOCK)
+                before = row_of(residual, t, hidden, ALIGNED, BLOCK)
+                finish(total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED, BLOCK)
     leave(row, epoch, SIZE)
 
 
 _MOST_HIDDEN = 1 << 15  # a program holds whole rows
-_MOST_NBYTES = {"one_shot": 1 << 20, "two_shot": 32 << 20}
 _ELEMENTS_OF_A_WARP = 1024
 _SHARE = 1 << 12
 
@@ -194,15 +204,15 @@ class ReduceNorm:
     info: PluginInfo = TRITON_INFO
     deterministic = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, most_nbytes: int) -> None:
+        self.name, self._most_nbytes = name, most_nbytes
 
     def supports(self, request: NormRequest) -> Availability:
         problem = self._problem(request)
         return Availability(not problem, problem)
 
     def _problem(self, request: NormRequest) -> str:
-        config, most = request.options["config"], _MOST_NBYTES[self.name]
+        config, most = request.options["config"], self._most_nbytes
         if request.group_size == 1:
             return "a single rank has no peers to communicate with"
         if request.hidden > _MOST_HIDDEN:
@@ -222,16 +232,23 @@ class ReduceNorm:
         """Return the configs to measure."""
         return [{}] if request.target.type is DeviceType.CPU else [{}, {"num_warps": 4}, {"num_warps": 16}]
 
+    @staticmethod
+    def arguments(request: NormRequest, team: Team) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return arguments that all kernels have, and the names of the tensors of a call."""
+        is_quantised = request.out_dtype in FP8
+        arguments = {
+            "kind": request.options.get("kind", 0), "rows": request.rows, "hidden": request.hidden, "eps": request.eps,
+            "most": torch.finfo(getattr(torch, request.out_dtype)).max, "ALIGNED": request.aligned,
+        }  # fmt: skip
+        return (arguments, TENSORS) if is_quantised else (arguments | {"scales": None}, TENSORS[:-1])
+
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         block = triton.next_power_of_2(request.hidden)
-        dtype, out_dtype = (getattr(torch, each) for each in (request.dtype, request.out_dtype))
+        dtype: torch.dtype = getattr(torch, request.dtype)
         cap = min(config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS), team.max_programs)
-        is_quantised = request.out_dtype in FP8
-        arguments: dict[str, Any] = barrier_arguments(team) | {
-            "kind": request.options.get("kind", 0), "rows": request.rows, "hidden": request.hidden, "eps": request.eps,
-            "most": torch.finfo(out_dtype).max if is_quantised else 0.0, "ALIGNED": request.aligned, "BLOCK": block,
-        }  # fmt: skip
+        arguments, names = self.arguments(request, team)
+        arguments |= barrier_arguments(team) | {"BLOCK": block}
         if self.name == "one_shot":
             kernel: Any = norm_one_shot
             programs = min(cap, request.rows)
@@ -249,8 +266,6 @@ class ReduceNorm:
             nbytes = triton.next_power_of_2(2 * team.size * bands * block * dtype.itemsize)
             arguments |= {"stage": team.region("norms", nbytes, fill=None).tensor.view(dtype), "bands": bands}
         warps = config.get("num_warps", max(4, min(16, block // _ELEMENTS_OF_A_WARP)))
-        names = TENSORS if is_quantised else TENSORS[:-1]
-        arguments |= {} if is_quantised else {"scales": None}
         bound = BoundKernel(kernel, programs, arguments, names, team.device, {} if on_cpu else {"num_warps": warps})
         return Plan((bound,))
 

@@ -126,6 +126,15 @@ def end(counters, epoch):
     tl.store(counters + _ENDED + tl.program_id(0), epoch)
 
 
+@triton.jit
+def pick(peers, i, N: tl.constexpr):
+    """Return element i of a tuple of numbers, without a table in memory."""
+    found = peers[0]
+    for k in tl.static_range(1, N):
+        found = tl.where(i == k, peers[k], found)
+    return found
+
+
 # -- sizes, which depend on nothing that may differ between members ---------------------------------------------------
 PACKET, LINE = 16, 128  # bytes
 _FILL = {"ll": 0, "ll128": 0, "sentinel": 0xFF}  # every byte of sentinel's EMPTY

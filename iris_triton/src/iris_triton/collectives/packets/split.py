@@ -30,6 +30,7 @@ from iris_triton.collectives.packets.mailbox import (
     looks_of,
     mailbox_for,
     mark_of,
+    pick,
 )
 from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
 from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell, told
@@ -44,15 +45,6 @@ if TYPE_CHECKING:
 ENC = tl.constexpr("sentinel")
 _NAP_NS = tl.constexpr(100)  # between two looks at packets of all members
 _FIRST_NAP_NS = tl.constexpr(500)  # between two at those of the member that comes last, before looking at all
-
-
-@triton.jit
-def _pick(peers, i, N: tl.constexpr):
-    """Return element i of a tuple of numbers, without a table in memory."""
-    found = peers[0]
-    for k in tl.static_range(1, N):
-        found = tl.where(i == k, peers[k], found)
-    return found
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -111,7 +103,7 @@ def split(
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
                     member = (me + 1 + i) % N
-                    there = _pick(peers, i, N) + (at + i * slot)
+                    there = pick(peers, i, N) + (at + i * slot)
                     length = limit_of(total, part, member, EVEN)
                     for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)
@@ -127,7 +119,7 @@ def split(
             if c > 0:
                 await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):
-                    there = _pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
+                    there = pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
                     whole = there % alignment(ENC) == 0
                     for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)

@@ -1,0 +1,194 @@
+"""`sentinel_one_shot`, `sentinel_two_shot`: all_reduce_rms_norm for NVIDIA GPUs, by packets instead of barriers.
+
+Chosen for few rows, and for more: a call costs a launch and one hop, or two, as the all_reduce of these names does,
+whose mailbox it uses (`iris_triton.collectives.packets`).  In one shot a program sends its rows to all members, and
+finishes each as soon as all have sent theirs.  In two shots it sends each to its owner, which sums it and sends the sum
+to all.  The bits are those of `one_shot` and `two_shot`.
+
+A place in the mailbox is free again two launches later: then all members have begun the launch in between, for each
+has sent something that this one got, or without which an owner could not have sent its sums.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from iris_core.errors import UnsupportedError
+from iris_core.types import DeviceType
+from iris_triton.collectives.packets.arithmetic import reduced
+from iris_triton.collectives.packets.data import load_data
+from iris_triton.collectives.packets.mailbox import (
+    MAX_MEMBERS,
+    MAX_PROGRAMS,
+    PACKET,
+    advance,
+    confirm,
+    end,
+    look,
+    looks_of,
+    mailbox_for,
+    mark_of,
+    pick,
+)
+from iris_triton.collectives.packets.packet import clear, encode, poll, push
+from iris_triton.collectives.parts.collective import Plan
+from iris_triton.gemm.reduce_norm import TENSORS, ReduceNorm, finish, row_of
+from iris_triton.language.asm import follow, let_next_start
+from iris_triton.launcher import BoundKernel, early_launch
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Host
+    from iris_core.types import NormRequest
+
+RUNTIME = ("peers", "me", "rank", "kind", "rows", "cap", "box", "half", "most", "timeout_ns", "status")
+"""Arguments for whose values the kernel is not compiled anew."""
+
+ENC = tl.constexpr("sentinel")
+
+
+@triton.jit
+def _elements(words, DT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the data of packets, four blocks of words, as one block of elements in their order, float32."""
+    if DT.primitive_bitwidth == 32:
+        first = tl.join(words[0].to(DT, bitcast=True), words[2].to(DT, bitcast=True))
+        second = tl.join(words[1].to(DT, bitcast=True), words[3].to(DT, bitcast=True))
+        return tl.reshape(tl.join(first, second), (BLOCK,))
+    else:  # what is joined last changes fastest: halves of a word, then its last bit, then its first one
+        low = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
+        high = low >> 16
+        both = tl.join(low.to(tl.int16), high.to(tl.int16))
+        return tl.reshape(both, (BLOCK,)).to(DT, bitcast=True).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
+def norm_packets(
+    out, residual, x, weight, scales, counters, peers, me, rank, kind, rows, hidden, cap, box, half, eps, most,
+    timeout_ns, status,
+    N: tl.constexpr, TWO: tl.constexpr, DT: tl.constexpr, ITEM: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
+):  # fmt: skip
+    """Send all rows, and finish each; a program takes every `num_programs`-th row, and waits for those of its number.
+
+    With TWO, row t belongs to member t % N.  In the mailbox are then what each member sends to this one, which owns
+    rows, and the sums of each owner's.
+
+    Args (beside those of `iris_triton.gemm.reduce_norm.norm_one_shot`):
+        counters, peers, cap, box, half, N, DT, ITEM, EARLY, LOOKS: see
+            `iris_triton.collectives.packets.exchange.exchange`; rows are whole packets.
+        BLOCK: a power of two of packets, at least those of a row.
+    """
+    follow(EARLY)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    packets = hidden * ITEM // 16  # of a row
+    slot = tl.cast(cap, tl.int64) * 16
+    packet = tl.arange(0, BLOCK)
+    mask = (packet < packets).to(tl.int32)
+    flags = packet * 0
+    offset = packet.to(tl.int64) * 16
+    limit = tl.cast(packets, tl.int64) * 16
+    ELEMENTS: tl.constexpr = BLOCK * 16 // ITEM
+    epoch, found = look(counters, 1, me, N, LOOKS)
+    mark = mark_of(epoch)
+    at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
+    for t in range(program, rows, programs):
+        begin = t * limit
+        words = load_data(x.to(tl.int64), begin, offset, limit, flags, (0,), (0,), ENC, ALIGNED, ITEM, 0)
+        raw = encode(words, mark, flags, ENC)
+        if TWO:
+            owner = pick(peers, (t + N - 1 - me) % N, N)
+            push(owner + (at + me * slot + t // N * limit) + offset, raw, mask, flags, ENC)
+        else:
+            for k in tl.static_range(N):
+                push(peers[k] + (at + me * slot + begin) + offset, raw, mask, flags, ENC)
+    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+    factors = row_of(weight, 0, hidden, ALIGNED, ELEMENTS)
+    if TWO:
+        for t in range(program, rows, programs):
+            if t % N == me:
+                mine = peers[N - 1] + (at + t // N * limit) + offset
+                came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
+                raw = encode(reduced(came, N, 4, DT, "sum"), mark, flags, ENC)
+                for k in tl.static_range(N):
+                    push(peers[k] + (at + (N + me) * slot + t // N * limit) + offset, raw, mask, flags, ENC)
+                clear(mine, slot, mask, N)
+    for t in range(program, rows, programs):
+        before = row_of(residual, t, hidden, ALIGNED, ELEMENTS)
+        if TWO:
+            mine = peers[N - 1] + (at + (N + t % N) * slot + t // N * limit) + offset
+            w0, w1, w2, w3 = flags, flags, flags, flags
+            for i in tl.static_range(N):  # a report names the sender, which is a constant of the assembly
+                if t % N == i:
+                    w0, w1, w2, w3 = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, 1, ENC, 0, i)
+            sums = (w0, w1, w2, w3)
+        else:
+            mine = peers[N - 1] + (at + t * limit) + offset
+            came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
+            sums = reduced(came, N, 4, DT, "sum")
+        if t + programs >= rows:  # it waits no more
+            end(counters, epoch + 1)
+            let_next_start(EARLY)
+        kept = (sums[0] * mask, sums[1] * mask, sums[2] * mask, sums[3] * mask)  # of packets that were not awaited, 0
+        finish(
+            _elements(kept, DT, ELEMENTS), before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED,
+            ELEMENTS
+        )  # fmt: skip
+        if TWO:
+            clear(mine, slot, mask, 1)
+        else:
+            clear(mine, slot, mask, N)
+    confirm(counters, claimed, epoch, me, status, rank)
+
+
+_PACKETS_OF_A_WARP = 64
+_SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
+
+
+class PacketNorm(ReduceNorm):
+    """all_reduce_rms_norm in one hop of packets, or in two."""
+
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
+    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
+
+    def __init__(self, shots: int, most_nbytes: int) -> None:
+        super().__init__("sentinel_one_shot" if shots == 1 else "sentinel_two_shot", most_nbytes)
+        self._shots = shots
+
+    def _problem(self, request: NormRequest) -> str:
+        if problem := super()._problem(request):
+            return problem
+        if request.group_size > MAX_MEMBERS:
+            return f"it serves groups of up to {MAX_MEMBERS} ranks, and this one has {request.group_size}"
+        if request.nbytes // request.rows % PACKET:
+            return f"rows are no multiple of {PACKET} bytes"
+        return "" if request.target.type in self.devices else "its packets are assembly for NVIDIA GPUs"
+
+    def cost(self, request: NormRequest) -> float:
+        sent = (request.group_size - 1) * request.nbytes * (1 if self._shots == 1 else 2 / request.group_size)
+        return _SECONDS + self._shots * _HOP_S + sent / _WIRE
+
+    def prepare(self, request: NormRequest, host: Host) -> Plan:
+        team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
+        row = request.nbytes // request.rows // PACKET
+        block = triton.next_power_of_2(row)
+        two, size = self._shots == 2, team.size
+        bands = -(-request.rows // size) if two else request.rows
+        mailbox = mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
+        if mailbox.pieces > 1:
+            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
+        programs = min(config.get("comm_sms", 2 if on_cpu else MAX_PROGRAMS), MAX_PROGRAMS, request.rows)
+        warps = config.get("num_warps", max(4, min(16, block // _PACKETS_OF_A_WARP)))
+        early = early_launch(team.device)
+        arguments, names = self.arguments(request, team)
+        arguments |= {
+            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)), "TWO": two,
+            "counters": mailbox.counters, "cap": mailbox.cap, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
+            "me": team.rank, "rank": team.world_rank, "timeout_ns": team.timeout_ns, "status": team.status_ptr,
+            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * PACKET // request.hidden, "BLOCK": block,
+            "EARLY": bool(early), "LOOKS": looks_of(programs, warps),
+        }  # fmt: skip
+        options = {} if on_cpu else {"num_warps": warps, **early}
+        return Plan((BoundKernel(norm_packets, programs, arguments, names, team.device, options),))
