@@ -35,8 +35,8 @@ def arrivals(members, expert):
     return [(m, t) for m, each in enumerate(members) for t in range(len(each.x)) if expert in each.chosen[t].tolist()]
 
 
-def passes(device, group, case, turns):
-    """What is wrong with turns of random tokens, where ranks are late at random."""
+def passes(device, group, case, turns, gone=()):
+    """What is wrong with turns of random tokens, where ranks are late at random; some are gone half-way."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
         everyone = group or list(range(ctx.num_ranks))
@@ -48,6 +48,15 @@ def passes(device, group, case, turns):
         experts = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, scales=scales, group=group)
         for turn in range(turns):
             members = layer(size, local, top_k, hidden, most, dtype, len(everyone), turn)
+            if gone and turn == turns // 2:
+                if me in gone:
+                    break
+                experts.leave_out([everyone[each] for each in gone])
+            if gone and turn >= turns // 2:
+                for number, each in enumerate(members):
+                    each.chosen[torch.isin(each.chosen // local, torch.tensor(gone))] = -1
+                    each.chosen = each.chosen[:0] if number in gone else each.chosen
+                    each.x = each.x[: len(each.chosen)]
             mine = members[me]
             x, weights, chosen = (each.to(ctx.device) for each in (mine.x, mine.weights, mine.chosen))
             chosen = chosen.int() if turn % 2 else chosen
@@ -252,6 +261,7 @@ def refused():
         first = group.dispatch(x, chosen)
         group.dispatch(x, chosen)
         said.append(refusal(lambda: group.combine(first.rows, first.turn)))
+        said.append(refusal(lambda: group.leave_out([ctx.cur_rank])))
         kept = group.dispatch(x, chosen, keep=True)
         group.send_back(kept.rows, kept.turn)
         small = make(4, 16, 2, top_k=1, result=torch.float32)

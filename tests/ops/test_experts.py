@@ -37,6 +37,12 @@ def test_gradients(pool, device, case, num_ranks, group):
     assert pool.run(jobs.differentiates, num_ranks, device, group, CASES[case], 3) == [[]] * num_ranks
 
 
+@pytest.mark.parametrize(("num_ranks", "group", "gone"), [(3, None, (1,)), (4, [2, 0, 3, 1], (0, 3))])
+def test_members_that_are_gone(pool, device, num_ranks, group, gone):
+    case = CASES["more choices than experts of a rank"]
+    assert pool.run(jobs.passes, num_ranks, device, group, case, 6, gone) == [[]] * num_ranks
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_turns_that_are_kept(pool, device, num_ranks):
     assert pool.run(jobs.keeps, num_ranks, device) == [[]] * num_ranks
@@ -55,14 +61,15 @@ def test_training_is_that_of_one_process(pool, device, num_ranks):
 def test_what_is_refused(pool):
     said = pool.run(jobs.refused, 2)
     kinds = ["ArgumentError"] * 3 + ["UnsupportedError", "RankMismatchError", "UnsupportedError"]
-    kinds += ["ArgumentError"] * 9 + ["HeapClosedError"]
+    kinds += ["ArgumentError"] * 10 + ["HeapClosedError"]
     for each in said:
         assert [kind for kind, _, _ in each] == kinds
     texts = [text for _, _, text in said[0]]
     for number, part in enumerate(["cannot divide 3 experts", "no multiple of 16 bytes", "make no layer", "not int32"]):
         assert part in texts[number]
     assert "x must be (2, 16), bfloat16" in texts[6]
-    parts = ["another call", "not received yet", "weighted takes", "it is another's", "gradients need"]
+    parts = ["another call", "no other members", "not received yet", "weighted takes", "it is another's"]
+    parts.append("gradients need")
     assert all(part in text for part, text in zip(parts, texts[10:], strict=False))
 
 

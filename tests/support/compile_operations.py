@@ -105,14 +105,17 @@ def _expert_cases():
             shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "BLOCK": 1024}, (_RELEASE, _STORE),
         ),
         "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
-        "receive": ((i64, i64, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
+        "receive": ((i64, i64, i32, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
         "give_back": (
             (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"BLOCK": 1024}, (_RELEASE, _STORES)
         ),
         "gather": (
-            (bf16, bf16, i64, f32, 128, 7168), {"TOP_K": 8, "EXPERTS": 256, "WEIGHTED": True, "BLOCK": 1024}, (_STORE,)
+            (bf16, bf16, i64, f32, i32, 128, 7168),
+            {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024}, (_STORE,),
         ),
-        "weigh": ((bf16, bf16, i64, f32, 1024, 7168), {"TOP_K": 8, "EXPERTS": 256, "BLOCK": 1024}, (_STORE,)),
+        "weigh": (
+            (bf16, bf16, i64, f32, i32, 1024, 7168), {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
+        ),
     }  # fmt: skip
     return [
         CompileCase(

@@ -14,6 +14,8 @@ from iris_core.dispatch.requests import check_tensors, check_unrecorded, name_of
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iris_core.dispatch.bind import Binder
     from iris_core.types import Group
 
@@ -34,7 +36,7 @@ class Workspace:
         local, top_k, scales: experts of each member, choices of each token, and float32 scales of each row.
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
-        members, context: int32[size], their ranks; the context tensor.
+        members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
         others: further attributes are tensors of the kernels, by the names that these have for them.
     """
 
@@ -158,6 +160,7 @@ class ExpertGroup:
         self._binder, self.hidden, self.dtype, self.result = binder, hidden, dtype, result
         self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
         self.local = experts // len(members)
+        self._members, self._gone = members, set[int]()
         self._latest: Turn | None = None  # the last dispatch
         self._returning: Turn | None = None  # what is given back, but not received
         self._has_returned = False  # whether results were given back since all members were done with those before
@@ -216,6 +219,30 @@ class ExpertGroup:
             members=torch.tensor(members, dtype=torch.int32, device=device), context=context.get_device_context(),
             state=torch.zeros(3, dtype=torch.int64, device=device), **tensors,
         )  # fmt: skip
+
+    def leave_out(self, ranks: Sequence[int]) -> None:
+        """Do without some ranks from now on: nothing is sent to them, nobody waits for them, their experts are gone.
+
+        A choice of one of their experts is no choice.  What a graph has captured follows, too.  Turns that were not
+        combined before end here.  It does not find out who is gone: a wait for a rank that does not come ends with a
+        report after IRIS_DEVICE_TIMEOUT, which `ctx.ccl.reset` or the next call of a collective takes up.
+
+        Every other member calls it with the same ranks, before the same turn.
+
+        Args:
+            ranks: of the world; members, but not this one.
+
+        Raises:
+            ArgumentError: one of them is no member, or this rank.
+        """
+        members, space = self._members, self._space
+        if wrong := [each for each in ranks if each not in members or each == self._binder.rank]:
+            raise ArgumentError(f"leave_out: {wrong} are no other members of the group of ranks {list(members)}")
+        self._binder.open()
+        self._gone |= set(ranks)
+        left = [-1 if each in self._gone else each for each in members]
+        space.members.copy_(torch.tensor(left, dtype=torch.int32))
+        self._latest = self._returning = None
 
     # -- to the experts -----------------------------------------------------------------------------------------------
     def dispatch(

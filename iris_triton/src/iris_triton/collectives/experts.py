@@ -5,6 +5,8 @@ row of each of its tokens in the inbox of the expert's member, sorted by expert 
 tokens there.  Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds
 them up.  No host waits, and no number of tokens is known to one.
 
+A member that is gone has the rank -1: nothing is stored to it, and nobody waits for it.
+
 Calls of a group follow each other on each member's stream, and one turn cannot pass another: a member's numbers of turn
 n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again; where
 no numbers are to be told, `meet` says the same.  Each flag has one sender, which only raises it.
@@ -74,15 +76,17 @@ def exchange(
     numbers = tl.load(own + expert, mask=valid, other=0)
     for i in range(SIZE):
         peer = tl.load(members + (me + 1 + i) % SIZE)
-        ctx.store(half + me * (SIZE * LOCAL) + expert, numbers, peer, mask=valid)
-        ctx.signal(told + me, turn, peer)
+        if peer >= 0:
+            ctx.store(half + me * (SIZE * LOCAL) + expert, numbers, peer, mask=valid)
+            ctx.signal(told + me, turn, peer)
     totals = tl.zeros((LANES, WIDTH), tl.int32)
     before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
     for sender in range(SIZE):
-        ctx.wait(told + sender, turn)
-        theirs = tl.load(half + sender * (SIZE * LOCAL) + expert, mask=valid, other=0)
-        totals += theirs
-        before += tl.where(sender < me, theirs, 0)
+        if tl.load(members + sender) >= 0:
+            ctx.wait(told + sender, turn)
+            theirs = tl.load(half + sender * (SIZE * LOCAL) + expert, mask=valid, other=0)
+            totals += theirs
+            before += tl.where(sender < me, theirs, 0)
     starts = tl.cumsum(totals, 1) - totals
     tl.store(first + expert, starts + before, mask=valid)
     mine = valid & (owner == me)
@@ -98,10 +102,20 @@ def meet(told, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.conste
     ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state) + 1
     for i in range(SIZE):
-        ctx.signal(told + me, turn, tl.load(members + (me + 1 + i) % SIZE))
+        peer = tl.load(members + (me + 1 + i) % SIZE)
+        if peer >= 0:
+            ctx.signal(told + me, turn, peer)
     for sender in range(SIZE):
-        ctx.wait(told + sender, turn)
+        if tl.load(members + sender) >= 0:
+            ctx.wait(told + sender, turn)
     tl.store(state, turn)
+
+
+@triton.jit
+def owner_of(expert, members, SIZE: tl.constexpr, LOCAL: tl.constexpr):
+    """Return the rank that has an expert; -1 if there is no such expert, or its member is gone."""
+    is_one = (expert >= 0) & (expert < SIZE * LOCAL)
+    return tl.load(members + expert // LOCAL, mask=is_one, other=-1)
 
 
 @triton.jit
@@ -123,8 +137,8 @@ def send(
     ctx = DeviceContext.from_tensor(context, WORLD)
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         expert = tl.load(chosen + s).to(tl.int32)
-        if (expert >= 0) & (expert < SIZE * LOCAL):
-            peer = tl.load(members + expert // LOCAL)
+        peer = owner_of(expert, members, SIZE, LOCAL)
+        if peer >= 0:
             row = (tl.load(first + expert) + tl.load(numbers + s)).to(tl.int64)
             token = tl.cast(s // TOP_K, tl.int64)
             for start in range(0, words, BLOCK):
@@ -153,16 +167,19 @@ def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl
         turn = tl.load(state)
         tl.store(state + PLACE, turn)
         for i in range(SIZE):
-            ctx.signal(flags + me, turn, tl.load(members + (me + i) % SIZE))
+            peer = tl.load(members + (me + i) % SIZE)
+            if peer >= 0:
+                ctx.signal(flags + me, turn, peer)
 
 
 @triton.jit
-def receive(flags, state, context, WORLD: tl.constexpr, SIZE: tl.constexpr, PLACE: tl.constexpr):
+def receive(flags, state, members, context, WORLD: tl.constexpr, SIZE: tl.constexpr, PLACE: tl.constexpr):
     """Wait until every member has stored everything of the turn at a place of the state; one program."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state + PLACE)
     for sender in range(SIZE):
-        ctx.wait(flags + sender, turn)
+        if tl.load(members + sender) >= 0:
+            ctx.wait(flags + sender, turn)
 
 
 @triton.jit
@@ -176,16 +193,17 @@ def give_back(
         came_from = tl.load(origin + row)
         peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
         begin = tl.cast(row, tl.int64) * words
-        for start in range(0, words, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
+        if peer >= 0:
+            for start in range(0, words, BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
     tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED)
 
 
 @triton.jit
 def gather(
-    out, back, chosen, weights, tokens, hidden, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr
+    out, back, chosen, weights, members, tokens, hidden, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Add up each token's results, in float32 and in the order of its choices."""
     for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
@@ -195,20 +213,22 @@ def gather(
             total = tl.zeros((BLOCK,), tl.float32)
             for choice in range(TOP_K):
                 slot = token * TOP_K + choice
-                expert = tl.load(chosen + slot)
-                if (expert >= 0) & (expert < EXPERTS):
+                if owner_of(tl.load(chosen + slot).to(tl.int32), members, SIZE, LOCAL) >= 0:
                     result = tl.load(back + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
                     total += result * tl.load(weights + slot) if WEIGHTED else result
             tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
 
 
 @triton.jit
-def weigh(grad, results, chosen, out, slots, hidden, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+def weigh(
+    grad, results, chosen, out, members, slots, hidden, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
     """Multiply each choice's result by the gradient of its token's sum: the gradient of its weight, in float32."""
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
-        slot, expert = tl.cast(s, tl.int64), tl.load(chosen + s)
+        slot = tl.cast(s, tl.int64)
         total = tl.zeros((BLOCK,), tl.float32)
-        if (expert >= 0) & (expert < EXPERTS):
+        if owner_of(tl.load(chosen + s).to(tl.int32), members, SIZE, LOCAL) >= 0:
             for start in range(0, hidden, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 result = tl.load(results + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
@@ -259,7 +279,8 @@ class ExpertKernels:
 
     def receive(self, flags: Any, place: int) -> None:
         """Let the stream wait for all members' tokens, or results."""
-        receive[(1,)](flags, self._space.state, self._space.context, **self._group, PLACE=place, num_warps=1)
+        s = self._space
+        receive[(1,)](flags, s.state, s.members, s.context, **self._group, PLACE=place, num_warps=1)
 
     def give_back(self, turn: Turn, y: Any) -> None:
         """Store results to where their tokens came from, and tell the others."""
@@ -274,15 +295,16 @@ class ExpertKernels:
         """Add up what has come back."""
         s, weights = self._space, turn.weights
         gather[self._programs(out.shape[0])](
-            out, s.back, turn.chosen, s.state if weights is None else weights, out.shape[0], out.shape[1],
-            TOP_K=s.top_k, EXPERTS=s.size * s.local, WEIGHTED=weights is not None, BLOCK=_VECTORS,
+            out, s.back, turn.chosen, s.state if weights is None else weights, s.members, out.shape[0], out.shape[1],
+            SIZE=s.size, LOCAL=s.local, TOP_K=s.top_k, WEIGHTED=weights is not None, BLOCK=_VECTORS,
         )  # fmt: skip
 
     def weigh(self, turn: Turn, grad: Any, results: Any, out: Any) -> None:
         """Store the gradients of a turn's weights."""
+        s = self._space
         weigh[self._programs(out.numel())](
-            grad, results, turn.chosen, out, out.numel(), grad.shape[1], TOP_K=self._space.top_k,
-            EXPERTS=self._space.size * self._space.local, BLOCK=_VECTORS,
+            grad, results, turn.chosen, out, s.members, out.numel(), grad.shape[1], SIZE=s.size, LOCAL=s.local,
+            TOP_K=s.top_k, BLOCK=_VECTORS,
         )  # fmt: skip
 
 
