@@ -1,6 +1,6 @@
 """Layers that are divided among ranks, and the differentiable functions that they are made of.
 
-Experts are in `iris_core.nn.expert_parallel`, norms in `iris_core.nn.norm`; this is about linear layers.
+Experts are in `expert_parallel`, norms in `norm`, divided sequences in `sequence`; this is about linear layers.
 
 Tensor parallelism in the manner of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053) and its sequence-parallel form
 (Korthikanti et al., 2022, arXiv:2205.05198): a layer's weight is divided by columns (of its transpose: by output
@@ -35,6 +35,7 @@ from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm
+from iris_core.nn.sequence import ulysses
 from iris_core.nn.setting import Setting
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "linear_all_gather",
     "linear_all_reduce",
     "linear_reduce_scatter",
+    "ulysses",
 ]
 
 

@@ -125,6 +125,26 @@ def _preamble_of(operation: Callable[..., Any]) -> Callable[..., FusedWorkspace]
     return preamble
 
 
+def _parts(output: Any, x: Any, size: int, scatter: int, gather: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both tensors with the members' parts along a first dimension; ArgumentError if they do not fit."""
+    wanted = list(x.shape)
+    scatter, gather = range(len(wanted))[scatter], range(len(wanted))[gather]  # IndexError, if there is none
+    if scatter == gather or wanted[scatter] % size:
+        raise ArgumentError(
+            f"ulysses: x has shape {tuple(x.shape)}; its dimensions {scatter} and {gather} must be two, and {size} "
+            f"ranks must divide the first one"
+        )
+    wanted[scatter] //= size
+    part = wanted[gather]
+    wanted[gather] *= size
+    if list(output.shape) != wanted:
+        raise ArgumentError(
+            f"ulysses: x has shape {tuple(x.shape)}, so the output must be {tuple(wanted)}, not {tuple(output.shape)}"
+        )
+    given = x.unflatten(scatter, (size, wanted[scatter])).movedim(scatter, 0)
+    return output.unflatten(gather, (size, part)).movedim(gather, 0), given
+
+
 class Operations(Calls):
     """The fused operations of one context: `ctx.ops`.
 
@@ -309,6 +329,49 @@ class Operations(Calls):
             [4.0, 4.0, 4.0, 4.0] 1.0
         """
         return self._run_norm(NormCall(NORM, output, residual, x, weight, scales, eps, group, config), async_op)
+
+    def ulysses(
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        *,
+        scatter_dim: int,
+        gather_dim: int,
+        async_op: bool = False,
+        config: Config | None = None,
+        group: Group = None,
+    ) -> Work | None:
+        """Divide one dimension among the members instead of another one: `ctx.ccl.all_to_all`, with no copy before it.
+
+        Attention with a divided sequence computes with all tokens and some heads in between (Jacobs et al., DeepSpeed
+        Ulysses, 2023): of (batch, tokens, heads, elements), `scatter_dim=2, gather_dim=1` leads there, and
+        `scatter_dim=1, gather_dim=2` back.  With gradients: `iris_core.nn.ulysses`.
+
+        Args:
+            output: x's shape with `scatter_dim` divided by the members, and `gather_dim` times as large; memory of its
+                own.
+            x: this member's part of `gather_dim`; part i of `scatter_dim` is for member i.
+            scatter_dim, gather_dim: two dimensions; negative ones count from the end.
+            async_op, group: see `Operations`.
+            config: of `ctx.ccl`.
+
+        Raises: as `ctx.ccl.all_to_all` does.
+
+        Example:
+            >>> import torch
+            >>> from iris_core import Iris
+            >>> with Iris("1MiB", device="cpu") as ctx:
+            ...     x, out = torch.ones(3, 4, 8), torch.empty(3, 4, 8)
+            ...     ctx.ops.ulysses(out, x, scatter_dim=1, gather_dim=0)
+            ...     print(torch.equal(out, x))
+            True
+        """
+        context: Any = self._binder.open()
+        try:
+            parts = _parts(output, x, len(self._binder.members_of(group)), scatter_dim, gather_dim)
+        except (ArgumentError, IndexError, TypeError, AttributeError) as error:
+            self.refuse("all_to_all", error, group)
+        return context.ccl.all_to_all(*parts, group, async_op, config)  # type: ignore[no-any-return]
 
     @staticmethod
     def _describe(

@@ -1,0 +1,61 @@
+"""Sequences that are divided among ranks, with gradients: other dimensions instead of tokens, where that is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from iris_core.nn.setting import Setting
+
+if TYPE_CHECKING:
+    from iris_core.api import Iris
+    from iris_core.types import Group
+
+
+class _Ulysses(torch.autograd.Function):
+    """The gradient goes the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scatter: int, gather: int, s: Setting) -> Tensor:
+        ctx.way, shape = (gather, scatter, s), list(x.shape)
+        shape[scatter] //= s.size
+        shape[gather] *= s.size
+        out = x.new_empty(shape)
+        s.ops.ulysses(out, x, scatter_dim=scatter, gather_dim=gather, group=s.group, config=s.config)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _Ulysses.apply(grad.contiguous(), *ctx.way), None, None, None  # type: ignore[no-untyped-call]
+
+
+def ulysses(context: Iris, x: Tensor, scatter_dim: int, gather_dim: int, *, group: Group = None) -> Tensor:
+    """Return x with one dimension divided among the members instead of another one; see `ctx.ops.ulysses`.
+
+    Collective; its backward pass is the way back.
+
+    Args:
+        context: the open Iris.
+        x: this member's part of `gather_dim`.
+        scatter_dim: the dimension that is divided afterwards.
+        gather_dim: the dimension of which the result has all.
+        group: a process group of torch.distributed, or a list of ranks; None for all.
+
+    Raises:
+        ArgumentError: there are no such dimensions, or the members cannot divide the first one.
+
+    Example:
+        >>> import torch
+        >>> from iris_core import Iris
+        >>> from iris_core.nn import ulysses
+        >>> with Iris("1MiB", device="cpu") as ctx:
+        ...     ulysses(ctx, torch.ones(2, 6, 4, 8), scatter_dim=2, gather_dim=1).shape
+        torch.Size([2, 6, 4, 8])
+    """
+    given = scatter_dim, gather_dim, Setting(context, group)
+    out: Tensor = _Ulysses.apply(x, *given)  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,50 @@
+"""Rank jobs of test_ulysses."""
+
+import torch
+from jobs_nodes import refusal
+
+from iris_core import Iris
+from iris_core.nn import ulysses
+
+SHAPE = (2, 12, 24, 5)
+"""Of the whole: batch, tokens, heads, elements."""
+
+
+def there_and_back(device, group, dims, dtype):
+    """What is wrong with both ways, and with gradients, on numbers that say where they belong."""
+    wrong, (tokens, heads) = [], dims
+    with Iris("8MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        me, size = everyone.index(ctx.cur_rank), len(everyone)
+        whole = torch.arange(torch.Size(SHAPE).numel()).view(SHAPE).to(getattr(torch, dtype))
+        mine, wanted = (whole.chunk(size, dim)[me].contiguous().to(ctx.device) for dim in (tokens, heads))
+        for turn in range(3):
+            x, out, back = mine + turn, torch.empty_like(wanted), torch.empty_like(mine)
+            if turn == 1:  # strides of any kind
+                x = x.transpose(0, 3).contiguous().transpose(0, 3)
+            ctx.ops.ulysses(out, x, scatter_dim=heads, gather_dim=tokens, group=group)
+            work = ctx.ops.ulysses(back, out, scatter_dim=tokens, gather_dim=heads, group=group, async_op=True)
+            work.wait()
+            for name, got, want in (("out", out, wanted + turn), ("back", back, mine + turn)):
+                if not torch.equal(got, want):
+                    wrong.append((turn, name))
+        x = mine.float().requires_grad_()
+        (ulysses(ctx, x, heads, tokens, group=group) * wanted.float()).sum().backward()
+        if not torch.equal(x.grad, mine.float()):
+            wrong.append("gradient")
+    return wrong
+
+
+def refused():
+    """What is refused, on both ranks, and a right call behind."""
+    with Iris("4MiB", device="cpu") as ctx:
+        x, out = torch.ones(2, 4, 6), torch.empty(2, 8, 3)
+
+        def call(*tensors, scatter=2, gather=1):
+            return refusal(lambda: ctx.ops.ulysses(*tensors, scatter_dim=scatter, gather_dim=gather))
+
+        said = [call(out, x, scatter=1), call(out, x[:, :, :5]), call(out[:1], x), call(x, x, gather=0)]
+        ctx.ops.ulysses(out, x, scatter_dim=-1, gather_dim=-2)
+        return said, bool((out == 1).all())
