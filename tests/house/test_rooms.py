@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/collectives": 3886,
     "iris_triton/checker": 1899,
     "iris_triton/demos": 135,
-    "iris_triton/gemm": 1902,
+    "iris_triton/gemm": 1910,
     "iris_triton/interpreter": 3654,
     "iris_triton/language": 1827,
     "iris_triton/rocm_iris": 1491,

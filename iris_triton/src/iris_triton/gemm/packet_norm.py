@@ -179,7 +179,7 @@ class PacketNorm(ReduceNorm):
         mailbox = mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
         if mailbox.pieces > 1:
             raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
-        programs = min(config.get("comm_sms", 2 if on_cpu else MAX_PROGRAMS), MAX_PROGRAMS, request.rows)
+        programs = min(self.resident(request, host, 2, MAX_PROGRAMS), request.rows)
         warps = config.get("num_warps", max(4, min(16, block // _PACKETS_OF_A_WARP)))
         early = early_launch(team.device)
         arguments, names = self.arguments(request, team)

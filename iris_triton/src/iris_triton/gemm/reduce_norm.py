@@ -242,11 +242,19 @@ class ReduceNorm:
         }  # fmt: skip
         return (arguments, TENSORS) if is_quantised else (arguments | {"scales": None}, TENSORS[:-1])
 
+    @staticmethod
+    def resident(request: NormRequest, host: Host, on_cpu: int, on_gpu: int) -> int:
+        """Return how many programs may wait for others: as many as are sure to be on the device at a time."""
+        config = request.options["config"]
+        if request.target.type is DeviceType.CPU:
+            return int(config.get("comm_sms", on_cpu))
+        return min(int(config.get("comm_sms", on_gpu)), host.processors)
+
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         block = triton.next_power_of_2(request.hidden)
         dtype: torch.dtype = getattr(torch, request.dtype)
-        cap = min(config.get("comm_sms", 1 if on_cpu else MOST_PROGRAMS), team.max_programs)
+        cap = min(self.resident(request, host, 1, MOST_PROGRAMS), team.max_programs)
         arguments, names = self.arguments(request, team)
         arguments |= barrier_arguments(team) | {"BLOCK": block}
         if self.name == "one_shot":
