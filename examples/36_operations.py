@@ -1,4 +1,4 @@
-"""Every operation of `ctx.ops`, products of matrices fused with communication, and the linear layers made of them.
+"""Every operation of `ctx.ops`, products of matrices and norms fused with communication, and the layers made of them.
 
 Each is checked on every rank against torch on the host.  The layers train: their gradients are those of the layers that
 are not divided.
@@ -13,12 +13,18 @@ import torch
 import iris_core
 from iris_core.nn import (
     ColumnParallelLinear,
+    ExpertParallel,
+    RMSNorm,
     RowParallelLinear,
     all_gather_linear,
+    all_reduce_rms_norm,
+    combine,
+    dispatch,
     linear,
     linear_all_gather,
     linear_all_reduce,
     linear_reduce_scatter,
+    ulysses,
 )
 from iris_core.ops import FusedConfig, FusedWorkspace
 
@@ -71,6 +77,20 @@ def operations(ctx):
     close(wide, torch.cat([a @ (b + r / world) for r in range(world)], dim=1))
     done.append("matmul_all_gather")
 
+    # all_reduce_rms_norm: the sum of all is added to the residual, which is normalised
+    normed, residual = torch.empty(M, N, device=ctx.device), on(a[:M, :1] + bias)
+    ops.all_reduce_rms_norm(normed, residual, on(b[:M, :] * (rank + 1)), on(bias), 1e-5)
+    stream = a[:M, :1] + bias + b[:M] * (world * (world + 1) // 2)
+    close(residual, stream)
+    close(normed, torch.nn.functional.rms_norm(stream, (N,), bias, 1e-5))
+    done.append("all_reduce_rms_norm")
+
+    # ulysses: rows divided among the ranks, then columns
+    turned = torch.empty(world * M, K, device=ctx.device)
+    ops.ulysses(turned, on(a[rows]), scatter_dim=1, gather_dim=0)
+    close(turned, a[:, columns])
+    done.append("ulysses")
+
     # transposed operands, half precision; async_op: a handle; workspace: who owns plans and memory; config: how to run.
     # Each operation has a preamble, which need not be called
     half, transposed = a[:, columns].half().to(ctx.device), b[columns].half().T.contiguous().to(ctx.device).T
@@ -106,7 +126,42 @@ def functions(ctx):
     close(all_gather_linear(ctx, on(x[rows]), on(weight[outs])), whole[:, outs])
     close(linear_all_reduce(ctx, on(x[:, ins]), on(weight[:, ins])), whole)  # divided by input features
     close(linear_reduce_scatter(ctx, on(x[:, ins]), on(weight[:, ins])), whole[rows])
+    close(ulysses(ctx, on(x[rows]), 1, 0), x[:, ins])
+    out, stream = all_reduce_rms_norm(ctx, on(x / world), on(x), on(weight[0]))
+    close(stream, 2 * x)
+    close(RMSNorm(ctx, world * K)(on(x / world), on(x))[0], torch.nn.functional.rms_norm(2 * x, (world * K,)))
+    close(out, torch.nn.functional.rms_norm(2 * x, (world * K,), weight[0], 1e-6))
     return ["nn functions"]
+
+
+def experts(ctx):
+    """A layer of experts, two for each rank, of which each token has two: as a module, and by its two halves."""
+    rank, world, hidden = ctx.cur_rank, ctx.num_ranks, 16
+    generator = torch.Generator().manual_seed(39)
+    tokens = torch.randn(world * M, hidden, generator=generator)
+    matrices = torch.randn(2 * world, hidden, hidden, generator=generator) / 4
+    weights, chosen = torch.randn(world * M, 2 * world, generator=generator).softmax(1).topk(2)
+    rows, own = slice(rank * M, (rank + 1) * M), slice(2 * rank, 2 * rank + 2)
+    group = ctx.ops.experts(M, hidden, 2 * world, top_k=2, dtype=torch.float32)
+    mine = matrices[own].to(ctx.device).requires_grad_()
+
+    def grouped(rows, counts, offsets):
+        expert = torch.searchsorted(offsets[1:], torch.arange(len(rows), device=rows.device), right=True).clamp(max=1)
+        return torch.where(expert[:, None] == 0, rows @ mine[0], rows @ mine[1])
+
+    x, gate, choice = (each[rows].to(ctx.device) for each in (tokens, weights, chosen))
+    out = ExpertParallel(group, grouped)(x, choice, gate)
+    arrived = dispatch(group, x, choice, gate)
+    close(combine(grouped(arrived.rows, arrived.counts, arrived.turn.offsets), arrived.turn), out.cpu())
+
+    whole = matrices.clone().requires_grad_()
+    results = torch.einsum("th,ehk->tek", tokens, whole).gather(1, chosen[:, :, None].expand(-1, -1, hidden))
+    want = (results * weights[:, :, None]).sum(1)
+    close(out, want[rows])
+    out.square().sum().backward()
+    want.square().sum().backward()
+    close(mine.grad, whole.grad[own])
+    return ["experts"]
 
 
 def layers(ctx, sequence_parallel):
@@ -142,7 +197,7 @@ def layers(ctx, sequence_parallel):
 
 def main():
     with iris_core.Iris(heap_size="64MiB") as ctx:
-        done = operations(ctx) + functions(ctx) + layers(ctx, False) + layers(ctx, True)
+        done = operations(ctx) + functions(ctx) + experts(ctx) + layers(ctx, False) + layers(ctx, True)
         ctx.barrier()
         return f"rank {ctx.cur_rank} of {ctx.num_ranks} on {ctx.device}: {', '.join(done)} are right"
 
