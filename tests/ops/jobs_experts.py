@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 from unittest import mock
 
+import delays
 import torch
 from jobs_nodes import refusal
 
@@ -145,7 +146,7 @@ def differentiates(device, group, case, turns):
     return wrong
 
 
-def keeps(device):
+def keeps(device, turns=4):
     """What is wrong with turns that are kept, and combined in another order, twice, and by halves."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
@@ -160,7 +161,7 @@ def keeps(device):
             weighted = mine.x * (mine.weights * (mine.chosen >= 0)).sum(1, keepdim=True)
             return tokens.send(x, chosen, weights, **how), weighted
 
-        for turn in range(4):
+        for turn in range(turns):
             first, want = begin(2 * turn)
             first = tokens.receive(first, keep=True)
             sent, later = begin(2 * turn + 1, weighted=turn % 2 == 1)
@@ -348,6 +349,19 @@ def replays_training(turns):
                 wrong.append(turn)
         ctx.barrier()
         return wrong
+
+
+def late_inside(path, case):
+    """What is wrong where programs are late at random in the middle of kernels, too."""
+    rank, size = current_rank()
+    with delays.late_after_signals(path, rank, size, 0.1):
+        return [*passes("cpu", None, case, 3), *differentiates("cpu", None, case, 2), *keeps("cpu", 2)]
+
+
+def current_rank():
+    """Return this rank and how many there are."""
+    with Iris("1MiB", device="cpu") as ctx:
+        return ctx.cur_rank, ctx.num_ranks
 
 
 def unawaited(case):

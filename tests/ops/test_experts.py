@@ -48,6 +48,12 @@ def test_turns_that_are_kept(pool, device, num_ranks):
     assert pool.run(jobs.keeps, num_ranks, device) == [[]] * num_ranks
 
 
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_programs_that_are_late(pool, tmp_path, num_ranks):
+    case = 2, 2, 16, 5, "float32", 0
+    assert pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case) == [[]] * num_ranks
+
+
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_training_is_that_of_one_process(pool, device, num_ranks):
     for losses, error, text in pool.run(jobs.trains, num_ranks, device, 6):
