@@ -1,24 +1,15 @@
-"""Planted mistakes in Gluon, as in `planted`."""
+"""Planted mistakes in Gluon; see `corpus`."""
 # mypy: ignore-errors
 
 import torch
+from corpus import registry
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon import IrisDeviceCtx, default_layout
 
-CASES = {}
+CASES, case = registry()
 N = 128
-
-
-def case(ranks=2, kind="race"):
-    """As `planted.case`."""
-
-    def register(function):
-        CASES[function.__name__] = (function, ranks, kind)
-        return function
-
-    return register
 
 
 @gluon.jit

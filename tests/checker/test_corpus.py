@@ -5,8 +5,10 @@ import re
 
 import jobs_corpus
 import jobs_examples
-import planted
 import planted_gluon
+import planted_memory
+import planted_messages
+import planted_programs
 import pytest
 
 from iris_triton.checker.reports import Report
@@ -28,6 +30,10 @@ def marked(module, letter, name):
 
 def reports(path):
     return [Report.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+PLANTED = [(module, name) for module in (planted_memory, planted_messages, planted_programs) for name in module.CASES]
+planted = pytest.mark.parametrize(("module", "name"), PLANTED, ids=[name for _, name in PLANTED])
 
 
 def check(pool, module, name, bug, path, backend="triton"):
@@ -57,14 +63,14 @@ def check(pool, module, name, bug, path, backend="triton"):
         assert fits, f"{each}\nwanted lines {wanted}"
 
 
-@pytest.mark.parametrize("name", sorted(planted.CASES))
-def test_the_mistake_is_reported_with_its_lines(pool, tmp_path, name):
-    check(pool, planted, name, True, tmp_path / "found")
+@planted
+def test_the_mistake_is_reported_with_its_lines(pool, tmp_path, module, name):
+    check(pool, module, name, True, tmp_path / "found")
 
 
-@pytest.mark.parametrize("name", sorted(planted.CASES))
-def test_the_twin_is_not_reported(pool, tmp_path, name):
-    check(pool, planted, name, False, tmp_path / "found")
+@planted
+def test_the_twin_is_not_reported(pool, tmp_path, module, name):
+    check(pool, module, name, False, tmp_path / "found")
 
 
 @pytest.mark.parametrize("bug", [True, False])
@@ -100,7 +106,8 @@ def test_flash_decode_as_it_was(pool, tmp_path, bug):
 
 
 def test_the_corpus_is_large_and_marked():
-    assert len(planted.CASES) >= 24
-    for name, (_, _, kind) in planted.CASES.items():
-        assert marked(planted, "B", name), name
-        assert kind != "race" or marked(planted, "A", name), name
+    assert len(PLANTED) >= 43
+    assert len({name for _, name in PLANTED}) == len(PLANTED)
+    for module, name in PLANTED:
+        assert marked(module, "B", name), name
+        assert module.CASES[name].kind != "race" or marked(module, "A", name), name

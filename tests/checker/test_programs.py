@@ -8,10 +8,13 @@ import sys
 import textwrap
 import time
 
+import corpus
 import jobs_corpus
-import planted
+import planted_messages
+import planted_programs
 import pytest
 import torch
+from corpus import N, launch
 
 import iris_core
 from iris_core import Iris
@@ -23,11 +26,11 @@ pytest_plugins = ["iris_triton.testing.checked"]
 
 PROGRAM = """
     import sys
-    import planted
+    import planted_programs
     from iris_core import Iris
 
     with Iris("4MiB", device="cpu") as ctx:
-        planted.CASES["programs_without_flag"][0](ctx, sys.argv[1] == "bug")
+        planted_programs.CASES["programs_without_flag"][0](ctx, sys.argv[1] == "bug")
     print("output")
     sys.exit(int(sys.argv[2]))
 """
@@ -36,7 +39,7 @@ PROGRAM = """
 def check(tmp_path, *arguments):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
-    folder = pathlib.Path(planted.__file__).parent
+    folder = pathlib.Path(corpus.__file__).parent
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
     before, after = (each.split() for each in arguments)
     command = [sys.executable, "-c", code, "check", *before, str(path), *after]
@@ -73,7 +76,7 @@ def test_a_report_survives_json():
 
 def _case(name, bug):
     with Iris("4MiB", device="cpu") as ctx:
-        planted.CASES[name][0](ctx, bug)
+        planted_programs.CASES[name][0](ctx, bug)
 
 
 def test_the_fixture_finds_and_forgives(checked):
@@ -86,7 +89,7 @@ def test_the_fixture_finds_and_forgives(checked):
 def _raised(name):
     with Iris("4MiB", device="cpu", check=["races"]) as ctx:
         try:
-            planted.CASES[name][0](ctx, True)
+            planted_messages.CASES[name][0](ctx, True)
             ctx.barrier()
         except CheckError as error:
             return type(error), error.report
@@ -103,14 +106,14 @@ def test_the_first_finding_ends_the_check(pool):
 
 def _learned():
     with Iris("4MiB", device="cpu", check=["races"]) as ctx:
-        data, flag = ctx.zeros(planted.N), ctx.zeros(2, dtype=torch.int32)
+        data, flag = ctx.zeros(N), ctx.zeros(2, dtype=torch.int32)
         ctx.barrier()
-        said = {"N": planted.N, "WAITS": True, "SEND": "sys", "ACQUIRES": "acquire", "RECEIVE": "sys"}
+        said = {"N": N, "WAITS": True, "SEND": "sys", "ACQUIRES": "acquire", "RECEIVE": "sys"}
         try:
-            planted.launch(ctx, planted.message, data, flag, torch.zeros(planted.N), RELEASES="relaxed", **said)
+            launch(ctx, planted_messages.message, data, flag, torch.zeros(N), RELEASES="relaxed", **said)
             end = time.monotonic() + 60
             while time.monotonic() < end:
-                planted.launch(ctx, planted.own, flag, torch.zeros(planted.N), N=1)
+                launch(ctx, planted_programs.own, flag, torch.zeros(N), N=1)
         except CheckError as error:
             return type(error).__name__
     return ""
@@ -122,10 +125,10 @@ def test_the_other_ranks_learn_of_it(pool):
 
 def _benign(path):
     with jobs_corpus.checking(path), Iris("4MiB", device="cpu") as ctx:
-        data = ctx.zeros(planted.N)
+        data = ctx.zeros(N)
         declared = benign_race(data, "for this test")
         ctx.barrier()
-        planted.launch(ctx, planted.copy_to, data, data, N=planted.N)
+        launch(ctx, planted_programs.copy_to, data, data, N=N)
         ctx.barrier()
         listed = benign_ranges.copy()
     return declared.count, listed == [declared], benign_ranges
