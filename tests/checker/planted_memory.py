@@ -1,9 +1,11 @@
 """Planted mistakes in what memory a kernel touches; see `corpus`."""
 # mypy: ignore-errors
 
+import torch
 import triton
 import triton.language as tl
 from corpus import N, launch, out, registry
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import iris_triton as iris
 
@@ -84,3 +86,141 @@ def off_by_one_remote(ctx, bug):
     launch(ctx, beyond, data, N=N, BUG=bug, PEER=True)
     ctx.barrier()
     del other
+
+
+@triton.jit
+def columns(
+    context, data, out, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr,
+    BUG: tl.constexpr
+):  # fmt: skip
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    first = i - 1 if BUG else i
+    row = data + stride
+    if HOW == "load":
+        tl.store(out + i, tl.load(row + first))  # B beyond_a_view
+    elif HOW == "get":
+        tl.store(out + i, ctx.load(row + first, 1 - RANK))  # B beyond_a_remote_view
+    elif HOW == "masked":
+        x = tl.load(row + first, mask=i >= (0 if BUG else 1), other=0)  # B before_a_view
+        tl.store(out + i, x)
+    else:
+        tl.atomic_add(row + first, i.to(tl.float32))  # B atomics_beyond_a_view
+
+
+def _columns(ctx, bug, how):
+    whole = ctx.zeros((4, 2 * N))
+    ctx.barrier()
+    launch(ctx, columns, whole[:, N:], out(ctx), 2 * N, N=N, HOW=how, BUG=bug)
+    ctx.barrier()
+
+
+@case(ranks=1, kind="bounds")
+def beyond_a_view(ctx, bug):
+    """A kernel that was given half of the columns reads one of the other half."""
+    _columns(ctx, bug, "load")
+
+
+@case(kind="bounds")
+def beyond_a_remote_view(ctx, bug):
+    """The same in a peer's memory."""
+    _columns(ctx, bug, "get")
+
+
+@case(ranks=1, kind="bounds")
+def before_a_view(ctx, bug):
+    """A mask that begins one element too early."""
+    _columns(ctx, bug, "masked")
+
+
+@case(ranks=1, kind="bounds")
+def atomics_beyond_a_view(ctx, bug):
+    """Additions to another half of the columns."""
+    _columns(ctx, bug, "add")
+
+
+@case(ranks=1, kind="bounds")
+def strides_of_the_whole(ctx, bug):
+    """A kernel takes the rows of a part for dense."""
+    whole = ctx.zeros((4, 2 * N))
+    launch(ctx, row_of, whole[:, :N], out(ctx), N if bug else 2 * N, N=N)
+
+
+@triton.jit
+def row_of(context, data, out, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(data + stride + i))  # B strides_of_the_whole into_another_tensor
+
+
+@case(ranks=1, kind="bounds")
+def into_another_tensor(ctx, bug):
+    """An offset that is so wrong that all of the access lies in another tensor."""
+    data, other = ctx.zeros(2 * N), ctx.zeros(2 * N)
+    launch(ctx, row_of, data, out(ctx), (other.data_ptr() - data.data_ptr()) // 4 if bug else N, N=N)
+    del other
+
+
+@triton.jit
+def described(context, tensor, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tensor.load([1, 0])  # B descriptor_beyond_a_view
+    tl.store(out + i, x.reshape([N]))
+
+
+@case(ranks=1, kind="bounds")
+def descriptor_beyond_a_view(ctx, bug):
+    """A descriptor that says more rows than the tensor has."""
+    whole = ctx.zeros((4, N))
+    tensor = TensorDescriptor(whole[: 1 if bug else 2], [2, N], [N, 1], [1, N])
+    launch(ctx, described, tensor, out(ctx), N=N)
+
+
+@triton.jit
+def wrapped(context, data, out, row, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(data + row * stride + i))  # B wraps_below
+
+
+@case(ranks=1, kind="bounds")
+def wraps_below(ctx, bug):
+    """A product of int32 that is too large becomes negative."""
+    data = ctx.zeros((4, N))
+    launch(ctx, wrapped, data, out(ctx), 1 << 15 if bug else 3, (1 << 16) + N if bug else N, N=N)
+
+
+# -- atomics of several kinds on one word ------------------------------------------------------------------------------
+@triton.jit
+def mixed(context, words, RANK: tl.constexpr, WORLD: tl.constexpr, HOW: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    if RANK == 0:
+        if HOW == "float":
+            as_float = words.to(tl.pointer_type(tl.float32), bitcast=True)
+            ctx.atomic_add(as_float, 1.0, 0)  # A atomics_of_two_types
+        else:
+            ctx.atomic_add(words, 1, 0)  # A atomics_of_two_widths
+    elif BUG and HOW == "wide":
+        wide = words.to(tl.pointer_type(tl.int64), bitcast=True)
+        ctx.atomic_add(wide, tl.full((), 1, tl.int64), 0)  # B atomics_of_two_widths
+    elif BUG or HOW == "wide":
+        ctx.atomic_add(words, 1, 0)  # B atomics_of_two_types
+    else:
+        ctx.atomic_add(words.to(tl.pointer_type(tl.float32), bitcast=True), 1.0, 0)
+
+
+def _mixed(ctx, bug, how):
+    words = ctx.zeros(2, dtype=torch.int32)
+    ctx.barrier()
+    launch(ctx, mixed, words, HOW=how, BUG=bug)
+    ctx.barrier()
+
+
+@case()
+def atomics_of_two_widths(ctx, bug):
+    """One rank adds to 32 bits, another one to 64, of which they are the lower ones."""
+    _mixed(ctx, bug, "wide")
+
+
+@case()
+def atomics_of_two_types(ctx, bug):
+    """One rank adds an integer, another one a float."""
+    _mixed(ctx, bug, "float")

@@ -27,7 +27,7 @@ IN_THE_SUITE = (
 """Examples that are checked always; the others with --exhaustive."""
 
 exhaustive = pytest.mark.exhaustive
-RANKS = [pytest.param(2, marks=exhaustive), 3]
+RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
 
 
 def texts(path):

@@ -1,7 +1,6 @@
 """Every planted mistake is reported with its two lines, and no twin that is right is."""
 
 import inspect
-import re
 
 import jobs_corpus
 import jobs_examples
@@ -45,11 +44,6 @@ def check(pool, module, name, bug, path, backend="triton"):
         assert set(errors) == {""}
         return
     lines = [marked(module, letter, name) for letter in "AB"]
-    if kind == "bounds":
-        assert all(re.search(rf"{module.__name__}.py:({'|'.join(map(str, lines[1]))})", error) for error in errors), (
-            errors
-        )
-        return
     kinds = {each.kind for each in found}
     assert kinds == {kind} or {kind} <= kinds <= {"race", "counter"}
     for each in found:

@@ -50,10 +50,10 @@ BUDGETS = {
     "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1612,
     "iris_triton/collectives": 3886,
-    "iris_triton/checker": 1899,
+    "iris_triton/checker": 2106,
     "iris_triton/demos": 135,
     "iris_triton/gemm": 1910,
-    "iris_triton/interpreter": 3654,
+    "iris_triton/interpreter": 3688,
     "iris_triton/language": 1827,
     "iris_triton/rocm_iris": 1491,
     "iris_triton/testing": 607,
@@ -61,7 +61,7 @@ BUDGETS = {
     "iris_gluon/*.py": 661,
     "iris_gluon/collectives": 544,
     "iris_gluon/gemm": 1096,
-    "iris_gluon/interpreter": 1592,
+    "iris_gluon/interpreter": 1593,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -8,6 +8,7 @@ happened to come: a run finds mistakes that it was lucky not to suffer from.  do
     reports            findings, the errors that carry them, benign_race
     watcher            what the executor, the heap and the hosts tell, and the verdict
     histories, places  the past of every granule of the heap; addresses as granules
+    given_views        tensors that kernels were given, by their pointers
     changes, strands   synchronisation words; clocks of programs and hosts
     shared, sites      tables that all ranks share; lines of source
     torch_operations, device_functions   what torch does with tensors of the heap; signals and waits as operations
@@ -22,6 +23,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from iris_triton.checker.reports import (
+    BeyondTensorError,
     CheckError,
     DataRaceError,
     FreedMemoryError,
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 __all__ = [
-    "CheckError", "DataRaceError", "FreedMemoryError", "Report", "UninitialisedReadError", "benign_race", "start",
+    "BeyondTensorError", "CheckError", "DataRaceError", "FreedMemoryError", "Report", "UninitialisedReadError",
+    "benign_race", "start",
 ]  # fmt: skip
 
 
@@ -50,8 +53,7 @@ def start(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: W
     from iris_core.logs import rank_logger
     from iris_triton.interpreter.memory import accesses
 
-    wanted = [each for each in checks if each != "bounds"]  # that is a matter of the heap
-    if not wanted:
+    if not checks:
         return lambda: None
     if accesses.watcher is not None:
         rank_logger(world.rank, world.world_size).warning(
@@ -59,7 +61,7 @@ def start(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: W
         )
         return lambda: None
     undo = contextlib.ExitStack()
-    undo.enter_context(_watching(wanted, path, heap, world))
+    undo.enter_context(_watching(checks, path, heap, world))
     return undo.close
 
 
@@ -74,7 +76,8 @@ def _watching(checks: Sequence[str], path: str | None, heap: SymmetricHeap, worl
     with contextlib.ExitStack() as undo:
         undo.callback(watcher.close)
         undo.enter_context(device_functions.as_operations())
-        undo.enter_context(torch_operations.watched(watcher, world))
+        if watcher.follows_accesses:
+            undo.enter_context(torch_operations.watched(watcher, world))
         accesses.watcher = group.watcher = watcher
         heap.watch(watcher)
         undo.callback(heap.watch, None)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from iris_triton.checker.strands import Strand
 
 READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
-"""Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic."""
+"""Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic.  Atomics have a `form` beside."""
+
+INTEGER, FLOAT = 1, 2
+"""What an atomic adds or exchanges; 0 for others, which look at bits."""
 
 ALL = 0xF
 """All bytes of a granule."""
@@ -51,6 +54,17 @@ class Conflict(NamedTuple):
     epoch: int
     site: int
     program: int
+
+
+def form(itemsize: int, number: int) -> int:
+    """Return the bits that are added to the kind of an atomic: its width, and INTEGER, FLOAT or 0."""
+    return (itemsize.bit_length() - 1) << 2 | number << 4
+
+
+def agree(one: int, other: int) -> bool:
+    """Return whether two accesses are atomic to each other, by their kinds: of one width, and of one type."""
+    numbers = one >> 4, other >> 4
+    return bool(one & other & 2) and not (one ^ other) & 12 and (0 in numbers or numbers[0] == numbers[1])
 
 
 class Histories:
@@ -85,15 +99,14 @@ class Histories:
     def conflicts(self, number: int, kind: int, mask: int, strand: Strand) -> list[Conflict]:
         """Return the members of a history that an access is in conflict with and not ordered after."""
         history, clock, reads, found = self.get(number), strand.clock, strand.reads, []
-        is_atomic = kind & 2
+        before = clock if strand.past is None else strand.past  # the word itself orders no atomics of two kinds
         for (what, slot), (epoch, site, program) in history.writes.items():
-            if what & mask and not (is_atomic and what & 0x20) and epoch > clock[slot]:
+            is_late = epoch > (before if what >> 4 & kind & 2 else clock)[slot]
+            if what & mask and is_late and not agree(kind, what >> 4):
                 found.append(Conflict(what >> 4, slot, epoch, site, program))
         if kind & 1:
             for (what, slot), (epoch, site, program) in history.reads.items():
-                if not what & mask or (is_atomic and what & 0x20):
-                    continue
-                if epoch > clock[slot] and epoch > reads[slot]:
+                if what & mask and epoch > clock[slot] and epoch > reads[slot] and not agree(kind, what >> 4):
                     found.append(Conflict(what >> 4, slot, epoch, site, program))
         return found
 
@@ -107,7 +120,7 @@ class Histories:
                 return number  # a second read in the same epoch says nothing new
             return self._add(number, history, key, me, history.written)
         written = history.written | mask
-        if kind == ATOMIC_WRITE:
+        if kind & 3 == ATOMIC_WRITE:
             if history.writes.get(key) == me and written == history.written:
                 return number
             return self._add(number, history, key, me, written)

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DeviceError
+from iris_triton.interpreter.errors import OutOfBoundsError
 
 if TYPE_CHECKING:
     import torch
 
-RACE, COUNTER, UNINITIALISED, FREED = "race", "counter", "uninitialised", "freed"
+RACE, COUNTER, UNINITIALISED, FREED, BOUNDS = "race", "counter", "uninitialised", "freed", "bounds"
 
 REASONS = {
     "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
@@ -24,6 +25,9 @@ REASONS = {
     "other": "was seen by {reader}, but comes before the {kind}",
 }
 """Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
+
+MIXED = "Atomics of two widths, or of integers and floats, are not atomic to each other: use one type for the word."
+"""What is wrong with atomics that are not ordered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,12 @@ class Report:
     """One finding.
 
     Attributes:
-        kind: "race", "counter", "uninitialised" or "freed".
+        kind: "race", "counter", "uninitialised", "freed" or "bounds".
         access: what was found at fault last.
         other: the access that it is in conflict with; None for other kinds.
         rank: whose heap the bytes lie on.
-        block: the tensor there, as the call that made it; empty if none is known.
-        first, last: offsets of the first and the last byte, from the beginning of the block.
+        block: the tensor there, as the call that made it; empty if none is known.  For "bounds" the argument.
+        first, last: offsets of the first and the last byte, from the beginning of the block or argument.
         missing: what would order the two, or what to do.
     """
 
@@ -87,6 +91,8 @@ class Report:
             text = f"race for a counter, {where}: {self.access} is not ordered after {self.other} and can end it"
         elif self.kind == UNINITIALISED:
             text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
+        elif self.kind == BOUNDS:
+            text = f"out of bounds: {self.access} goes to {where}, which has none there"
         else:
             text = f"freed memory: {self.access} uses {where}, and that tensor was freed"
         return f"{text}.{f' {self.missing}' if self.missing else ''}"
@@ -128,11 +134,16 @@ class FreedMemoryError(CheckError):
     """A tensor is used whose block was freed."""
 
 
+class BeyondTensorError(CheckError, OutOfBoundsError):
+    """A kernel leaves a tensor, the view that it was given, although there is memory; nothing was read or written."""
+
+
 ERRORS: dict[str, type[CheckError]] = {
     RACE: DataRaceError,
     COUNTER: DataRaceError,
     UNINITIALISED: UninitialisedReadError,
     FREED: FreedMemoryError,
+    BOUNDS: BeyondTensorError,
 }
 
 

@@ -25,8 +25,8 @@ class Strand:
     """One strand; `program` is its linear index, or HOST."""
 
     __slots__ = (
-        "clock", "epoch", "fence", "heard", "next", "operation", "program", "reads", "relaxed", "released", "slot",
-        "unheeded", "users",
+        "clock", "epoch", "fence", "heard", "next", "operation", "past", "program", "reads", "relaxed", "released",
+        "slot", "unheeded", "users",
     )  # fmt: skip
 
     def __init__(self, slot: int, clock: Any, reads: Any, program: int) -> None:
@@ -34,6 +34,7 @@ class Strand:
         self.epoch = 0
         self.users = 0  # partitions of a program that are running
         self.operation: Any = None  # the device function that is running: ("set",), ("load",), ("wait", ...)
+        self.past: Any = None  # its clock before the atomic that is running has acquired anything
         self.next: dict[Any, int] = {}  # what becomes of histories by accesses in this epoch
         self.released = self.relaxed = 0  # rows that hold its clocks as they are now; 0: not written yet
         self.heard: Any = None  # what relaxed reads have seen: an acquiring fence joins it

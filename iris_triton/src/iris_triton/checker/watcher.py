@@ -15,21 +15,26 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker import changes, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, PLAIN, RMW, SET, SYS, Reader, Wait, Words
+from iris_triton.checker.given_views import Views
 from iris_triton.checker.histories import (
     ATOMIC_READ,
     ATOMIC_WRITE,
+    FLOAT,
+    INTEGER,
     READ,
     UNWRITTEN,
     WRITE,
     Histories,
     different,
+    form,
     replaced,
 )
 from iris_triton.checker.places import Heaps, Place, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
 from iris_triton.checker.sites import Sites
 from iris_triton.checker.strands import HOST, LaunchStrands, host_strand
-from iris_triton.interpreter.state import current
+from iris_triton.interpreter.memory.regions import registered_heaps
+from iris_triton.interpreter.state import current, program_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.world import World
+    from iris_triton.checker.given_views import Beyond
     from iris_triton.checker.histories import Conflict
     from iris_triton.checker.strands import Strand
 
@@ -55,7 +61,7 @@ _MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are dat
 
 
 class Watcher:
-    """Watches one context for the kinds of mistakes in `checks` ("races", "uninitialised").
+    """Watches one context for the kinds of mistakes in `checks` ("races", "uninitialised", "bounds").
 
     Collective: every rank of the context makes one.
 
@@ -68,6 +74,7 @@ class Watcher:
 
     def __init__(self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None) -> None:
         self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path
+        self.follows_accesses = bool(self._checks - {"bounds"})
         self._rank, self._bases = world.rank, heap.heap_bases
         self.heaps = Heaps(self._bases, heap.nbytes)
         self.tables = Tables(world, heap.nbytes)
@@ -83,8 +90,15 @@ class Watcher:
         self._memory = [np.frombuffer(memoryview(each), np.uint32) for each in whole]
 
     # -- programs ------------------------------------------------------------------------------------------------------
-    def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands:
+    def views(self) -> Views | None:
+        """Called before the arguments of a launch are converted; returns what their pointers are numbered by."""
+        is_far = any(heap.rank not in ranks for heap in registered_heaps() for ranks in heap.nodes)
+        return Views(self._say_beyond) if "bounds" in self._checks and not is_far else None
+
+    def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands | None:
         """Called before a launch; returns its strands."""
+        if not self.follows_accesses:
+            return None
         for name, value in arguments.items():
             if hasattr(value, "untyped_storage"):
                 self.check_alive(value, f"argument {name!r} of kernel {state.kernel!r}")
@@ -145,7 +159,7 @@ class Watcher:
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
                 strand.operation = before
             for place in self.heaps.find(addresses, mask, seen.itemsize):
-                self._access(strand, place, ATOMIC_READ, site)
+                self._access(strand, place, ATOMIC_READ | form(seen.itemsize, 0), site)
 
     def rmw(self, run: Callable[[], Any], op: Any, addresses: Any, values: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """Run an atomic operation; returns the old values."""
@@ -156,7 +170,10 @@ class Watcher:
         is_set = op.name == "XCHG" and strand.operation == ("set",)
         kind = SET if is_set else ADD if op.name == "ADD" else RMW
         name = f"atomic_{op.name.lower()}"
-        return self._atomic(strand, run, name, addresses, values.itemsize, sem, scope, lambda old: (
+        is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
+        number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
+        bits = form(values.itemsize, number)
+        return self._atomic(strand, run, name, addresses, values.itemsize, bits, sem, scope, lambda old: (
             None if is_load else mask, kind, mask, values.dtype.kind in "iu" or op.name == "XCHG"
         ))  # fmt: skip
 
@@ -175,13 +192,14 @@ class Watcher:
 
         before = strand.operation
         try:
-            return self._atomic(strand, run, "atomic_cas", addresses, expected.itemsize, sem, scope, meaning)
+            size = expected.itemsize
+            return self._atomic(strand, run, "atomic_cas", addresses, size, form(size, 0), sem, scope, meaning)
         finally:
             strand.operation = before
 
     def _atomic(
-        self, strand: Strand, run: Callable[[], Any], name: str, addresses: Any, itemsize: int, sem: Any, scope: Any,
-        meaning: Callable[[Any], tuple[Any, int, Any, bool]]
+        self, strand: Strand, run: Callable[[], Any], name: str, addresses: Any, itemsize: int, bits: int, sem: Any,
+        scope: Any, meaning: Callable[[Any], tuple[Any, int, Any, bool]]
     ) -> Any:  # fmt: skip
         """`meaning` says of the old values: lanes that change (None for a load), how, active lanes, whether words."""
         reach = _SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
@@ -192,10 +210,13 @@ class Watcher:
             changed, kind, active, are_words = meaning(old)
             are_words = are_words and itemsize >= GRANULE and old.size <= _MAX_WORDS
             if are_words and kind != SET:
+                strand.past = strand.clock.copy()
                 self._read_words(strand, addresses, active, old, sem in _ACQUIRES, reach, site)
             for place in self.heaps.find(addresses, active if changed is None else changed, itemsize):
                 reads = changed is not None and kind != SET and name != "atomic_xchg"
-                self._access(strand, place, ATOMIC_READ if changed is None else ATOMIC_WRITE, site, reads=reads)
+                what = bits | (ATOMIC_READ if changed is None else ATOMIC_WRITE)
+                self._access(strand, place, what, site, reads=reads)
+            strand.past = None
             if are_words and changed is not None:
                 releases = sem in _RELEASES
                 for lane in np.flatnonzero(changed):
@@ -442,11 +463,25 @@ class Watcher:
             f"In this run it was {relied_on} that ended it. Give each sender a counter of its own, or order the two.",
         ))  # fmt: skip
 
+    def _say_beyond(self, found: Beyond) -> None:
+        place, what = self.heaps.rank_of(found.address), ""
+        if place is not None:
+            block, start = self._block_at(place[1])
+            what = f"At {found.address:#x} is byte {place[1] - start} of {block or 'the heap'}. "
+        access = self._side(self._sites.of_kernel(found.access), self._rank, program_info().linear_id)
+        self._say(reports.Report(
+            reports.BOUNDS, access, None, self._rank if found.rank is None else found.rank,
+            f"argument {found.name!r} ({found.view})", found.first, found.last,
+            f"{what}Mask the access, or give the kernel the tensor that it means.",
+        ))  # fmt: skip
+
     def _side(self, site: int, rank: int, program: int) -> reports.Access:
         return reports.Access(**self._sites.describe(site), rank=rank, program=None if program == HOST else program)
 
     def _missing(self, strand: Strand, other: Conflict, kind: int) -> str:
         """Say what would order an earlier access before the present one."""
+        if kind & other.kind & 2:
+            return reports.MIXED
         rank = other.slot // (SLOTS + 1)
         scope = "scope gpu or sys" if rank == self._rank else "sys"
         for seen in reversed(strand.unheeded.values()):

@@ -181,7 +181,9 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     body = dialect.prepare(function)
     settings = configuration()
     checker = regions.BoundsChecker(regions.current_regions(), arguments.storages)
-    state = Launch(name, size, checker, settings.bounds_check, settings.hints == "raise", options)
+    state = Launch(
+        name, size, checker, settings.bounds_check, settings.hints == "raise", options, views=arguments.views
+    )
     watch = state.watch = None if accesses.watcher is None else accesses.watcher.launch(state, bound)
 
     def run(program: Program, part: Callable[[], None] = functools.partial(dialect.run_program, body, values)) -> None:
@@ -258,6 +260,7 @@ class _Arguments:
     def __init__(self, kernel: _Kernel) -> None:
         self._kernel, self._dialect = kernel.name, kernel.dialect
         self.storages: list[tuple[int, int, str]] = []
+        self.views = None if accesses.watcher is None else accesses.watcher.views()
 
     def convert(self, parameter: Any, value: Any) -> Any:
         """Convert the argument of one parameter."""
@@ -298,7 +301,10 @@ class _Arguments:
                 )
             storage = tensor.untyped_storage()
             self.storages.append((storage.data_ptr(), storage.nbytes(), parameter.name))
-        return wrap(np.array([value.data_ptr()], np.uint64), _compat.pointer_type(value.dtype, parameter.is_const))
+        address = value.data_ptr()
+        if self.views is not None and isinstance(tensor, torch.Tensor):
+            address = self.views.tagged(tensor, address, parameter.name)
+        return wrap(np.array([address], np.uint64), _compat.pointer_type(value.dtype, parameter.is_const))
 
     def _number(self, parameter: Any, value: bool | int | float) -> Any:
         name, type_ = parameter.name, _compat.scalar_type(parameter.annotation_type)

@@ -45,6 +45,7 @@ class Launch:
     raise_hints: bool  # an error where a hint is not true
     options: dict[str, Any]
     watch: Any = None  # the strands of the launch while the checker is on
+    views: Any = None  # its tensor arguments, where their pointers carry numbers; see `iris_triton.checker.given_views`
 
 
 class _Current(threading.local):

@@ -142,7 +142,8 @@ class HopperOps:
         inside, addresses = descriptor.locate([scalar(c) for c in coordinates])
         part = np.ascontiguousarray(data[inside])
         if part.size:
-            accesses.check(addresses, None, part.itemsize, "TMA store")  # before it is under way
+            addresses = accesses.untag(addresses, None, part.itemsize, "TMA store")  # before it is under way
+            accesses.check(addresses, None, part.itemsize, "TMA store")
         time = owner.stores.issue(here())
         if part.size:
             owner.unfinished_stores.append((time, partial(accesses.store, addresses, None, part)))

@@ -159,7 +159,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(value.data.astype(np.int64, copy=False).view(np.uint64), dst_type.scalar)
 
     def create_ptr_to_int(self, value: Handle, dst_type: Any) -> Handle:
-        return Handle(value.data.view(np.int64), dst_type.scalar)
+        return Handle(accesses.plain(value.data).view(np.int64), dst_type.scalar)
 
     def create_bitcast(self, value: Handle, dst_type: Any) -> Handle:
         return Handle(value.data.view(numpy_dtype(dst_type)), dst_type.scalar)

@@ -25,6 +25,7 @@ from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
 from iris_triton.interpreter.frontend.semantic import CpuSemantic
 from iris_triton.interpreter.frontend.values import block_type, numpy_dtype, signless, unsigned, wrap
 from iris_triton.interpreter.hints import check_hint
+from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.rewrite import rewrite
 from iris_triton.interpreter.state import program_info
 
@@ -301,7 +302,7 @@ def _to_numpy(value: Any) -> Any:
     if not isinstance(value, tl.tensor):
         return value
     scalar = value.type.scalar
-    data = as_float(value.handle) if scalar.is_floating() else value.handle.data
+    data = as_float(value.handle) if scalar.is_floating() else accesses.plain(value.handle.data)
     if scalar.is_int() and scalar.is_int_unsigned():
         data = unsigned(data)
     return data if value.type.is_block() else data.reshape(-1)[0]

@@ -25,6 +25,7 @@ from iris_triton.interpreter.frontend.values import (
     wrap,
     wrap_handle,
 )
+from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
 
@@ -87,6 +88,7 @@ class ArrayRegions:
         if fp_downcast_rounding is None and target.kind in _CONVERTED.get(source.kind, ()):
             return wrap(data.astype(target.kept), target.like(source.form))
         if (source.kind, target.kind) in _ADDRESSES and data.dtype.itemsize == target.kept.itemsize:
+            data = accesses.plain(data) if target.kind == "int" else data
             return wrap(data.view(target.kept), target.like(source.form))
         return super().cast(value, type_, fp_downcast_rounding)  # type: ignore[misc]
 

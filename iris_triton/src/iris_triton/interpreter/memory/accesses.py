@@ -37,6 +37,21 @@ _ALIGNMENT = 4096  # HEAP_ALIGNMENT of iris_triton.language.address
 _OPS, _RELAXED = _compat.ir.ATOMIC_OP, _compat.ir.MEM_SEMANTIC.RELAXED
 
 
+def untag(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Array:
+    """Take off addresses what the checker knows their tensors by, and hold the access against these."""
+    views = current.launch.views
+    found: Array = addresses if views is None else views.enter(addresses, mask, nbytes, access)
+    return found
+
+
+def plain(data: Array) -> Array:
+    """Return data as they are where they leave the kernel; pointers without what the checker knows their tensors by."""
+    if watcher is None or data.dtype != np.uint64 or current.launch.views is None:
+        return data
+    found: Array = current.launch.views.untag(data)
+    return found
+
+
 def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
     """Return the accessible range that holds every active element; None if they lie in several.
 
@@ -87,6 +102,8 @@ def load(
 ) -> Array:
     """Read the active elements; the others get `fill`, or 0 without one."""
     shape = addresses.shape
+    if watcher is not None:
+        addresses = untag(addresses, mask, dtype.itemsize, access)
     mask, view, indices, region = _locate(addresses, mask, dtype, access)
     if watcher is not None and not poll:
         watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
@@ -110,6 +127,9 @@ def store(addresses: Array, mask: Array | None, data: Array) -> None:
     shape = addresses.shape
     if data.shape != shape:
         data = np.broadcast_to(data, shape)
+    if watcher is not None:
+        addresses = untag(addresses, mask, data.itemsize, "store")
+        data = plain(data)
     mask, view, indices, region = _locate(addresses, mask, data.dtype, "store")
     stored = None if watcher is None else watcher.store(region, indices, addresses, mask, data.itemsize)
     if view is not None:
@@ -127,6 +147,8 @@ def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element
     `op`, `sem` and `scope` are the IR's operation, memory order and scope, `element` is Triton's type of the elements.
     """
     values, mask = _spread(values, addresses.shape), _spread(mask, addresses.shape)
+    if watcher is not None:
+        addresses = untag(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
     check(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
     if watcher is None:
         old = native_rmw(op, addresses, values, element, mask, sem)
@@ -143,6 +165,8 @@ def cas(addresses: Array, expected: Array, desired: Array, sem: Any, scope: Any 
     kept = expected.dtype
     bits = np.dtype(f"i{kept.itemsize}")  # floats are compared by their bits, as on GPUs
     expected, desired = (_spread(each, addresses.shape).view(bits) for each in (expected, desired))
+    if watcher is not None:
+        addresses = untag(addresses, None, kept.itemsize, "atomic_cas")
     check(addresses, None, kept.itemsize, "atomic_cas")
     if watcher is None:
         found = _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem])

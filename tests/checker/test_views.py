@@ -1,0 +1,105 @@
+"""The bytes of a view are those of its elements; what its pointer carries stays through everything but integers."""
+
+import itertools
+
+import jobs_corpus
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from iris_core import Iris
+from iris_triton.checker.given_views import view_of
+from iris_triton.checker.reports import BOUNDS
+from iris_triton.interpreter import OutOfBoundsError
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float64])
+def test_a_view_has_the_bytes_of_its_elements(dtype):
+    random = np.random.default_rng(1)
+    base = torch.zeros(512, dtype=dtype)
+    size = base.element_size()
+    offsets = np.arange(-9, 512 * size)
+    exact = 0
+    for _ in range(300):
+        shape = random.integers(1, 5, random.integers(1, 4)).tolist()
+        strides = [int(random.choice([0, 1, 2, 3, 4, 5, 8, 12, 16, 32])) for _ in shape]
+        view = view_of(base.as_strided(shape, strides), "x", None)
+        whole = {
+            sum(n * stride for n, stride in zip(at, strides, strict=True)) * size + byte
+            for at in itertools.product(*map(range, shape))
+            for byte in range(size)
+        }
+        found = set(offsets[view.has(offsets, 1)].tolist())
+        assert whole <= found
+        span, are_apart = 1, True
+        for stride, count in sorted((s, c) for s, c in zip(strides, shape, strict=True) if s and c > 1):
+            are_apart = are_apart and stride >= span
+            span += stride * (count - 1)
+        if are_apart:
+            assert found == whole
+            exact += 1
+        wide = set(offsets[view.has(offsets, 2 * size)].tolist())
+        assert all(set(range(at, at + 2 * size)) <= found for at in wide)
+    assert exact > 100
+
+
+@triton.jit
+def through(data, out, OFFSET: tl.constexpr, HOW: tl.constexpr):
+    if HOW == "bits":
+        ptr = data.to(tl.pointer_type(tl.int32), bitcast=True).to(data.dtype, bitcast=True)
+    elif HOW == "integer":
+        ptr = (data.to(tl.int64) + 0).to(data.dtype)
+    elif HOW == "where":
+        ptr = tl.where(tl.arange(0, 4) >= 0, data, out)
+    elif HOW == "loop":
+        ptr = data
+        for _ in range(3):
+            ptr += 1
+        ptr -= 3
+    else:
+        ptr = tl.reshape(data + tl.arange(0, 4)[:, None] * 0, [2, 2])
+    tl.store(ptr + OFFSET, tl.load(ptr))
+
+
+def ends(how, offset, checks="bounds"):
+    with jobs_corpus.checking("", checks), Iris("1MiB", device="cpu") as ctx:
+        whole, out = ctx.zeros(16), ctx.zeros(16)
+        try:
+            through[(1,)](whole[4:8], out, offset, how)
+        except OutOfBoundsError as error:
+            return error.report
+    return None
+
+
+@pytest.mark.parametrize("checks", ["bounds", "races,bounds"])
+@pytest.mark.parametrize("how", ["bits", "where", "loop", "reshape"])
+def test_a_pointer_keeps_its_tensor(how, checks):
+    found = ends(how, 4, checks)
+    assert found.kind == BOUNDS
+    assert (found.first, found.last) == (16, 19)
+    assert "'data' ((4,), float32, strides (1,))" in str(found)
+    assert "byte 32 of zeros((16,), float32)" in str(found)
+    assert ends(how, 3, checks) is None
+    assert ends(how, -1, checks).first == -4
+
+
+def test_an_integer_has_no_tensor():
+    assert ends("integer", 4) is None
+
+
+@triton.jit
+def hand_on(data, place, VALUE: tl.constexpr):
+    if VALUE:
+        tl.store(place.to(tl.pointer_type(data.dtype), bitcast=True), data)
+    else:
+        tl.store(place, data.to(tl.int64))
+
+
+@pytest.mark.parametrize("is_pointer", [True, False])
+def test_addresses_in_memory_are_addresses(is_pointer):
+    with jobs_corpus.checking("", "bounds"), Iris("1MiB", device="cpu") as ctx:
+        data, place = ctx.zeros(4), ctx.zeros(1, dtype=torch.int64)
+        hand_on[(1,)](data, place, is_pointer)
+        assert int(place) == data.data_ptr()
