@@ -63,6 +63,34 @@ def test_the_command_line_prints_json(tmp_path):
     assert "output" in done.stderr
 
 
+def test_a_picture_shows_both_programs(tmp_path):
+    path = tmp_path / "picture.json"
+    done = check(tmp_path, f"--timeline {path}", "bug 0")
+    assert "shows 1 of them" in done.stdout
+    picture = json.loads(path.read_text())
+    events = picture["traceEvents"]
+    names = {(each["pid"], each["tid"]): each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    assert set(names.values()) == {"program 0", "program 1"}
+    begin, end = (next(each for each in events if each["ph"] == kind) for kind in "sf")
+    assert begin["id"] == end["id"]
+    for flow, what, program in ((begin, "store", "program 0"), (end, "load", "program 1")):
+        same = [each for each in events if each["ph"] == "X" and each["ts"] == flow["ts"]]
+        assert [(each["name"], names[each["pid"], each["tid"]]) for each in same] == [(what, program)]
+        assert same[0]["args"]["line"].startswith("planted_programs.py:")
+    marks = [each for each in events if each["ph"] == "i"]
+    assert {each["args"]["text"] for each in marks} == set(picture["metadata"]["findings"])
+    assert "data race" in marks[0]["args"]["text"]
+
+
+def test_a_picture_of_nothing_and_one_without_a_folder(tmp_path):
+    done = check(tmp_path, f"--timeline {tmp_path}/none.json", "right 0")
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
+    done = check(tmp_path, f"--timeline {tmp_path}/no/where.json", "right 0")
+    assert "there is no folder" in done.stderr
+    assert "output" not in done.stdout
+
+
 def test_unknown_kinds_are_refused():
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")

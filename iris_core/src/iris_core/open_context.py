@@ -217,7 +217,7 @@ def _start_checker(
             f"IRIS_CHECK={','.join(settings.check)} needs CPU ranks of one node and a backend whose kernels run there, "
             f"not {backend.info.name!r} on {target.torch_device}: open it with device='cpu', or unset IRIS_CHECK"
         )
-    start(settings.check, settings.check_reports, heap, world)
+    start(settings.check, settings.check_reports, settings.check_timeline, heap, world)
 
 
 def _on_all(world: World, what: str, step: Callable[[], T]) -> T:

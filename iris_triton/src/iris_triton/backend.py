@@ -97,11 +97,13 @@ class TritonBackend:
         self._forget(self._tokens)
         self._forget(self._trace_tokens)
 
-    def start_checker(self, checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> None:
+    def start_checker(
+        self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
+    ) -> None:
         """Start the checker of `iris_triton.checker`; `detach` ends it."""
         from iris_triton import checker
 
-        self._end_check = checker.start(checks, path, heap, world)
+        self._end_check = checker.start(checks, path, timeline, heap, world)
 
     @staticmethod
     def _forget(tokens: list[int]) -> None:

@@ -44,7 +44,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def start(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> Callable[[], None]:
+def start(
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
+) -> Callable[[], None]:
     """Check kernels that run on this rank's CPU; returns what ends it.
 
     Collective: every rank of the context calls it; see `iris_core.protocols.SupportsChecking`.  One context of a
@@ -61,18 +63,20 @@ def start(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: W
         )
         return lambda: None
     undo = contextlib.ExitStack()
-    undo.enter_context(_watching(checks, path, heap, world))
+    undo.enter_context(_watching(checks, path, timeline, heap, world))
     return undo.close
 
 
 @contextlib.contextmanager
-def _watching(checks: Sequence[str], path: str | None, heap: SymmetricHeap, world: World) -> Iterator[Any]:
+def _watching(
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
+) -> Iterator[Any]:
     from iris_core.world import group
     from iris_triton.checker import device_functions, torch_operations
     from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.memory import accesses
 
-    watcher = Watcher(checks, heap, world, path)
+    watcher = Watcher(checks, heap, world, path, timeline)
     with contextlib.ExitStack() as undo:
         undo.callback(watcher.close)
         undo.enter_context(device_functions.as_operations())

@@ -85,6 +85,14 @@ def place_of(rank: int, offsets: Any, itemsize: int) -> Place:
     return Place(rank, granules, masks)
 
 
+def extent_of(place: Place) -> tuple[int, int]:
+    """Return the offsets of the first and the last byte of the granules of a place."""
+    granules = place.granules
+    if isinstance(granules, slice):
+        return granules.start * GRANULE, granules.stop * GRANULE - 1
+    return int(granules.min()) * GRANULE, int(granules.max() + 1) * GRANULE - 1
+
+
 def range_of(rank: int, first: int, nbytes: int) -> Place:
     """Return the place of a range of bytes (at least one)."""
     low, high = first >> 2, (first + nbytes - 1 >> 2) + 1

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DeviceError
+from iris_triton.checker.strands import HOST
 from iris_triton.interpreter.errors import OutOfBoundsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 RACE, COUNTER, UNINITIALISED, FREED, BOUNDS = "race", "counter", "uninitialised", "freed", "bounds"
@@ -193,3 +198,32 @@ def benign_as_json(benign: BenignRange, rank: int) -> str:
     """Return a benign range of a rank as one line of JSON."""
     fields = {"reason": benign.reason, "nbytes": benign.nbytes, "races": benign.count, "rank": rank}
     return json.dumps({"kind": "benign", **fields})
+
+
+class Steps:
+    """The last accesses of this rank, and where its findings were made among them: rows for a picture."""
+
+    KEPT = 1 << 15
+
+    def __init__(self) -> None:
+        self._rows: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=self.KEPT)
+
+    def access(self, program: int, site: int, rank: int, first: int, last: int) -> None:
+        """Note an access: by whom, from which line, to which bytes of whose heap."""
+        self._rows.append((time.monotonic_ns(), program, site, rank, first, last))
+
+    def finding(self, report: Report) -> None:
+        """Note a finding; the access that it is about was noted last."""
+        self._rows.append((time.monotonic_ns(), report))
+
+    def as_json(self, rank: int, describe: Callable[[int], dict[str, Any]]) -> str:
+        """Return all of it as one line of JSON; `describe` says what a number of a line stands for."""
+        rows: list[dict[str, Any]] = []
+        for at, *row in self._rows:
+            if len(row) == 1:
+                rows.append({"ns": at, "finding": json.loads(row[0].as_json())})
+                continue
+            program, site, owner, first, last = row
+            who = None if program == HOST else program
+            rows.append({"ns": at, "program": who, **describe(site), "owner": owner, "first": first, "last": last})
+        return json.dumps({"kind": "timeline", "rank": rank, "rows": rows})

@@ -29,7 +29,7 @@ from iris_triton.checker.histories import (
     form,
     replaced,
 )
-from iris_triton.checker.places import Heaps, Place, place_of, range_of
+from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
 from iris_triton.checker.sites import Sites
 from iris_triton.checker.strands import HOST, LaunchStrands, host_strand
@@ -70,9 +70,12 @@ class Watcher:
         heap, world: the context's.
         path: file to which findings are appended, one JSON object a line; the program goes on.  Without it the first
             finding is raised.
+        timeline: whether this rank's last accesses are appended, too, when it closes.
     """
 
-    def __init__(self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None) -> None:
+    def __init__(
+        self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None, timeline: bool = False
+    ) -> None:
         self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path
         self.follows_accesses = bool(self._checks - {"bounds"})
         self._rank, self._bases = world.rank, heap.heap_bases
@@ -84,6 +87,7 @@ class Watcher:
         self._turns: dict[tuple[int, ...], int] = {}
         self._allocations = 0
         self._said: set[Any] = set()
+        self._steps = reports.Steps() if timeline and path else None
         self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference and name
         self._storages: dict[int, Any] = {}
         whole = [(ctypes.c_uint32 * (heap.nbytes // GRANULE)).from_address(base) for base in self._bases]
@@ -378,6 +382,8 @@ class Watcher:
             text = bytes(self.tables.message).rstrip(b"\0").decode(errors="replace")
             raise reports.CheckError(f"rank {failed - 1} has found a mistake, which ends the check: {text}")
         reads = not kind & 1 if reads is None else reads
+        if self._steps is not None:
+            self._steps.access(strand.program, site, place.rank, *extent_of(place))
         if isinstance(place.masks, int):
             self._update(strand, place.rank, place.granules, kind, place.masks, site, reads)
             return
@@ -510,6 +516,8 @@ class Watcher:
                     tables.put_text(tables.message, str(report))
                     tables.counters[FAILED] = self._rank + 1
             raise reports.ERRORS[report.kind](str(report), report)
+        if self._steps is not None:
+            self._steps.finding(report)
         with self.tables, open(self._path, "a") as file:
             file.write(report.as_json() + "\n")
 
@@ -518,9 +526,11 @@ class Watcher:
         heap = range(base := self._bases[self._rank], base + self.heaps.nbytes)
         declared = [each for each in reports.benign_ranges if each.start in heap]
         reports.benign_ranges[:] = [each for each in reports.benign_ranges if each.start not in heap]
-        if self._path is not None and declared:
+        if self._path is not None and (declared or self._steps is not None):
             with self.tables, open(self._path, "a") as file:
                 file.writelines(reports.benign_as_json(each, self._rank) + "\n" for each in declared)
+                if self._steps is not None:
+                    file.write(self._steps.as_json(self._rank, self._sites.describe) + "\n")
         self.tables.close()
 
 
