@@ -21,10 +21,10 @@ def message(
     i = gl.arange(0, N, layout=default_layout([N]))
     if ctx.cur_rank == 0:
         ctx.store(data + i, i.to(gl.float32), 1)  # A missing_wait missing_release missing_acquire gpu_signal gpu_wait
-        ctx.signal(flag, 1, 1, sem=RELEASES, scope=SEND)
+        ctx.signal(flag, 1, 1, sem=RELEASES, scope=SEND)  # A gpu_signal gpu_wait
     else:
         if WAITS:
-            ctx.wait(flag, 1, sem=ACQUIRES, scope=RECEIVE)
+            ctx.wait(flag, 1, sem=ACQUIRES, scope=RECEIVE)  # B gpu_signal gpu_wait
         gl.store(out + i, gl.load(data + i))  # B missing_wait missing_release missing_acquire gpu_signal gpu_wait
 
 

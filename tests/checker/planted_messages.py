@@ -21,10 +21,10 @@ def message(
     i = tl.arange(0, N)
     if RANK == 0:
         ctx.store(data + i, i.to(tl.float32), 1)  # A missing_wait missing_release missing_acquire gpu_signal gpu_wait
-        ctx.signal(flag, 1, 1, sem=RELEASES, scope=SEND)
+        ctx.signal(flag, 1, 1, sem=RELEASES, scope=SEND)  # A gpu_signal gpu_wait
     else:
         if WAITS:
-            ctx.wait(flag, 1, sem=ACQUIRES, scope=RECEIVE)
+            ctx.wait(flag, 1, sem=ACQUIRES, scope=RECEIVE)  # B gpu_signal gpu_wait
         else:
             ctx.wait(flag + 1, 0)
         tl.store(out + i, tl.load(data + i))  # B missing_wait missing_release missing_acquire gpu_signal gpu_wait
@@ -100,11 +100,11 @@ def by_hand(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N
         if HOW == "xchg":
             ctx.atomic_xchg(flag, 1, 1)
         elif HOW == "xchg_bug":
-            ctx.atomic_xchg(flag, 1, 1, sem="release", scope="gpu")
+            ctx.atomic_xchg(flag, 1, 1, sem="release", scope="gpu")  # A xchg_scope
         elif HOW == "add":
             ctx.atomic_add(flag, 1, 1, sem="release", scope="sys")
         elif HOW == "add_bug":
-            tl.atomic_add(translate(flag, 0, 1, ctx.heap_bases), 1)
+            tl.atomic_add(translate(flag, 0, 1, ctx.heap_bases), 1)  # A add_scope
         else:
             ctx.signal(flag, 1, 1)
     else:
@@ -112,7 +112,7 @@ def by_hand(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N
             while tl.load(flag, volatile=True) == 0:
                 pass
         else:
-            while tl.atomic_cas(flag, 1, 1, sem="acquire", scope="sys") == 0:
+            while tl.atomic_cas(flag, 1, 1, sem="acquire", scope="sys") == 0:  # B xchg_scope add_scope
                 pass
         tl.store(out + i, tl.load(data + i))  # B xchg_scope add_scope volatile_poll
 

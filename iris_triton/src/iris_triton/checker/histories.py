@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import HISTORIES
+from iris_triton.checker.shared import HISTORIES, SLOTS
 
 if TYPE_CHECKING:
     from iris_triton.checker.shared import Tables
@@ -29,6 +29,9 @@ ALL = 0xF
 
 UNKNOWN, UNWRITTEN = 0, 1
 """Histories without accesses: of memory that is taken for written, and of a block that nobody has written yet."""
+
+PROGRAMS = SLOTS + 1
+"""Slots of a rank: its host and its programs."""
 
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
@@ -56,15 +59,23 @@ class Conflict(NamedTuple):
     program: int
 
 
-def form(itemsize: int, number: int) -> int:
-    """Return the bits that are added to the kind of an atomic: its width, and INTEGER, FLOAT or 0."""
-    return (itemsize.bit_length() - 1) << 2 | number << 4
+WIDE = 64
+"""Of an atomic: its scope is the system; else it is atomic to others of its own rank only."""
 
 
-def agree(one: int, other: int) -> bool:
-    """Return whether two accesses are atomic to each other, by their kinds: of one width, and of one type."""
-    numbers = one >> 4, other >> 4
-    return bool(one & other & 2) and not (one ^ other) & 12 and (0 in numbers or numbers[0] == numbers[1])
+def form(itemsize: int, number: int, *, is_wide: bool) -> int:
+    """Return the bits that are added to the kind of an atomic: its width, INTEGER, FLOAT or 0, and WIDE."""
+    return (itemsize.bit_length() - 1) << 2 | number << 4 | WIDE * is_wide
+
+
+def agree(one: int, other: int, *, are_near: bool) -> bool:
+    """Return whether two accesses, by their kinds, are atomic to each other: of one width and type, in their scopes.
+
+    `are_near` says that they are of one rank.
+    """
+    numbers = one >> 4 & 3, other >> 4 & 3
+    is_one_type = not (one ^ other) & 12 and (0 in numbers or numbers[0] == numbers[1])
+    return bool(one & other & 2) and is_one_type and (are_near or bool(one & other & WIDE))
 
 
 class Histories:
@@ -99,14 +110,16 @@ class Histories:
     def conflicts(self, number: int, kind: int, mask: int, strand: Strand) -> list[Conflict]:
         """Return the members of a history that an access is in conflict with and not ordered after."""
         history, clock, reads, found = self.get(number), strand.clock, strand.reads, []
+        here = strand.slot // PROGRAMS
         before = clock if strand.past is None else strand.past  # the word itself orders no atomics of two kinds
         for (what, slot), (epoch, site, program) in history.writes.items():
             is_late = epoch > (before if what >> 4 & kind & 2 else clock)[slot]
-            if what & mask and is_late and not agree(kind, what >> 4):
+            if what & mask and is_late and not agree(kind, what >> 4, are_near=slot // PROGRAMS == here):
                 found.append(Conflict(what >> 4, slot, epoch, site, program))
         if kind & 1:
             for (what, slot), (epoch, site, program) in history.reads.items():
-                if what & mask and epoch > clock[slot] and epoch > reads[slot] and not agree(kind, what >> 4):
+                is_late = epoch > clock[slot] and epoch > reads[slot]
+                if what & mask and is_late and not agree(kind, what >> 4, are_near=slot // PROGRAMS == here):
                     found.append(Conflict(what >> 4, slot, epoch, site, program))
         return found
 

@@ -31,7 +31,10 @@ REASONS = {
 }
 """Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
 
-MIXED = "Atomics of two widths, or of integers and floats, are not atomic to each other: use one type for the word."
+MIXED = (
+    "Atomics are atomic to each other only with one width, with one type where they add or exchange, and with scopes "
+    "that reach both: scope='sys' between ranks."
+)
 """What is wrong with atomics that are not ordered."""
 
 

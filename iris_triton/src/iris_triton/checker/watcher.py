@@ -163,7 +163,7 @@ class Watcher:
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
                 strand.operation = before
             for place in self.heaps.find(addresses, mask, seen.itemsize):
-                self._access(strand, place, ATOMIC_READ | form(seen.itemsize, 0), site)
+                self._access(strand, place, ATOMIC_READ | form(seen.itemsize, 0, is_wide=True), site)
 
     def rmw(self, run: Callable[[], Any], op: Any, addresses: Any, values: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """Run an atomic operation; returns the old values."""
@@ -176,7 +176,7 @@ class Watcher:
         name = f"atomic_{op.name.lower()}"
         is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
         number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
-        bits = form(values.itemsize, number)
+        bits = form(values.itemsize, number, is_wide=_SCOPES.get(getattr(scope, "name", ""), SYS) == SYS)
         return self._atomic(strand, run, name, addresses, values.itemsize, bits, sem, scope, lambda old: (
             None if is_load else mask, kind, mask, values.dtype.kind in "iu" or op.name == "XCHG"
         ))  # fmt: skip
@@ -197,7 +197,17 @@ class Watcher:
         before = strand.operation
         try:
             size = expected.itemsize
-            return self._atomic(strand, run, "atomic_cas", addresses, size, form(size, 0), sem, scope, meaning)
+            return self._atomic(
+                strand,
+                run,
+                "atomic_cas",
+                addresses,
+                size,
+                form(size, 0, is_wide=_SCOPES.get(getattr(scope, "name", ""), SYS) == SYS),
+                sem,
+                scope,
+                meaning,
+            )
         finally:
             strand.operation = before
 
