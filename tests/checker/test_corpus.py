@@ -8,6 +8,7 @@ import planted_gluon
 import planted_memory
 import planted_messages
 import planted_programs
+import planted_trackers
 import pytest
 
 from iris_triton.checker.reports import Report
@@ -31,7 +32,8 @@ def reports(path):
     return [Report.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-PLANTED = [(module, name) for module in (planted_memory, planted_messages, planted_programs) for name in module.CASES]
+MODULES = planted_memory, planted_messages, planted_programs, planted_trackers
+PLANTED = [(module, name) for module in MODULES for name in module.CASES]
 planted = pytest.mark.parametrize(("module", "name"), PLANTED, ids=[name for _, name in PLANTED])
 
 
@@ -100,7 +102,8 @@ def test_flash_decode_as_it_was(pool, tmp_path, bug):
 
 
 def test_the_corpus_is_large_and_marked():
-    assert len(PLANTED) >= 43
+    assert len(PLANTED) >= 70
+    assert len(planted_trackers.CASES) >= 12
     assert len({name for _, name in PLANTED}) == len(PLANTED)
     for module, name in PLANTED:
         assert marked(module, "B", name), name
