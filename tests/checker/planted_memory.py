@@ -224,3 +224,49 @@ def atomics_of_two_widths(ctx, bug):
 def atomics_of_two_types(ctx, bug):
     """One rank adds an integer, another one a float."""
     _mixed(ctx, bug, "float")
+
+
+# -- lanes that a mask leaves out -------------------------------------------------------------------------------------
+@triton.jit
+def masked(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr):
+    i = tl.arange(0, N)
+    mask = i < N - 3
+    if HOW == "other":
+        x = tl.load(data + i, mask=mask, other=0)
+    else:
+        x = tl.load(data + i, mask=mask)  # A lanes_without_other lanes_of_half_precision
+    if HOW == "where":
+        x = tl.where(mask, x, 0)
+    tl.store(out + i, x * 2, mask=mask)
+    tl.store(out, tl.sum(x, 0))  # B lanes_without_other lanes_of_half_precision
+
+
+@case(ranks=1, kind="undefined")
+def lanes_without_other(ctx, bug):
+    """A sum has lanes that the mask of the load has left out."""
+    launch(ctx, masked, ctx.zeros(N), out(ctx), N=N, HOW="none" if bug else "other")
+
+
+@case(ranks=1, kind="undefined")
+def lanes_of_half_precision(ctx, bug):
+    """The same in float16; in the twin they are taken out afterwards."""
+    data = ctx.zeros(N, dtype=torch.float16)
+    launch(ctx, masked, data, out(ctx).to(torch.float16), N=N, HOW="none" if bug else "where")
+
+
+@triton.jit
+def gathered(context, index, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    i = tl.arange(0, N)
+    mask = i < N - 3
+    row = tl.load(index + i, mask=mask)
+    if BUG:
+        x = tl.load(data + row)  # B index_without_other
+    else:
+        x = tl.load(data + row, mask=mask, other=0)
+    tl.store(out + i, x)
+
+
+@case(ranks=1, kind="bounds")
+def index_without_other(ctx, bug):
+    """Rows are loaded from places that are undefined where the mask has left out the index."""
+    launch(ctx, gathered, ctx.zeros(N, dtype=torch.int32), ctx.zeros(N), out(ctx), N=N, BUG=bug)

@@ -19,6 +19,7 @@ from iris_triton.checker.histories import (
 )
 from iris_triton.checker.places import Heaps, place_of, range_of
 from iris_triton.checker.shared import Tables
+from iris_triton.checker.sites import Undefined
 from iris_triton.checker.strands import LaunchStrands, host_strand
 
 
@@ -139,3 +140,32 @@ def test_a_full_table_is_an_error(two):
     tables.counters[shared.CLOCKS] = 1 << 20
     with tables, pytest.raises(IrisError, match="clocks"):
         tables.take(shared.CLOCKS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_undefined_lanes_are_known_after_arithmetic(dtype):
+    undefined = Undefined()
+    undefined.fill(np.dtype(np.float32), 5)
+    lane = undefined.fill(np.dtype(dtype), 7)
+    data = np.arange(8).astype(dtype)
+    data[3] = lane
+    with np.errstate(all="ignore"):
+        for result in (data * 2 + 1, data.sum(keepdims=True), data.max(keepdims=True), np.sqrt(data), -data):
+            for kept in (result, result.astype(np.float32), result.astype(np.float64)):
+                is_used, line = undefined.find(kept, None)
+                assert is_used
+                assert line == (7 if kept.dtype == dtype == np.float32 else None) or dtype != np.float32
+    assert undefined.find(data, np.arange(8) != 3) == (False, None)
+    for other in (np.nan, -np.nan, np.inf, 0):
+        data[3] = other
+        assert undefined.find(data, None) == (False, None)
+    assert undefined.find(np.full(4, -1, f"i{data.itemsize}").view(dtype), None) == (False, None)  # a block's poison
+
+
+def test_undefined_lanes_of_other_types():
+    undefined = Undefined()
+    assert undefined.find(np.full(3, undefined.fill(np.dtype(np.uint16), 1)), None) == (True, None)  # bfloat16
+    assert undefined.find(np.array([0x7FC0, 0xFFFF, 0], np.uint16), None) == (False, None)
+    assert undefined.fill(np.dtype(np.int64), 1) > 1 << 29
+    assert undefined.fill(np.dtype(np.int8), 1) is None
+    assert undefined.find(np.arange(4), None) == (False, None)

@@ -124,7 +124,7 @@ class Views:
         return plain
 
     def _look(self, number: int, flat: Any, nbytes: int, access: str) -> None:
-        if not number:
+        if not 0 < number <= len(self._views):  # none, or an offset that is so large that it has changed the number
             return
         view = self._views[number - 1]
         offsets = flat.view(np.int64) - view.start

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     import torch
 
-RACE, COUNTER, UNINITIALISED, FREED, BOUNDS = "race", "counter", "uninitialised", "freed", "bounds"
+RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, UNDEFINED = (
+    "race", "counter", "uninitialised", "freed", "bounds", "undefined"
+)  # fmt: skip
 
 REASONS = {
     "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
@@ -67,9 +69,9 @@ class Report:
     """One finding.
 
     Attributes:
-        kind: "race", "counter", "uninitialised", "freed" or "bounds".
+        kind: "race", "counter", "uninitialised", "freed", "bounds" or "undefined".
         access: what was found at fault last.
-        other: the access that it is in conflict with; None for other kinds.
+        other: the access that it is in conflict with; for "undefined" the load, if it is known; None for other kinds.
         rank: whose heap the bytes lie on.
         block: the tensor there, as the call that made it; empty if none is known.  For "bounds" the argument.
         first, last: offsets of the first and the last byte, from the beginning of the block or argument.
@@ -101,6 +103,9 @@ class Report:
             text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
         elif self.kind == BOUNDS:
             text = f"out of bounds: {self.access} goes to {where}, which has none there"
+        elif self.kind == UNDEFINED:
+            of = "a load" if self.other is None else str(self.other)
+            text = f"undefined value: {self.access} uses lanes that the mask of {of} has left out, which has no `other`"
         else:
             text = f"freed memory: {self.access} uses {where}, and that tensor was freed"
         return f"{text}.{f' {self.missing}' if self.missing else ''}"
@@ -135,7 +140,7 @@ class DataRaceError(CheckError):
 
 
 class UninitialisedReadError(CheckError):
-    """A read of bytes of the heap that nobody has written since they were allocated."""
+    """Bytes of the heap are read, or lanes of a masked load used, that nobody has written."""
 
 
 class FreedMemoryError(CheckError):
@@ -152,6 +157,7 @@ ERRORS: dict[str, type[CheckError]] = {
     UNINITIALISED: UninitialisedReadError,
     FREED: FreedMemoryError,
     BOUNDS: BeyondTensorError,
+    UNDEFINED: UninitialisedReadError,
 }
 
 

@@ -1,4 +1,9 @@
-"""Where an access is: the line of the user's kernel, or of the program on the host, by a number that all ranks know."""
+"""Where an access is: the line of the user's kernel, or of the program on the host, by a number that all ranks know.
+
+Lanes that a mask leaves out of a load without `other` are undefined.  `Undefined` fills them with values that are known
+again where they are stored: NaN with a payload, which arithmetic, reductions and conversions between 16, 32 and 64 bits
+hand on (IEEE 754-2019, 6.2.3), and large integers, which lead out of a tensor.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from iris_triton.checker.shared import SITES
 from iris_triton.interpreter import launch
@@ -73,3 +80,56 @@ class Sites:
         except ValueError:  # a path that is too long was cut
             found = {"what": "access", "file": "?", "line": 0, "function": text[:80]}
         return found
+
+
+_INTEGER = 0x3A3A3A3A
+_PAYLOAD = 0x55
+"""The seven highest bits of the payload, all that bfloat16 has."""
+
+_SITES = 1 << 13
+"""Lines that the lowest bits of float32 tell apart."""
+
+
+def _shift(dtype: Any) -> int:
+    return {"f": {2: 3, 4: 16, 8: 45}, "u": {2: 0}}.get(dtype.kind, {}).get(dtype.itemsize, -1)
+
+
+def _pattern(dtype: Any) -> int:
+    exponent = 8 if dtype.kind == "u" else {2: 5, 4: 8, 8: 11}[dtype.itemsize]
+    return ((1 << exponent) - 1) << 7 | _PAYLOAD
+
+
+class Undefined:
+    """Values of lanes that no load has filled, and their lines."""
+
+    def __init__(self) -> None:
+        self._lines: list[int] = []
+
+    def fill(self, dtype: Any, site: int) -> Any:
+        """Return what such lanes of a load in a line get; None for types that have no such value."""
+        if dtype.kind == "i":
+            return np.array(_INTEGER, dtype) if dtype.itemsize >= 4 else None
+        shift = _shift(dtype)
+        if shift < 0:
+            return None
+        bits = _pattern(dtype) << shift
+        if dtype == np.float32:
+            if site not in self._lines:
+                self._lines.append(site)
+            bits |= (self._lines.index(site) + 1) % _SITES
+        return np.array(bits, f"u{dtype.itemsize}").view(dtype)
+
+    def find(self, data: Any, mask: Any) -> tuple[bool, int | None]:
+        """Return whether active elements hold such a value, and the number of the line of the load if it is known."""
+        shift = _shift(data.dtype)
+        if shift < 0 or (data.dtype.kind == "f" and not np.isnan(data).any()):
+            return False, None
+        bits = np.ascontiguousarray(data).view(f"u{data.itemsize}")
+        pattern = np.array(_pattern(data.dtype), bits.dtype)
+        found = (bits << np.array(1, bits.dtype)) >> np.array(shift + 1, bits.dtype) == pattern
+        if mask is not None:
+            found = found & mask
+        if not found.any():
+            return False, None
+        number = int(bits[found].flat[0]) % _SITES if data.dtype == np.float32 else 0
+        return True, self._lines[number - 1] if 0 < number <= len(self._lines) else None

@@ -31,7 +31,7 @@ from iris_triton.checker.histories import (
 )
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
-from iris_triton.checker.sites import Sites
+from iris_triton.checker.sites import Sites, Undefined
 from iris_triton.checker.strands import HOST, LaunchStrands, host_strand
 from iris_triton.interpreter.memory.regions import registered_heaps
 from iris_triton.interpreter.state import current, program_info
@@ -82,7 +82,7 @@ class Watcher:
         self.heaps = Heaps(self._bases, heap.nbytes)
         self.tables = Tables(world, heap.nbytes)
         self._histories, self._words = Histories(self.tables), Words(self.tables, world.rank)
-        self._sites = Sites(self.tables)
+        self._sites, self._undefined = Sites(self.tables), Undefined()
         self.host = host_strand(self.tables, world.rank)
         self._turns: dict[tuple[int, ...], int] = {}
         self._allocations = 0
@@ -147,6 +147,20 @@ class Watcher:
         if not 0 <= start < self.heaps.nbytes or rank >= len(self._bases):
             return []  # another context's
         return [place_of(rank, indices.astype(np.int64, copy=False) * itemsize + start, itemsize)]
+
+    def undefined(self, dtype: Any) -> Any:
+        """Return what lanes of a load get that its mask leaves out and that have no `other`; None for 0."""
+        return self._undefined.fill(dtype, self._sites.of_kernel("load")) if "uninitialised" in self._checks else None
+
+    def using(self, data: Any, mask: Any, access: str) -> None:
+        """Called with what the active elements of an access write: reports values that no load has filled."""
+        is_used, load = self._undefined.find(data, mask) if "uninitialised" in self._checks else (False, None)
+        if is_used:
+            who = program_info().linear_id
+            one = self._side(self._sites.of_kernel(access), self._rank, who)
+            other = None if load is None else self._side(load, self._rank, who)
+            how = "Give the load an `other`, or mask what uses it."
+            self._say(reports.Report(reports.UNDEFINED, one, other, self._rank, "", 0, 0, how))
 
     def poll(self, addresses: Any, mask: Any, seen: Any) -> None:
         """Called after a volatile load, which is a relaxed atomic one.

@@ -111,6 +111,8 @@ def load(
     if view is not None and mask is None:
         data = view.take(indices)
     else:
+        if watcher is not None and fill is None:
+            fill = watcher.undefined(dtype)
         data = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
         if view is not None:
             data[mask] = view.take(indices)
@@ -129,6 +131,7 @@ def store(addresses: Array, mask: Array | None, data: Array) -> None:
         data = np.broadcast_to(data, shape)
     if watcher is not None:
         addresses = untag(addresses, mask, data.itemsize, "store")
+        watcher.using(data, mask, "store")
         data = plain(data)
     mask, view, indices, region = _locate(addresses, mask, data.dtype, "store")
     stored = None if watcher is None else watcher.store(region, indices, addresses, mask, data.itemsize)
@@ -149,6 +152,7 @@ def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element
     values, mask = _spread(values, addresses.shape), _spread(mask, addresses.shape)
     if watcher is not None:
         addresses = untag(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
+        watcher.using(values, mask, f"atomic_{op.name.lower()}")
     check(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
     if watcher is None:
         old = native_rmw(op, addresses, values, element, mask, sem)
