@@ -178,14 +178,40 @@ def descriptor_beyond_a_view(ctx, bug):
 @triton.jit
 def wrapped(context, data, out, row, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, tl.load(data + row * stride + i))  # B wraps_below
+    tl.store(out + i, tl.load(data + row * stride + i))  # B wraps_below wraps_into_the_tensor
 
 
-@case(ranks=1, kind="bounds")
+@case(ranks=1, kind="wrapped")
 def wraps_below(ctx, bug):
     """A product of int32 that is too large becomes negative."""
     data = ctx.zeros((4, N))
     launch(ctx, wrapped, data, out(ctx), 1 << 15 if bug else 3, (1 << 16) + N if bug else N, N=N)
+
+
+@case(ranks=1, kind="wrapped")
+def wraps_into_the_tensor(ctx, bug):
+    """A product of int32 that is too large becomes an offset of another row."""
+    data = ctx.zeros((4, N))
+    launch(ctx, wrapped, data, out(ctx), 1 << 16 if bug else 3, (1 << 16) + 2 * N if bug else N, N=N)
+
+
+@triton.jit
+def wrapped_rows(context, data, out, first, stride, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.constexpr):
+    row = first + tl.arange(0, 4)
+    column = tl.arange(0, 8)
+    if BUG:
+        offset = row[:, None] * stride + column
+    else:
+        offset = ((row * stride) % 32)[:, None] + column  # what wraps on purpose
+    mask = (row < first + 3)[:, None]
+    x = tl.load(data + offset, mask=mask & (column < 8), other=0)  # B block_that_wraps
+    tl.store(out + tl.arange(0, 4)[:, None] * 8 + column, x)
+
+
+@case(ranks=1, kind="wrapped")
+def block_that_wraps(ctx, bug):
+    """Some rows of a block lie behind 2**31 elements, and come from the beginning."""
+    launch(ctx, wrapped_rows, ctx.zeros(64), out(ctx), (1 << 16) - 1, 1 << 16, BUG=bug)
 
 
 # -- atomics of several kinds on one word ------------------------------------------------------------------------------

@@ -378,7 +378,7 @@ def far_row(
     tl.store(out + i, tl.load(data + offset + i))  # B triton_10489
 
 
-@case(ranks=1, kind="bounds")
+@case(ranks=1, kind="wrapped")
 def triton_10489(ctx, bug):
     """triton-lang/triton#10489: a row times a stride does not fit int32, and becomes negative."""
     launch(ctx, far_row, ctx.zeros((4, N)), out(ctx), 3 << 14, (1 << 16) + N, N=N, BUG=bug)

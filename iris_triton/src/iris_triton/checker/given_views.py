@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from iris_triton.interpreter.frontend.offsets import WRAPPED
 from iris_triton.interpreter.memory import regions
 
 if TYPE_CHECKING:
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
     import torch
 
-_BIT, _MOST = 48, (1 << 13) - 1
-"""Where the number begins, and the largest one: below OFF_HEAP and FAR of `regions`, above what addresses have."""
+_BIT, _MOST = 48, (1 << 12) - 1
+"""Where the number begins, and the largest one: below WRAPPED of `offsets`, above what addresses have."""
 
-_TAG, _ADDRESS = np.uint64(_MOST << _BIT), np.uint64(~(_MOST << _BIT) & (1 << 64) - 1)
+_TAG = np.uint64(_MOST << _BIT) | WRAPPED
+_ADDRESS = ~_TAG
 
 
 class Beyond(NamedTuple):
-    """An access that leaves its view: the rank on whose heap it lies (None: on none), and where."""
+    """An access that leaves its view, or has wrapped: the rank on whose heap it lies (None: on none), and where."""
 
     name: str
     view: str
@@ -35,6 +37,7 @@ class Beyond(NamedTuple):
     address: int
     first: int
     last: int
+    has_wrapped: bool
 
 
 class View(NamedTuple):
@@ -117,13 +120,14 @@ class Views:
             active = np.broadcast_to(mask, addresses.shape).reshape(-1)
             flat, tags = flat[active], tags[active]
         if flat.size and (tags == tags[0]).all():
-            self._look(int(tags[0]) >> _BIT, flat, nbytes, access)
+            self._look(tags[0], flat, nbytes, access)
         else:
             for tag in np.unique(tags):
-                self._look(int(tag) >> _BIT, flat[tags == tag], nbytes, access)
+                self._look(tag, flat[tags == tag], nbytes, access)
         return plain
 
-    def _look(self, number: int, flat: Any, nbytes: int, access: str) -> None:
+    def _look(self, tag: Any, flat: Any, nbytes: int, access: str) -> None:
+        has_wrapped, number = bool(tag & WRAPPED), int(tag) >> _BIT & _MOST
         if not 0 < number <= len(self._views):  # none, or an offset that is so large that it has changed the number
             return
         view = self._views[number - 1]
@@ -133,7 +137,8 @@ class Views:
             own = self._starts[self._heap_at(np.uint64(view.start))]
             is_there = (at >= 0) & (self._numbers[at] == view.heap)
             offsets -= np.where(is_there, self._starts[at].view(np.int64) - np.int64(own), 0)
-        wrong = ~view.has(offsets, nbytes) & (flat < np.uint64(1 << _BIT))  # others are refused, with the reason
+        is_address = flat < np.uint64(1 << _BIT)  # others are refused, with the reason
+        wrong = (~view.has(offsets, nbytes) | has_wrapped) & is_address
         if not wrong.any():
             return
         first, low = int(np.argmax(wrong)), offsets[wrong]
@@ -141,4 +146,4 @@ class Views:
         if view.heap is not None and is_there[first]:
             rank = self._ranks[view.heap].index(int(self._starts[at[first]]))
         place = int(flat[first]), int(low.min()), int(low.max()) + nbytes - 1
-        self._report(Beyond(view.name, view.text, access, rank, *place))
+        self._report(Beyond(view.name, view.text, access, rank, *place, has_wrapped))

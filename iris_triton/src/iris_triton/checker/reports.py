@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
-RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, UNDEFINED = (
-    "race", "counter", "uninitialised", "freed", "bounds", "undefined"
+RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, WRAPPED, UNDEFINED = (
+    "race", "counter", "uninitialised", "freed", "bounds", "wrapped", "undefined"
 )  # fmt: skip
 
 REASONS = {
@@ -69,11 +69,12 @@ class Report:
     """One finding.
 
     Attributes:
-        kind: "race", "counter", "uninitialised", "freed", "bounds" or "undefined".
+        kind: "race", "counter", "uninitialised", "freed", "bounds", "wrapped" or "undefined".
         access: what was found at fault last.
         other: the access that it is in conflict with; for "undefined" the load, if it is known; None for other kinds.
         rank: whose heap the bytes lie on.
-        block: the tensor there, as the call that made it; empty if none is known.  For "bounds" the argument.
+        block: the tensor there, as the call that made it; empty if none is known.  For "bounds" and "wrapped" the
+            argument.
         first, last: offsets of the first and the last byte, from the beginning of the block or argument.
         missing: what would order the two, or what to do.
     """
@@ -103,6 +104,8 @@ class Report:
             text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
         elif self.kind == BOUNDS:
             text = f"out of bounds: {self.access} goes to {where}, which has none there"
+        elif self.kind == WRAPPED:
+            text = f"wrapped offset: {self.access} goes to {where}, by an offset that does not fit int32"
         elif self.kind == UNDEFINED:
             of = "a load" if self.other is None else str(self.other)
             text = f"undefined value: {self.access} uses lanes that the mask of {of} has left out, which has no `other`"
@@ -148,7 +151,10 @@ class FreedMemoryError(CheckError):
 
 
 class BeyondTensorError(CheckError, OutOfBoundsError):
-    """A kernel leaves a tensor, the view that it was given, although there is memory; nothing was read or written."""
+    """A kernel leaves a tensor, the view that it was given, or gets there by an offset of int32 that has wrapped.
+
+    Nothing was read or written.
+    """
 
 
 ERRORS: dict[str, type[CheckError]] = {
@@ -157,6 +163,7 @@ ERRORS: dict[str, type[CheckError]] = {
     UNINITIALISED: UninitialisedReadError,
     FREED: FreedMemoryError,
     BOUNDS: BeyondTensorError,
+    WRAPPED: BeyondTensorError,
     UNDEFINED: UninitialisedReadError,
 }
 

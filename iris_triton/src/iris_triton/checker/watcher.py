@@ -99,6 +99,10 @@ class Watcher:
         is_far = any(heap.rank not in ranks for heap in registered_heaps() for ranks in heap.nodes)
         return Views(self._say_beyond) if "bounds" in self._checks and not is_far else None
 
+    def dialect(self, dialect: Any) -> Any:
+        """Return the dialect that a kernel runs by while it is checked."""
+        return dialect.watched if "bounds" in self._checks else dialect
+
     def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands | None:
         """Called before a launch; returns its strands."""
         if not self.follows_accesses:
@@ -499,10 +503,12 @@ class Watcher:
             block, start = self._block_at(place[1])
             what = f"At {found.address:#x} is byte {place[1] - start} of {block or 'the heap'}. "
         access = self._side(self._sites.of_kernel(found.access), self._rank, program_info().linear_id)
+        kind, how = reports.BOUNDS, f"{what}Mask the access, or give the kernel the tensor that it means."
+        if found.has_wrapped:
+            kind, how = reports.WRAPPED, "Make one of its terms tl.int64, before they are multiplied or added."
         self._say(reports.Report(
-            reports.BOUNDS, access, None, self._rank if found.rank is None else found.rank,
-            f"argument {found.name!r} ({found.view})", found.first, found.last,
-            f"{what}Mask the access, or give the kernel the tensor that it means.",
+            kind, access, None, self._rank if found.rank is None else found.rank,
+            f"argument {found.name!r} ({found.view})", found.first, found.last, how,
         ))  # fmt: skip
 
     def _side(self, site: int, rank: int, program: int) -> reports.Access:

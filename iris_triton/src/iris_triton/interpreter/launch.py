@@ -170,6 +170,8 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if kernel is None:
         kernel = function._iris_kernel = _Kernel(function)
     name, dialect, parameters = kernel.name, kernel.dialect, kernel.parameters
+    if accesses.watcher is not None:
+        dialect = accesses.watcher.dialect(dialect)
     bound, options = kernel.bind(args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*args, **kwargs)

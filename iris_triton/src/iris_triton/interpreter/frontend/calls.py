@@ -19,6 +19,7 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import PREPARED, find_around, find_entry
+from iris_triton.interpreter.frontend import offsets
 from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
@@ -40,8 +41,10 @@ _rewriting = threading.RLock()  # Python counts the depth of syntax trees of all
 class Dialect(Operators):
     """How one kernel language runs on the CPU."""
 
-    def __init__(self, semantic: CpuSemantic) -> None:
-        super().__init__(semantic)
+    def __init__(
+        self, semantic: CpuSemantic, around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None
+    ) -> None:
+        super().__init__(semantic, around)
         self._constants: dict[tuple[type, Any], Any] = {}
         self._handlers: dict[Any, Callable[..., Any]] = {}
         self._fill_handlers()
@@ -53,6 +56,11 @@ class Dialect(Operators):
             "check": self._check,
             "slice": lambda *parts: builtins.slice(*(unwrap(part) for part in parts)),
         }
+
+    @functools.cached_property
+    def watched(self) -> Dialect:
+        """The same language, which knows offsets that have wrapped; for kernels that are checked for bounds."""
+        return type(self)(self.semantic, offsets.watched)
 
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""

@@ -180,7 +180,8 @@ class Operators:
     call: Callable[..., Any]  # runs methods that aggregates define for operators
     attribute: Callable[[Any, str], Any]
 
-    def __init__(self, semantic: Any) -> None:
+    def __init__(self, semantic: Any, around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None) -> None:
+        """Take the semantic layer, and what makes of each operator the one that is used, if anything."""
         self.semantic = semantic
         self.table: dict[str, Callable[..., Any]] = {
             **{name: self._binary(*row) for name, row in BINARY.items()},
@@ -196,6 +197,8 @@ class Operators:
             "item": self._item,
         }
         self.table["Add"] = functools.partial(_add, self.table["Add"])
+        if around is not None:
+            self.table = {name: around(name, run) for name, run in self.table.items()}
 
     def general(self, name: str, left: Any, right: Any) -> Any:
         """An operator by way of the semantic layer; `name` as in `__name__`."""
