@@ -10,7 +10,8 @@ of PE 1 and the own variable `local`, unless they name others.
 What OpenSHMEM may carry out later (a put, its non-blocking operations, atomics without a result) is done by a program
 of its own here, as by a network; `quiet`, and for puts `fence`, wait for it.  `barrier` is shmem_barrier_all, `sync`
 shmem_sync_all, which waits for no operation.  `post` and `await` stand for what orders OpenMP's threads; sleeps, which
-make a schedule probable, are relaxed signals (`nudge`, `linger`), which order nothing.
+make a schedule probable, are relaxed signals (`nudge`, `linger`), which order nothing.  Of `misc` the access of the
+second program takes the way that the title names.
 """
 
 import itertools
@@ -19,7 +20,7 @@ import re
 TABLE = """
 conflict/001-putnbi-load-local-no                | 0: putnbi; load local
 conflict/002-putnbi-store-local-yes              | 0: A putnbi; B store local
-conflict/003-putnbi-putnbi-local-no              | 0: putnbi; putnbi remote2
+conflict/003-putnbi-putnbi-local-no              | 0: putnbi; putnbi remote@0
 conflict/004-getnbi-load-local-yes               | 0: A getnbi; B load local
 conflict/005-getnbi-store-local-yes              | 0: A getnbi; B store local
 conflict/006-getnbi-putnbi-local-yes             | 0: A getnbi; B putnbi remote2
@@ -33,39 +34,39 @@ conflict/013-atomicfetchincnbi-load-local-yes    | 0: A incnbi; B load local
 conflict/014-atomiccompareswapnbi-load-local-yes | 0: A casnbi; B load local
 conflict/015-atomiccompareswapnbi-store-local-yes| 0: A casnbi; B store local
 conflict/016-get-load-remote-no                  | 0: get | 1: load remote
-conflict/017-get-get-remote-no                   | 0: get | 1: get
+conflict/017-get-get-remote-no                   | 0: get | 2: get
 conflict/018-get-store-remote-yes                | 0: A get | 1: B store remote
-conflict/019-get-put-remote-yes                  | 0: A get | 1: B put
-conflict/020-get-atomicfetch-remote-no           | 0: get | 1: fetch
-conflict/021-get-atomicset-remote-yes            | 0: A get | 1: B set
+conflict/019-get-put-remote-yes                  | 0: A get | 2: B put
+conflict/020-get-atomicfetch-remote-no           | 0: get | 2: fetch
+conflict/021-get-atomicset-remote-yes            | 0: A get | 2: B set
 conflict/022-put-load-remote-yes                 | 0: A put | 1: B load remote
 conflict/023-put-store-remote-yes                | 0: A put | 1: B store remote
-conflict/024-put-put-remote-yes                  | 0: A put | 1: B put
-conflict/025-put-atomicfetch-remote-yes          | 0: A put | 1: B fetch
-conflict/026-put-atomicset-remote-yes            | 0: A put | 1: B set
+conflict/024-put-put-remote-yes                  | 0: A put | 2: B put
+conflict/025-put-atomicfetch-remote-yes          | 0: A put | 2: B fetch
+conflict/026-put-atomicset-remote-yes            | 0: A put | 2: B set
 conflict/027-atomicset-load-remote-yes           | 0: A set | 1: B load remote
 conflict/028-atomicset-store-remote-yes          | 0: A set | 1: B store remote
-conflict/029-atomicset-atomicset-remote-no       | 0: set | 1: set
-conflict/030-atomicset-atomicfetch-remote-no     | 0: set | 1: fetch
-conflict/031-atomicfetch-atomicfetch-remote-no   | 0: fetch | 1: fetch
+conflict/029-atomicset-atomicset-remote-no       | 0: set | 2: set
+conflict/030-atomicset-atomicfetch-remote-no     | 0: set | 2: fetch
+conflict/031-atomicfetch-atomicfetch-remote-no   | 0: fetch | 2: fetch
 conflict/032-atomicfetch-load-remote-no          | 0: fetch | 1: load remote
 conflict/033-atomicfetch-store-remote-yes        | 0: A fetch | 1: B store remote
 conflict/034-put_signal-store-remote-yes         | 0: A put_signal | 1: B store remote
-conflict/035-put_signal-put_signal-remote-yes    | 0: A put_signal | 1: B put_signal
+conflict/035-put_signal-put_signal-remote-yes    | 0: A put_signal | 2: B put_signal
 conflict/036-g-store-remote-yes                  | 0: A g | 1: B store remote
-conflict/037-g-put-remote-yes                    | 0: A g | 1: B put
+conflict/037-g-put-remote-yes                    | 0: A g | 2: B put
 conflict/038-p-load-remote-yes                   | 0: A p | 1: B load remote
-conflict/039-p-get-remote-yes                    | 0: A p | 1: B get
+conflict/039-p-get-remote-yes                    | 0: A p | 2: B get
 conflict/040-iput-store-remote-yes               | 0: A iput | 1: B store remote
-conflict/041-iput-put-remote-yes                 | 0: A iput | 1: B put
+conflict/041-iput-put-remote-yes                 | 0: A iput | 2: B put
 conflict/042-iget-store-remote-yes               | 0: A iget | 1: B store remote
-conflict/043-iget-put-remote-yes                 | 0: A iget | 1: B put
-conflict/044-atomicfetchnbi-atomicfetchnbi-remote-no       | 0: fetchnbi | 1: fetchnbi
+conflict/043-iget-put-remote-yes                 | 0: A iget | 2: B put
+conflict/044-atomicfetchnbi-atomicfetchnbi-remote-no       | 0: fetchnbi | 2: fetchnbi
 conflict/045-atomicfetchnbi-load-remote-no       | 0: fetchnbi | 1: load remote
-conflict/046-atomicfetchinc-atomicfetchinc-remote-no       | 0: inc | 1: inc
+conflict/046-atomicfetchinc-atomicfetchinc-remote-no       | 0: inc | 2: inc
 conflict/047-atomicfetchnbi-store-remote-yes     | 0: A fetchnbi | 1: B store remote
 conflict/048-atomiccompareswapnbi-store-remote-yes         | 0: A casnbi | 1: B store remote
-conflict/049-atomiccompareswapnbi-atomicfetchnbi-remote-no | 0: casnbi | 1: fetchnbi
+conflict/049-atomiccompareswapnbi-atomicfetchnbi-remote-no | 0: casnbi | 2: fetchnbi
 
 sync/001-barrierall-local-yes       | 0: A getnbi; B load local; barrier | 1: barrier
 sync/002-barrierall-local-no        | 0: getnbi; barrier; load local | 1: barrier
@@ -85,16 +86,16 @@ sync/015-putsignal-remote-no        | 0: put_signal | 1: until signal; load remo
 sync/016-putsignal-remote-yes       | 0: A put_signal | 1: B poll; B load remote
 sync/017-ctx-remote-no              | 0: put; quiet; put
 sync/018-ctx-remote-yes             | 0: A put; B put; quiet
-sync/019-collective-reduce-remote-no| 0: reduce; barrier; put reduced | 1: reduce; barrier
+sync/019-collective-reduce-remote-no| 0: reduce; barrier; put | 1: reduce; barrier
     | 2: reduce; barrier | 3: reduce; barrier
 sync/020-collective-reduce-remote-yes | 0: reduce; B put reduced | 1: A reduce | 2: reduce | 3: reduce
 sync/021-team-sync-remote-yes       | 0: tell 2; hear 2 | 2: A put remote@3; quiet; tell 0; hear 0 | 3: B load remote
-sync/022-team-sync-remote-no        | 0: tell 2; hear 2; load remote | 2: put remote@0; quiet; tell 0; hear 0
+sync/022-team-sync-remote-no        | 0: put remote@2; quiet; tell 2; hear 2 | 2: tell 0; hear 0; load remote
 
 atomic/001-different-ctx-remote-yes | 0: A add | 2: B addgpu
 atomic/002-same-ctx-remote-no       | 0: add | 2: add
-atomic/003-same-domain-remote-no    | 0: add | 2: addnbi
-atomic/004-int-int-remote-no        | 0: add | 2: set
+atomic/003-same-domain-remote-no    | 0: add | 2: add
+atomic/004-int-int-remote-no        | 0: add | 2: add
 atomic/005-int-int-sameorigin-remote-no | 0: add; add
 atomic/006-double-long-remote-yes   | 0: A setdouble | 2: B setlong
 atomic/007-int-long-remote-yes      | 0: A set | 2: B setlong
@@ -233,7 +234,6 @@ LATER = {
     "put_signal_nbi": "ctx.store({at}, tl.load(local), {pe}){mark}\nctx.signal(sent, 1, {pe}, op='add'){mark}",
     "set": f"ctx.atomic_xchg({{at}}, 1, {{pe}}, {RELAXED})",
     "add": f"ctx.atomic_add({{at}}, 1, {{pe}}, {RELAXED})",
-    "addnbi": f"ctx.atomic_add({{at}}, 1, {{pe}}, {RELAXED})",
     "addgpu": "ctx.atomic_add({at}, 1, {pe}, sem='relaxed', scope='gpu')",
     "setfloat": f"ctx.atomic_xchg({AS % 'float32'}, 2.0, {{pe}}, {RELAXED})",
     "setlong": f"ctx.atomic_xchg({AS % 'int64'}, tl.full((), 3, tl.int64), {{pe}}, {RELAXED})",
@@ -264,7 +264,7 @@ NOW = {
     "post": "ctx.signal(threads + {number}, 1, RANK, scope='gpu')",
     "await": "ctx.wait(threads + {number}, 1, scope='gpu')",
     "sync": "ctx.barrier(words, program=0)",
-    "reduce": "ctx.barrier(words, program=0)\ntl.store(reduced, ctx.load(remote2, 0) + ctx.load(remote2, 3)){mark}",
+    "reduce": "ctx.barrier(words, program=0)\ntl.store(reduced, ctx.load(remote, 0) + ctx.load(remote, 3)){mark}",
 }
 
 POINTERS = {
