@@ -57,6 +57,30 @@ def freed_on_the_host(ctx, bug):
     ctx.barrier()
 
 
+@case(kind="freed")
+def freed_before_a_collective(ctx, bug):
+    """A collective takes a tensor whose block belongs to another one by now."""
+    data, result = ctx.zeros(N), ctx.zeros(N)
+    if bug:
+        ctx.free(data)
+    other = ctx.zeros(N)
+    ctx.ccl.all_reduce(result, data)  # B freed_before_a_collective
+    ctx.barrier()
+    del other
+
+
+@case(kind="freed")
+def view_of_a_freed_block(ctx, bug):
+    """A part of a tensor is used after the tensor was freed."""
+    data = ctx.zeros((4, N))
+    part = data[1]
+    if bug:
+        ctx.free(data)
+    rank = ctx.cur_rank
+    read[(1,)](ctx.get_device_context(), part, out(ctx), RANK=rank, WORLD=2, N=N)  # B view_of_a_freed_block
+    ctx.barrier()
+
+
 @triton.jit
 def beyond(
     context, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr, PEER: tl.constexpr
