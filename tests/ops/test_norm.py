@@ -59,6 +59,14 @@ def test_bound_calls(pool, device, num_ranks):
         assert all(name in said for name in (*KERNELS, "unfused"))
 
 
+def test_first_calls_measure(pool, tmp_path):
+    """They leave the residual as one call makes it."""
+    for (wrong, here), (later, again) in pool.run(jobs.measured, 2, str(tmp_path)):
+        assert wrong == later == []
+        assert here == "measured here as the fastest"
+        assert again.startswith(f"measured as the fastest in {tmp_path}")
+
+
 @pytest.mark.parametrize("num_ranks", [2])
 def test_layers(pool, device, num_ranks):
     for worst, kept, text in pool.run(jobs.layers, num_ranks, device):

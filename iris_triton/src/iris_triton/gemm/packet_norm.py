@@ -3,7 +3,7 @@
 Chosen for few rows, and for more: a call costs a launch and one hop, or two, as the all_reduce of these names does,
 whose mailbox it uses (`iris_triton.collectives.packets`).  In one shot a program sends its rows to all members, and
 finishes each as soon as all have sent theirs.  In two shots it sends each to its owner, which sums it and sends the sum
-to all.  The bits are those of `one_shot` and `two_shot`.
+to all.  Sums and residuals are those of `one_shot` and `two_shot`.
 
 A place in the mailbox is free again two launches later: then all members have begun the launch in between, for each
 has sent something that this one got, or without which an owner could not have sent its sums.
