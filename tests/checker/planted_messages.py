@@ -288,6 +288,31 @@ def with_reset(
             ctx.signal(empty, turn, 0)
 
 
+@triton.jit
+def polled(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    i = tl.arange(0, N)
+    for turn in range(1, 3):
+        if RANK == 0:
+            ctx.store(data + turn * N + i, i.to(tl.float32), 1)  # A polled_by_hand
+            ctx.atomic_xchg(flag, 1 if BUG else turn, 1, sem="release")
+            if turn == 2:
+                ctx.signal(flag + 1, 1, 1, sem="relaxed")
+        else:
+            ctx.wait(flag + 1, 1, sem="relaxed")  # both turns are over: by luck
+            while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < (1 if BUG else turn):
+                pass
+            tl.store(out + i, tl.load(data + turn * N + i))  # B polled_by_hand
+
+
+@case()
+def polled_by_hand(ctx, bug):
+    """A loop of the program's own polls a flag, which has its value from the turn before."""
+    data, flag = ctx.zeros(3 * N), flags(ctx, 2)
+    ctx.barrier()
+    launch(ctx, polled, data, flag, out(ctx), N=N, BUG=bug)
+
+
 @case()
 def flag_not_reset(ctx, bug):
     """A flag of the last turn satisfies the wait of the next one."""

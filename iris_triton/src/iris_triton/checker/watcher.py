@@ -195,9 +195,17 @@ class Watcher:
         is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
         number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
         bits = form(values.itemsize, number, is_wide=_SCOPES.get(getattr(scope, "name", ""), SYS) == SYS)
-        return self._atomic(strand, run, name, addresses, values.itemsize, bits, sem, scope, lambda old: (
-            None if is_load else mask, kind, mask, values.dtype.kind in "iu" or op.name == "XCHG"
-        ))  # fmt: skip
+        are_words, before = values.dtype.kind in "iu" or op.name == "XCHG", strand.operation
+
+        def meaning(old: Any) -> tuple[Any, int, Any, bool]:
+            if is_load and before is None and are_words:  # a poll by hand: what counts is the first change to the value
+                strand.operation = "wait", "eq", old.reshape(-1).view(f"i{old.itemsize}")
+            return None if is_load else mask, kind, mask, are_words
+
+        try:
+            return self._atomic(strand, run, name, addresses, values.itemsize, bits, sem, scope, meaning)
+        finally:
+            strand.operation = before
 
     def cas(self, run: Callable[[], Any], addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any) -> Any:
         """Run a compare-and-swap; returns the old values.  One that changes nothing is a load."""
