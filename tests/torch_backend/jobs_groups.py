@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import gc
 import os
 from unittest import mock
@@ -83,16 +84,14 @@ def groups_of_all_kinds(store, is_bound):
             bound = torch.device("cuda", 0)
             mine = [column, column + 2]
             half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
-            of_half = [[1], [0]] if IS_BACKEND else [[1]]  # where ranks of a split may be none of its groups
-            last = dist.split_group(half, of_half)
-            groups |= {"half": (half, mine), "of the half": (last, [rank] if IS_BACKEND else mine[1:])}
+            last = dist.split_group(half, [[1]])  # without one of its ranks
+            groups |= {"half": (half, mine), "of the half": (last, mine[1:])}
             options = torch_backend.Options(heap_size="6MiB", devices=("cpu",))
-            pairs = [[3, 0], [1, 2]] if IS_BACKEND else [[1, 2]]
-            pair = dist.split_group(split_ranks=pairs, pg_options=options)
-            groups["pair"] = pair, next((each for each in pairs if rank in each), pairs[0])
-            if pair and torch_backend._operations(pair)._options != options:
+            pair = dist.split_group(split_ranks=[[2, 1]], pg_options=options)
+            groups["pair"] = pair, [2, 1] if IS_BACKEND else [1, 2]
+            if rank in (1, 2) and torch_backend._operations(pair)._options != options:
                 raise AssertionError("options of a split are lost")
-            made = [dist.group.WORLD, half, *(each for each in (last, mesh.get_group("rows")) if each)]
+            made = [dist.group.WORLD, half, mesh.get_group("rows"), *[last] * (rank in mine[1:])]
             assert {each.bound_device_id for each in made} == {bound}
             assert half.group_desc == "half"
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
@@ -138,26 +137,40 @@ def debugged(store):
     return x.tolist(), num_ranks
 
 
+def beside_another_backend(store):
+    """Return what is wrong in a group of two backends, and in one that torch's hooks look at; from torch 2.14 on."""
+    _, size = start(store)
+    mixed, hooked = (dist.new_group(backend=each) for each in ("meta:gloo,cpu:iris", "iris"))
+    seen = []
+    hooked.register_pre_hook(7, lambda *_: seen.append("before"))
+    hooked.register_post_hook(7, lambda *_: seen.append("after"))
+    wrong = [] if is_right(hooked, list(range(size))) else ["hooked"]
+    wrong += [] if seen == ["before", "after"] * 4 else [seen]
+    wrong += [] if is_right(mixed, list(range(size))) else ["mixed"]
+    wrong += [] if isinstance(mixed._get_backend(torch.device("meta")), dist.ProcessGroupGloo) else ["gloo"]
+    with mock.patch.dict(os.environ, TORCH_DIST_NAN_CHECK="1"):
+        checked = dist.new_group(backend="iris")
+    wrong += [] if refused(dist.all_reduce, torch.full((3,), torch.nan), group=checked, error=RuntimeError) else ["nan"]
+    dist.destroy_process_group()
+    return wrong
+
+
 def what_a_group_refuses(store):
     """Return what is not refused of splits, memory and pools on CPU ranks, before any context is opened."""
     rank, _ = start(store)
     group = dist.group.WORLD
     backend = group._get_backend(CPU)
-    if IS_BACKEND:
-
-        def split(ranks, opts=backend.options):
-            backend.split(dist.PrefixStore("split", group.get_group_store()), ranks, opts)
-
-        others = [each for each in range(3) if each != rank]
-        cases = {
-            "another rank's group": refused(split, others, error=UnsupportedError),
-            "options of another backend": refused(split, [rank], c10d.Backend.Options("gloo"), error=TypeError),
-        }
-    else:
-        split = group.split_group
-        cases = {
-            "another device": refused(split, [0, 1], device_types=[torch.device("cuda")]),
-            "options of another backend": refused(split, [rank], opts=7, error=TypeError),
+    split = group.split_group
+    cases = {
+        "another device": refused(split, [0, 1], device_types=[torch.device("cuda")]),
+        "options of another backend": refused(split, [rank], opts=7, error=TypeError),
+    }
+    if IS_BACKEND:  # as torch splits groups of several backends
+        others, options = [each for each in range(3) if each != rank], c10d.Backend.Options("gloo")
+        parts = functools.partial(backend.split, dist.PrefixStore("split", group.get_group_store()))
+        cases |= {
+            "another rank's group": refused(parts, others, backend.options, error=UnsupportedError),
+            "options of another backend in a part": refused(parts, [rank], options, error=TypeError),
         }
     cases |= {
         "a rank twice": refused(split, [0, 0]),

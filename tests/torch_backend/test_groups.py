@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from iris_core.torch_backend import Options
+from iris_core.torch_backend.adapters import IS_BACKEND
 
 
 @pytest.mark.parametrize("is_bound", [False, True], ids=["", "device_id"])
@@ -17,6 +18,11 @@ def test_groups_of_all_kinds(on_ranks, is_bound):
 
 def test_groups_that_torch_examines(on_ranks):
     assert on_ranks(jobs.debugged, 3) == [([3.0, 3.0], 3)] * 3
+
+
+@pytest.mark.skipif(not IS_BACKEND, reason="before torch 2.14 a group in Python takes the place of a mixed one")
+def test_groups_of_two_backends_and_with_hooks(on_ranks):
+    assert on_ranks(jobs.beside_another_backend, 3) == [[]] * 3
 
 
 def test_what_a_group_refuses(on_ranks):

@@ -35,7 +35,7 @@ def register() -> None:
 def _operations(group: dist.ProcessGroup | None) -> object:
     found = dist.group.WORLD if group is None else group
     operations = getattr(found, "operations", None)
-    if operations is None and found is not None and type(found) is dist.ProcessGroup:
+    if operations is None and isinstance(found, dist.ProcessGroup):
         for device in found._device_types:
             backend: object = found._get_backend(device)
             operations = operations or getattr(getattr(backend, "wrapped_pg", backend), "operations", None)

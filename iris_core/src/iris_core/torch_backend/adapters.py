@@ -1,7 +1,12 @@
-"""How torch reaches `GroupOperations`: a Python `Backend` from torch 2.14 on, before that a Python `ProcessGroup`."""
+"""How torch reaches `GroupOperations`: a Python `Backend` from torch 2.14 on, before that a Python `ProcessGroup`.
+
+Where torch calls a backend in Python, it loses what the work says of itself (`is_completed`, the source of a message).
+Therefore a group that is Iris's alone is a `DirectGroup` there, whose operations Python programs call themselves.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 NAME = "iris"
+_CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
+_ENDS = ("shutdown", "abort")  # which torch's own group passes on to its backend
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -29,6 +36,10 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _operations(about: Any, find: Callable[[], Any], options: Options | None) -> GroupOperations:
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(
+            f"pg_options of backend iris is an iris_core.torch_backend.Options, not {type(options).__name__}"
+        )
     return GroupOperations(about.store, about.group_rank, about.group_size, about.timeout, find, options)
 
 
@@ -57,88 +68,6 @@ class _Methods:
 
 for _name, _newer in {**dict(zip(METHODS, METHODS, strict=True)), **OLDER}.items():
     setattr(_Methods, _name, _method(_newer))
-
-
-class IrisProcessGroup(_Methods, dist.ProcessGroup):
-    """A process group of the backend "iris": torch 2.11 to 2.13 take it in the place of a mixed group.
-
-    It routes by device: what `Options.devices` names goes to Iris, the rest to gloo or NCCL.  Where torch asks for the
-    backend of a device, it is itself.
-    """
-
-    supports_coalescing = False
-
-    def __init__(self, about: Any, options: Options | None) -> None:
-        super().__init__(about.group_rank, about.group_size)  # type: ignore[call-arg]
-        self._name, self._description = about.group_id, ""
-        self.operations = _operations(about, lambda: self, options)
-        for name in (*METHODS, *OLDER):  # found by torch's functions without a step in between
-            setattr(self, name, getattr(self.operations, OLDER.get(name, name)))
-        self._store: c10d.Store = about.store
-        self._timeout: timedelta = about.timeout
-        self._num_splits = 0
-
-    def _get_backend(self, device: torch.device) -> IrisProcessGroup:  # type: ignore[override]
-        return self
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Bind the group to a device, for its contexts; they are opened by the first collective all the same."""
-        self.bound_device_id = device
-
-    def split_group(  # type: ignore[override]
-        self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Options | None = None,
-        group_name: str | None = None, group_desc: str | None = None,
-        device_types: Sequence[torch.device] | None = None,
-    ) -> IrisProcessGroup | None:  # fmt: skip
-        """Return a group of some of the members, in ascending order; None on the others.
-
-        Collective: all members of this group call it, in the same order, each with the ranks of its new group.
-
-        Args:
-            ranks: of the members, in this group.
-            timeout, opts: as of the group; this group's by default.
-            group_name: in this process, by which torch finds the group; made of the ranks by default.
-            group_desc: of the new group.
-            device_types: which of the devices that Iris serves it serves there; all by default.
-
-        Raises:
-            ArgumentError: a rank is none of this group or there twice, or no device is left.
-        """
-        opts = self.options if opts is None else opts
-        if device_types is not None:
-            types = {each.type for each in device_types}
-            opts = replace(opts, devices=tuple(each for each in self.operations._devices if each in types))
-            if not opts.devices:
-                raise ArgumentError(f"split_group: Iris serves none of {sorted(types)}: make that group by new_group")
-        self._num_splits += 1
-        name = f"split {self._num_splits} {sorted(ranks)}"  # on all members; torch's counts this process's groups
-        timeout, store = self._timeout if timeout is None else timeout, c10d.PrefixStore(f"{name}/", self._store)
-        name = group_name or f"{self.group_name}/{name}"
-        group: IrisProcessGroup | None = _split(self, store, sorted(ranks), timeout, name, opts)
-        if group:
-            group._set_group_desc(group_desc or "undefined")
-        return group
-
-    def get_group_store(self) -> c10d.Store:
-        return self._store
-
-    @property
-    def group_name(self) -> Any:
-        return self._name
-
-    def _set_group_name(self, name: Any) -> None:
-        self._name = name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device(each) for each in dict.fromkeys((*self.operations._devices, "cpu"))]
 
 
 _open: set[IrisBackend] = set()  # torch's wrapper for TORCH_DISTRIBUTED_DEBUG=DETAIL lets what is Python's of it go
@@ -182,6 +111,111 @@ class IrisBackend(_Methods, c10d.Backend):
         return backend
 
 
+class DirectGroup(dist.ProcessGroup):
+    """A process group that is Iris's alone; programs in Python call its operations without torch in between.
+
+    From torch 2.14 on it has an `IrisBackend` for all devices.  torch's hooks see calls that go through torch; so the
+    first hook ends the direct ones.
+    """
+
+    def __init__(self, about: Any, options: Options | None) -> None:
+        super().__init__(*[about.store] * IS_BACKEND, about.group_rank, about.group_size)  # type: ignore[call-arg]
+        backend, self.operations = self._backend(about, options)
+        self._set_default_backend(_CUSTOM)
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), _CUSTOM, backend)
+        self._num_splits = 0
+        self._direct = [name for name in (*METHODS, *OLDER) if name in vars(dist.ProcessGroup) and name not in _ENDS]
+        for name in self._direct:
+            setattr(self, name, getattr(self.operations, OLDER.get(name, name)))
+
+    def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
+        if about.process_group is not None:  # which this one replaces
+            self.bound_device_id = about.process_group.bound_device_id
+        backend = IrisBackend(about, options)
+        return backend, backend.operations
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def split_group(  # type: ignore[override]
+        self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Options | None = None,
+        group_name: str | None = None, group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> DirectGroup | None:  # fmt: skip
+        """Return a group of some of the members, in ascending order before torch 2.14; None on the others.
+
+        Collective: all members of this group call it, in the same order, each with the ranks of its new group.
+
+        Args:
+            ranks: of the members, in this group.
+            timeout, opts: as of the group; this group's by default.
+            group_name: in this process, by which torch finds the group; made of the ranks by default.
+            group_desc: of the new group.
+            device_types: which of the devices that Iris serves it serves there; all by default.
+
+        Raises:
+            ArgumentError: a rank is none of this group or there twice, or no device is left.
+        """
+        opts = self.operations._options if opts is None else opts
+        if device_types is not None:
+            types = {each.type for each in device_types}
+            opts = replace(opts, devices=tuple(each for each in self.operations._devices if each in types))
+            if not opts.devices:
+                raise ArgumentError(f"split_group: Iris serves none of {sorted(types)}: make that group by new_group")
+        self._num_splits += 1
+        name = f"split {self._num_splits} {sorted(ranks)}"  # on all members; torch's counts this process's groups
+        timeout = self.operations._timeout if timeout is None else timeout
+        store = c10d.PrefixStore(f"{name}/", self.get_group_store())
+        name = group_name or f"{self.group_name}/{name}"
+        group: DirectGroup | None = _split(self, store, ranks if IS_BACKEND else sorted(ranks), timeout, name, opts)
+        if group:
+            group._set_group_name(name)  # type: ignore[arg-type]
+            group._set_group_desc(group_desc or "undefined")
+        return group
+
+
+def _hooked(name: str) -> Callable[..., Any]:
+    def register(self: DirectGroup, hook_id: int, hook: Callable[..., Any]) -> None:
+        while self._direct:
+            delattr(self, self._direct.pop())
+        getattr(super(DirectGroup, self), name)(hook_id, hook)
+
+    return register
+
+
+for _name in ("register_pre_hook", "register_post_hook"):
+    setattr(DirectGroup, _name, _hooked(_name))
+
+
+class IrisProcessGroup(_Methods, DirectGroup):
+    """The process group of torch 2.11 to 2.13, which takes the place of a mixed group.
+
+    It routes by device: what `Options.devices` names goes to Iris, the rest to gloo or NCCL.  Where torch asks for the
+    backend of a device, it is itself.
+    """
+
+    def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
+        operations = _operations(about, lambda: self, options)
+        return operations.inner("cpu"), operations
+
+    def get_group_store(self) -> c10d.Store:
+        return self.operations._store
+
+    def _get_backend(self, device: torch.device) -> IrisProcessGroup:  # type: ignore[override]
+        return self
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Bind the group to a device, for its contexts; they are opened by the first collective all the same."""
+        self.bound_device_id = device
+
+
+def _is_alone(replaced: dist.ProcessGroup | None) -> bool:
+    """Whether a group that torch makes is Iris's alone, as far as its first device says, and torch examines no call."""
+    is_examined = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("TORCH_DIST_NAN_CHECK") == "1"
+    return bool(replaced and replaced.name() == "custom" and not (replaced._device_types or is_examined))
+
+
 def _split(parent: Any, store: c10d.Store, ranks: Sequence[int], timeout: timedelta, name: str, options: Any) -> Any:
     """Make the process group, or the backend, of some ranks; None on the others."""
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(parent.size())):
@@ -191,13 +225,10 @@ def _split(parent: Any, store: c10d.Store, ranks: Sequence[int], timeout: timede
     about = c10d._DistributedBackendOptions()
     about.group_id, about.store, about.timeout = name, store, timeout
     about.group_rank, about.group_size = ranks.index(parent.rank()), len(ranks)
-    return create(about, options)
+    return type(parent)(about, options)
 
 
 def create(about: Any, options: Options | None = None) -> Any:
     """Make the process group, or the backend, that torch asks for."""
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(
-            f"pg_options of backend iris is an iris_core.torch_backend.Options, not {type(options).__name__}"
-        )
-    return (IrisBackend if IS_BACKEND else IrisProcessGroup)(about, options)
+    kind = IrisProcessGroup if not IS_BACKEND else DirectGroup if _is_alone(about.process_group) else IrisBackend
+    return kind(about, options)
