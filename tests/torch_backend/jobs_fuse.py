@@ -6,10 +6,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from jobs_examples import EXAMPLES, load
-from jobs_torch_backend import start, whole
+from jobs_torch_backend import IS_211, start, whole
 from torch.distributed.device_mesh import init_device_mesh
 
 from iris_core.torch_backend import fuse
+
+# what torch 2.11 does not compile: with any backend, gathers along other dimensions than the first; with a process
+# group that is written in Python, permutations, which look for a group of these ranks
+UNTRACED = {"all_gather columns", "permute"}
+UNTRACED |= {"gather tokens", "gather columns", "gather the second", "gather the second, bias"}
+UNTRACED = UNTRACED if IS_211 else set()
 
 
 def compiled_and_counted(step, regather=False):
@@ -66,10 +72,11 @@ def functional_collectives(store):
         given = {
             name: whole((2 * size, 4), torch.float32, rank + number).requires_grad_("autograd" in name)
             for number, name in enumerate(cases)
+            if not (compiled and name in UNTRACED)
         }
 
         def step(given):
-            return {name: case(given[name], group) + 1 for name, case in cases.items()}
+            return {name: cases[name](x, group) + 1 for name, x in given.items()}
 
         results = (torch.compile(step, fullgraph=True) if compiled else step)(given)
         sum((y * (rank + 1)).sum() for y in results.values() if y.requires_grad).backward()
@@ -141,6 +148,8 @@ def shapes(store):
     }  # fmt: skip
     found = {}
     for name, (step, *tensors) in cases.items():
+        if name in UNTRACED:
+            continue
         compiled, graphs = compiled_and_counted(step)
         with torch.no_grad():
             results = [each if isinstance(each, list) else [each] for each in (compiled(*tensors), step(*tensors))]

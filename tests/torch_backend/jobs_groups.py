@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from jobs_torch_backend import start, whole
+from jobs_torch_backend import IS_211, start, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -328,7 +328,8 @@ def events(store, profiler):
     # gloo has no shape where a scatter receives; its threads run all calls, and Iris's only those that do not wait
     found["gloo", False] = [(name, shapes, False) for name, shapes, _ in found["gloo", False]]
     dist.destroy_process_group()
-    return [each for each in (False, True) if not found["iris", each] or found["iris", each] != found["gloo", each]]
+    kinds = [False] if IS_211 else [False, True]  # torch 2.11 drops events that another thread ends
+    return [each for each in kinds if not found["iris", each] or found["iris", each] != found["gloo", each]]
 
 
 def memory_of_the_group(store):

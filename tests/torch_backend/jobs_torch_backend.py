@@ -16,7 +16,8 @@ from iris_core.testing.conformance.collective_cases import Case, promised, sourc
 from iris_core.torch_backend import fsdp, library
 
 SHAPES = [(), (0,), (5,), (3, 4)]
-LACKING = {"all_to_all"} if torch.__version__ < "2.12" else set()  # what gloo has only later
+IS_211 = torch.__version__ < "2.12"
+LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
