@@ -112,6 +112,7 @@ def equal_to_gloo(store, groups):
             if number == 0:
                 cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
                 cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
+                cases += [(torch.int64, (5,), each) for each in ("MIN", "BAND", "BOR", "BXOR")] * reduces
             for turn, (dtype, shape, op) in enumerate(cases):
                 if (not shape and name.endswith(("_tensor", "_single"))) or name in LACKING:
                     continue  # gloo refuses scalars there
@@ -206,6 +207,15 @@ def coalesced(store):
     x = torch.ones(4)
     future = dist.all_reduce(x, async_op=True).get_future()
     assert future.wait()[0].tolist() == [size] * 4
+    # of a matrix, whose columns are no contiguous tensors; gloo refuses them
+    strided, gathered = whole((4, 3), torch.float32, rank), torch.zeros(3, 4 * size)
+    dist.all_gather_into_tensor(gathered.t(), strided.t().contiguous().t())
+    everyone = [whole((4, 3), torch.float32, each) for each in range(size)]
+    assert torch.equal(gathered.t(), torch.cat(everyone))
+    dist.all_reduce(strided.t())
+    assert torch.equal(strided, sum(everyone))
+    dist.broadcast(strided[:, 1].fill_(rank), 1)
+    assert strided[:, 1].tolist() == [1.0] * 4
     averaged = torch.full((2,), rank + 1.0)
     dist.all_reduce(averaged, dist.ReduceOp.AVG)
     dist.destroy_process_group()
