@@ -7,7 +7,7 @@ import os
 import torch
 
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError
+from iris_core.errors import DeviceError, DeviceTimeoutError
 
 CHECKS = "races,uninitialised,bounds"
 
@@ -57,3 +57,41 @@ def decode_in_a_row(example, path):
             lengths = torch.full((1,), 20 + token, dtype=torch.int32)
             decode(torch.ones(1, 4, 16, dtype=torch.float16), k, v, lengths)
         ctx.barrier()
+
+
+def _decoded(module):
+    """Decode some tokens with nothing between the launches; returns the results' bits, or the kind of the error."""
+    with Iris("4MiB", device="cpu") as ctx:
+        decode = module.FlashDecode(ctx, 1, 4, 2, 16, 2)
+        generator = torch.Generator().manual_seed(7 + ctx.cur_rank)
+        k, v = (torch.randn(1, 2, 64, 16, generator=generator).half() for _ in range(2))
+        generator.manual_seed(5)
+        found = []
+        try:
+            for token in range(3):
+                lengths = torch.full((1,), 20 + token, dtype=torch.int32)
+                found.append(decode(torch.randn(1, 4, 16, generator=generator).half(), k, v, lengths))
+        except DeviceError as error:
+            return type(error).__name__
+    return torch.stack(found).view(torch.int16).tolist()
+
+
+def decode_under_seeds(example, seeds, checks="schedules", path=""):
+    """Decode under each seed; returns the results without a seed, then those of each."""
+    module = importlib.import_module("jobs_examples").load(example)
+    found = [_decoded(module)]
+    for seed in seeds:
+        with exploring(seed, path, checks):
+            found.append(_decoded(module))
+    return found
+
+
+@contextlib.contextmanager
+def exploring(seed, path="", checks="schedules"):
+    """Contexts that are opened inside run in the schedule of a seed."""
+    os.environ["IRIS_CHECK_SEED"] = str(seed)
+    try:
+        with checking(path, checks):
+            yield
+    finally:
+        del os.environ["IRIS_CHECK_SEED"]

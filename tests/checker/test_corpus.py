@@ -75,10 +75,8 @@ def test_in_gluon(pool, tmp_path, name, bug):
     check(pool, planted_gluon, name, bug, tmp_path / "found", "gluon")
 
 
-@pytest.mark.parametrize("bug", [True, False])
-def test_flash_decode_as_it_was(pool, tmp_path, bug):
-    """One counter for all senders, in three launches in a row; see a2791c6.  The example has one for each."""
-    source = (jobs_examples.EXAMPLES / "31_flash_decode.py").read_text()
+def as_it_was(source, bug=True):
+    """The source of the example flash decode, with one counter for all senders if `bug`; see a2791c6."""
     for now, before in (
         ("ctx.signal(arrived + ctx.rank * rows + row, 1", "ctx.signal(arrived + row, 1"),
         (
@@ -88,6 +86,13 @@ def test_flash_decode_as_it_was(pool, tmp_path, bug):
     ):
         assert source.count(now) == 1
         source = source.replace(now, before) if bug else source
+    return source
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_flash_decode_as_it_was(pool, tmp_path, bug):
+    """One counter for all senders, in three launches in a row.  The example has one for each."""
+    source = as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), bug)
     example, path = tmp_path / "example.py", tmp_path / "found"
     example.write_text(source)
     pool.run(jobs_corpus.decode_in_a_row, 3, str(example), str(path))

@@ -148,6 +148,7 @@ def open_heap(
     facts = plan_facts(plan, int(settings.heap_size))
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
     facts |= {"deterministic": str(settings.deterministic), "IRIS_CHECK": ", ".join(settings.check)}
+    facts |= {"IRIS_CHECK_SEED": str(settings.check_seed)}
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)
@@ -217,7 +218,7 @@ def _start_checker(
             f"IRIS_CHECK={','.join(settings.check)} needs CPU ranks of one node and a backend whose kernels run there, "
             f"not {backend.info.name!r} on {target.torch_device}: open it with device='cpu', or unset IRIS_CHECK"
         )
-    start(settings.check, settings.check_reports, settings.check_timeline, heap, world)
+    start(settings.check, settings.check_reports, settings.check_timeline, heap, world, settings.check_seed)
 
 
 def _on_all(world: World, what: str, step: Callable[[], T]) -> T:

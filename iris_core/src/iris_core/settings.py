@@ -90,8 +90,9 @@ def _names(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-CHECKS = ("races", "uninitialised", "bounds")
-"""What IRIS_CHECK can name."""
+ORDINARY_CHECKS = ("races", "uninitialised", "bounds")
+CHECKS = (*ORDINARY_CHECKS, "schedules")
+"""What IRIS_CHECK can name; "schedules" is for several runs with a seed each."""
 
 
 def _checks(value: Any) -> Any:
@@ -147,8 +148,10 @@ class IrisSettings(SettingsBase):
     barrier_timeout: Annotated[float, Field(gt=0, le=1e9)] = 300.0
     """Bound in seconds of host barriers and exchanges between ranks."""
     check: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_checks)] = ()
-    """What kernels on CPU ranks are checked for: "races", "uninitialised", "bounds", separated by commas
+    """What kernels on CPU ranks are checked for: "races", "uninitialised", "bounds", "schedules", separated by commas
     (docs/checking.md)."""
+    check_seed: Annotated[int, Field(ge=0)] = 0
+    """Which schedule kernels on CPU ranks run in, and how weak their memory is, where `check` names "schedules"."""
     check_reports: Annotated[str, Field(min_length=1)] | None = None
     """File to which findings of the checker are appended, one JSON object a line, and the program goes on; unset: the
     first finding is raised."""

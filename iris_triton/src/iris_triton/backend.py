@@ -98,12 +98,12 @@ class TritonBackend:
         self._forget(self._trace_tokens)
 
     def start_checker(
-        self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
+        self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int = 0
     ) -> None:
         """Start the checker of `iris_triton.checker`; `detach` ends it."""
         from iris_triton import checker
 
-        self._end_check = checker.start(checks, path, timeline, heap, world)
+        self._end_check = checker.start(checks, path, timeline, heap, world, seed)
 
     @staticmethod
     def _forget(tokens: list[int]) -> None:

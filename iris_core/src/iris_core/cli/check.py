@@ -11,7 +11,8 @@ import tempfile
 from typing import Any
 
 from iris_core.cli.timeline import draw
-from iris_core.settings import CHECKS
+from iris_core.errors import SettingsError
+from iris_core.settings import ORDINARY_CHECKS
 
 Row = dict[str, Any]
 
@@ -19,8 +20,11 @@ Row = dict[str, Any]
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser("check", help="run a program on CPU ranks and report races and other mistakes")
-    names = ",".join(CHECKS)
+    names = ",".join(ORDINARY_CHECKS)
     parser.add_argument("--only", default=names, metavar="NAMES", help="as IRIS_CHECK (default: %(default)s)")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seeds", type=int, metavar="N", help="run it in N schedules, those of the seeds 0 to N - 1")
+    seeds.add_argument("--replay", type=int, metavar="SEED", help="run it in the schedule of one seed again")
     parser.add_argument("--json", action="store_true", help="findings as JSON; the program's output on stderr")
     parser.add_argument("--timeline", metavar="FILE", help="write a picture of the findings for Perfetto into FILE")
     parser.add_argument("script", help="the program, a Python file")
@@ -28,48 +32,90 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; 1 if there are findings, else the program's own status, 1 where a signal ended it."""
+    """Run the program; 1 if there are findings, else the program's own status, 1 where a signal ended it.
+
+    In several schedules, its own status is the first one that is not 0, and its output is shown where it is not.
+    """
     from iris_core.cli._output import print_json
     from iris_core.settings import load_settings
 
-    checks = load_settings(check=args.only).check  # refused before anything is started
+    if args.seeds is not None and args.seeds < 1:
+        raise SettingsError(f"--seeds needs a positive number, got {args.seeds}")
+    seeds = range(args.seeds) if args.seeds else [] if args.replay is None else [args.replay]
+    only = f"{args.only},schedules" if seeds and "schedules" not in args.only else args.only
+    checks = load_settings(check=only, check_seed=max(seeds, default=0)).check  # refused before anything is started
     if not os.path.isfile(args.script):
         raise FileNotFoundError(f"there is no program {args.script}")
+    if args.timeline and args.seeds:
+        raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds")
     if args.timeline and not os.path.isdir(folder := os.path.dirname(args.timeline) or "."):
         raise FileNotFoundError(f"there is no folder {folder} for the picture")
-    with tempfile.TemporaryDirectory(prefix="iris-check-") as folder:
-        path = os.path.join(folder, "findings")
-        environ = {**os.environ, "IRIS_CHECK": ",".join(checks), "IRIS_CHECK_REPORTS": path, "IRIS_DEVICE": "cpu"}
-        environ["IRIS_CHECK_TIMELINE"] = str(bool(args.timeline))
-        output = sys.stderr if args.json else None
-        status = subprocess.run([sys.executable, args.script, *args.args], env=environ, stdout=output).returncode
-        rows = []
-        if os.path.exists(path):
-            with open(path) as file:
-                rows = [json.loads(line) for line in file]
+    rows: list[Row] = []
+    failed: list[Row] = []
+    status = 0
+    for seed in seeds or [None]:
+        found, ended = _run_once(args, checks, seed, quiet=bool(args.seeds))
+        rows += found
+        status = status or ended
+        if ended and seed is not None:
+            failed.append({"seed": seed, "status": ended})
     findings, benign = merged(rows), [row for row in rows if row["kind"] == "benign"]
     drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"]) if args.timeline else 0
     if args.json:
-        print_json({"findings": findings, "benign": benign, "status": status})
+        print_json({"findings": findings, "benign": benign, "status": status, "failed": failed})
     else:
         for number, row in enumerate(findings, 1):
-            times = f" ({row['count']} ranks)" if row["count"] > 1 else ""
-            print(f"{number}. {row['text']}{times}")
-        for row in benign:
+            print(f"{number}. {row['text']}{_times(row)}")
+        for row in benign[: None if not seeds else len(benign) // len(seeds)]:
             print(f"declared benign on rank {row['rank']}, {row['races']} races: {row['reason']}")
-        ended = "" if status == 0 else f"; the program ended with status {status}"
-        print(f"iris check ({', '.join(checks)}): {len(findings)} findings{ended}")
+        for row in failed:
+            print(f"with seed {row['seed']} the program ended with status {row['status']}: --replay {row['seed']}")
+        other = "" if status == 0 or failed else f"; the program ended with status {status}"
+        under = f" in {len(seeds)} schedules, {len(failed)} of which failed" if args.seeds else ""
+        print(f"iris check ({', '.join(checks)}): {len(findings)} findings{under}{other}")
         if args.timeline:
             print(f"{args.timeline} shows {drawn} of them as they were made, rank by rank: open it in ui.perfetto.dev")
     return 1 if findings or status < 0 else status
 
 
+def _run_once(
+    args: argparse.Namespace, checks: tuple[str, ...], seed: int | None, *, quiet: bool
+) -> tuple[list[Row], int]:
+    """Run the program; returns what was found and its status.  `quiet`: its output is shown if that is not 0."""
+    with tempfile.TemporaryDirectory(prefix="iris-check-") as folder:
+        path = os.path.join(folder, "findings")
+        environ = {**os.environ, "IRIS_CHECK": ",".join(checks), "IRIS_CHECK_REPORTS": path, "IRIS_DEVICE": "cpu"}
+        environ["IRIS_CHECK_TIMELINE"] = str(bool(args.timeline))
+        if seed is not None:
+            environ["IRIS_CHECK_SEED"] = str(seed)
+        output: Any = sys.stderr if args.json else None
+        command = [sys.executable, args.script, *args.args]
+        if quiet:
+            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            if done.returncode:
+                print(f"-- with seed {seed}:", done.stdout.decode(errors="replace"), sep="\n", file=sys.stderr)
+        else:
+            done = subprocess.run(command, env=environ, stdout=output)
+        if not os.path.exists(path):
+            return [], done.returncode
+        with open(path) as file:
+            return [json.loads(line) for line in file], done.returncode
+
+
+def _times(row: Row) -> str:
+    if row["seeds"]:
+        return f" (seed {row['seeds'][0]}, {len(row['seeds'])} in all)"
+    return f" ({row['count']} ranks)" if row["count"] > 1 else ""
+
+
 def merged(rows: list[Row]) -> list[Row]:
-    """Return the findings, those of several ranks about the same lines once, with their `count`."""
+    """Return the findings, those about the same lines once, with their `count` and the `seeds` that have found them."""
     found: dict[str, Row] = {}
     for row in rows:
         if row["kind"] not in ("benign", "timeline"):
             sides = [(side["file"], side["line"]) for side in (row["access"], row["other"]) if side is not None]
-            first = found.setdefault(repr((row["kind"], sorted(sides))), {**row, "count": 0})
+            first = found.setdefault(repr((row["kind"], sorted(sides))), {**row, "count": 0, "seeds": []})
             first["count"] += 1
+            if row["seed"] is not None and row["seed"] not in first["seeds"]:
+                first["seeds"].append(row["seed"])
     return list(found.values())

@@ -13,8 +13,9 @@ happened to come: a run finds mistakes that it was lucky not to suffer from.  do
     shared, sites      tables that all ranks share; lines of source
     torch_operations, device_functions   what torch does with tensors of the heap; signals and waits as operations
 
-The order in which programs run comes from the executor's scheduler alone; the checker needs no special one, so another
-(a seeded one) can be put in its place without a change here.
+    exploration    the order of programs and ranks, and weak memory, under a seed
+
+The order in which programs run comes from a scheduler alone, the executor's or that of `exploration`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 
 
 def start(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int = 0
 ) -> Callable[[], None]:
     """Check kernels that run on this rank's CPU; returns what ends it.
 
@@ -63,29 +64,35 @@ def start(
         )
         return lambda: None
     undo = contextlib.ExitStack()
-    undo.enter_context(_watching(checks, path, timeline, heap, world))
+    undo.enter_context(_watching(checks, path, timeline, heap, world, seed))
     return undo.close
 
 
 @contextlib.contextmanager
 def _watching(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World
-) -> Iterator[Any]:
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int
+) -> Iterator[None]:
     from iris_core.world import group
-    from iris_triton.checker import device_functions, torch_operations
+    from iris_triton.checker import device_functions, exploration, torch_operations
     from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.memory import accesses
 
-    watcher = Watcher(checks, heap, world, path, timeline)
+    watcher: Any = None
+    explores = "schedules" in checks
     with contextlib.ExitStack() as undo:
-        undo.callback(watcher.close)
+        if {*checks} - {"schedules"}:
+            watcher = Watcher(checks, heap, world, path, timeline, seed if explores else None)
+            undo.callback(watcher.close)
+        told = undo.enter_context(exploration.exploring(seed, heap, world, watcher)) if explores else watcher
         undo.enter_context(device_functions.as_operations())
-        if watcher.follows_accesses:
-            undo.enter_context(torch_operations.watched(watcher, world))
-        accesses.watcher = group.watcher = watcher
-        heap.watch(watcher)
-        undo.callback(heap.watch, None)
+        follows = watcher is not None and watcher.follows_accesses
+        if explores or follows:
+            undo.enter_context(torch_operations.watched(watcher if follows else None, told, world))
+        accesses.watcher = group.watcher = told
+        if watcher is not None:
+            heap.watch(watcher)
+            undo.callback(heap.watch, None)
         try:
-            yield watcher
+            yield
         finally:
             accesses.watcher = group.watcher = None

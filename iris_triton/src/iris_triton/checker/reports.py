@@ -77,6 +77,7 @@ class Report:
             argument.
         first, last: offsets of the first and the last byte, from the beginning of the block or argument.
         missing: what would order the two, or what to do.
+        seed: of the schedule in which it was found; None where none was chosen.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Report:
     first: int
     last: int
     missing: str
+    seed: int | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

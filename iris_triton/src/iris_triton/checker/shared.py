@@ -18,7 +18,10 @@ from iris_core.errors import IrisError
 from iris_core.types import Segment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
+
+    from numpy.typing import NDArray
 
     from iris_core.world import World
 
@@ -44,6 +47,29 @@ class Change:
     """
 
     BEFORE, SLOT, EPOCH, SITE, PROGRAM, KIND, VALUE, OLD, RELEASES, SCOPE, OWN, READS, SYSTEM, WAIT, RANKS = range(15)
+
+
+def share(
+    world: World, name: str, parts: Sequence[tuple[str, Any, tuple[int, ...]]]
+) -> tuple[int, dict[str, NDArray[Any]]]:
+    """Return arrays (name, dtype, shape) that all ranks share, all zero, and the descriptor of their memory.
+
+    Collective.  What is mapped goes with the last reference to it; the descriptor is the caller's.
+    """
+    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 4096) * 4096 for _, dtype, shape in parts]
+    own = -1
+    if world.rank == 0:
+        own = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(own, sum(sizes))
+    sent = [] if own < 0 else [Segment(0, sum(sizes), b"", own)]
+    fd = world.exchange_segments(sent)[0][0].fd
+    assert fd is not None
+    whole = mmap.mmap(fd, sum(sizes))
+    arrays, offset = {}, 0
+    for (part, dtype, shape), size in zip(parts, sizes, strict=True):
+        arrays[part] = np.frombuffer(whole, dtype, int(np.prod(shape)), offset).reshape(shape)
+        offset += size
+    return fd, arrays
 
 
 class Tables:
@@ -72,21 +98,9 @@ class Tables:
             ("waits", np.int64, (_MAX_CHANGES, 7)),
             ("clocks", np.int32, (_MAX_CLOCKS, self.num_slots)),
         )
-        sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 4096) * 4096 for _, dtype, shape in parts]
-        own = -1
-        if world.rank == 0:
-            own = os.memfd_create("iris-checker", os.MFD_CLOEXEC)
-            os.ftruncate(own, sum(sizes))
-        sent = [] if own < 0 else [Segment(0, sum(sizes), b"", own)]
-        fd = world.exchange_segments(sent)[0][0].fd
-        assert fd is not None
-        self._fd = fd
-        self._map = mmap.mmap(fd, sum(sizes))
-        offset = 0
-        for (name, dtype, shape), part in zip(parts, sizes, strict=True):
-            count = int(np.prod(shape))
-            setattr(self, name, np.frombuffer(self._map, dtype, count, offset).reshape(shape))
-            offset += part
+        self._fd, arrays = share(world, "iris-checker", parts)
+        for name, array in arrays.items():
+            setattr(self, name, array)
         self._limits = (_MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES, _MAX_CHANGES)
         self._threads = threading.RLock()
         self._depth = 0

@@ -15,6 +15,8 @@ import numpy as np
 from iris_triton.checker.shared import CLOCKS, SLOTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from iris_triton.checker.shared import Tables
 
 HOST = 0xFFFFFFFF
@@ -96,6 +98,19 @@ def host_strand(tables: Tables, rank: int) -> Strand:
     with tables:
         strand.tick(tables)
     return strand
+
+
+def publish(tables: Tables, host: Strand, rank: int, turn: int) -> None:
+    """Let the other hosts of an exchange know what a host has done before it."""
+    with tables:
+        tables.published[turn % 2, rank] = host.clock, np.maximum(host.clock, host.reads)
+        host.tick(tables)
+
+
+def learn_published(tables: Tables, host: Strand, ranks: Sequence[int], turn: int) -> None:
+    """Let what the ranks of an exchange have published happen before what a host does next."""
+    with tables:
+        host.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
 
 
 class LaunchStrands:

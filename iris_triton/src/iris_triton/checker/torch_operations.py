@@ -99,25 +99,32 @@ def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
 
 
 @contextlib.contextmanager
-def watched(watcher: Watcher, world: World) -> Iterator[None]:
-    """Watch torch's operations of this thread, and its barrier, within a `with` block."""
-    mode = HostOperations(watcher)
+def watched(watcher: Watcher | None, exchanges: Any, world: World) -> Iterator[None]:
+    """Watch torch's operations of this thread, and its barrier, within a `with` block.
+
+    `exchanges` is told of the barrier; without a watcher that is all.
+    """
+    mode = None if watcher is None else HostOperations(watcher)
     barrier = dist.barrier
 
     @functools.wraps(barrier)
     def watched_barrier(group: Any = None, *args: Any, **kwargs: Any) -> Any:
-        begun = watcher.before_exchange(world) if group is None and world.torch_ranks is not None else None
+        begun = exchanges.before_exchange(world) if group is None and world.torch_ranks is not None else None
         result = barrier(group, *args, **kwargs)
-        watcher.after_exchange(begun)
+        exchanges.after_exchange(begun)
         return result
 
     dist.barrier = watched_barrier
-    mode.__enter__()  # type: ignore[no-untyped-call]
+    if mode is not None:
+        mode.__enter__()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        mode.watcher = None
-        if _get_current_dispatch_mode() is mode:  # else the program has left another one open: this one does nothing
+        if mode is not None:
+            mode.watcher = None
+        if (
+            mode is not None and _get_current_dispatch_mode() is mode
+        ):  # else the program has left another one open: this one does nothing
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if dist.barrier is watched_barrier:
             dist.barrier = barrier

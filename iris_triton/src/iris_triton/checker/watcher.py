@@ -7,6 +7,7 @@ the tables, so that the clock of a word is always that of the value that was rea
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from iris_triton.checker.histories import (
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
 from iris_triton.checker.sites import Sites, Undefined
-from iris_triton.checker.strands import HOST, LaunchStrands, host_strand
+from iris_triton.checker.strands import HOST, LaunchStrands, host_strand, learn_published, publish
 from iris_triton.interpreter.memory.regions import registered_heaps
 from iris_triton.interpreter.state import current, program_info
 
@@ -51,10 +52,9 @@ POISON = 0xFF
 """What every byte of a new block holds: NaN in every floating-point type, -1 in integers."""
 
 _SEM = _compat.ir.MEM_SEMANTIC
-_ACQUIRES, _RELEASES = (_SEM.ACQUIRE, _SEM.ACQUIRE_RELEASE), (_SEM.RELEASE, _SEM.ACQUIRE_RELEASE)
-_SCOPES = {"CTA": CTA, "GPU": GPU, "SYSTEM": SYS}
+SCOPES = {"CTA": CTA, "GPU": GPU, "SYSTEM": SYS}
 _SCOPE_NAMES = ("cta", "gpu", "sys")
-_NEUTRAL = ("ADD", "FADD", "OR", "XOR")
+NEUTRAL = ("ADD", "FADD", "OR", "XOR")
 """Operations that change nothing where the operand is 0: polls."""
 
 _MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are data
@@ -71,13 +71,16 @@ class Watcher:
         path: file to which findings are appended, one JSON object a line; the program goes on.  Without it the first
             finding is raised.
         timeline: whether this rank's last accesses are appended, too, when it closes.
+        seed: of the schedule, for reports.
     """
 
     def __init__(
-        self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None, timeline: bool = False
-    ) -> None:
+        self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None, timeline: bool = False,
+        seed: int | None = None
+    ) -> None:  # fmt: skip
+        self._seed = seed
         self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path
-        self.follows_accesses = bool(self._checks - {"bounds"})
+        self.follows_accesses = bool(self._checks - {"bounds", "schedules"})
         self._rank, self._bases = world.rank, heap.heap_bases
         self.heaps = Heaps(self._bases, heap.nbytes)
         self.tables = Tables(world, heap.nbytes)
@@ -188,13 +191,13 @@ class Watcher:
         strand = self.strand()
         if strand is None:
             return run()
-        is_load = op.name in _NEUTRAL and not values.any()
+        is_load = op.name in NEUTRAL and not values.any()
         is_set = op.name == "XCHG" and strand.operation == ("set",)
         kind = SET if is_set else ADD if op.name == "ADD" else RMW
         name = f"atomic_{op.name.lower()}"
         is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
         number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
-        bits = form(values.itemsize, number, is_wide=_SCOPES.get(getattr(scope, "name", ""), SYS) == SYS)
+        bits = form(values.itemsize, number, is_wide=SCOPES.get(getattr(scope, "name", ""), SYS) == SYS)
         are_words, before = values.dtype.kind in "iu" or op.name == "XCHG", strand.operation
 
         def meaning(old: Any) -> tuple[Any, int, Any, bool]:
@@ -229,7 +232,7 @@ class Watcher:
                 "atomic_cas",
                 addresses,
                 size,
-                form(size, 0, is_wide=_SCOPES.get(getattr(scope, "name", ""), SYS) == SYS),
+                form(size, 0, is_wide=SCOPES.get(getattr(scope, "name", ""), SYS) == SYS),
                 sem,
                 scope,
                 meaning,
@@ -242,7 +245,7 @@ class Watcher:
         scope: Any, meaning: Callable[[Any], tuple[Any, int, Any, bool]]
     ) -> Any:  # fmt: skip
         """`meaning` says of the old values: lanes that change (None for a load), how, active lanes, whether words."""
-        reach = _SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
+        reach = SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
         order = getattr(sem, "name", "RELAXED").lower().replace("acquire_release", "acq_rel")
         site = self._sites.of_kernel(f"{name} ({order}, {_SCOPE_NAMES[reach]})")
         with self.tables as tables:
@@ -251,24 +254,25 @@ class Watcher:
             are_words = are_words and itemsize >= GRANULE and old.size <= _MAX_WORDS
             if are_words and kind != SET:
                 strand.past = strand.clock.copy()
-                self._read_words(strand, addresses, active, old, sem in _ACQUIRES, reach, site)
+                self._read_words(strand, addresses, active, old, acquires(sem), reach, site)
             for place in self.heaps.find(addresses, active if changed is None else changed, itemsize):
                 reads = changed is not None and kind != SET and name != "atomic_xchg"
                 what = bits | (ATOMIC_READ if changed is None else ATOMIC_WRITE)
                 self._access(strand, place, what, site, reads=reads)
             strand.past = None
             if are_words and changed is not None:
-                releases = sem in _RELEASES
+                is_release = releases(sem)
                 for lane in np.flatnonzero(changed):
                     address = int(addresses.reshape(-1)[lane])
                     before = int(old.reshape(-1).view(f"i{itemsize}")[lane])
                     word = self._word(address)
                     overtaken = self._words.change(
-                        strand, word, kind, _value(address, itemsize), before, releases=releases, scope=reach, site=site
-                    )
+                        strand, word, kind, _value(address, itemsize), before,
+                        releases=is_release, scope=reach, site=site,
+                    )  # fmt: skip
                     if overtaken is not None and isinstance(word, tuple) and "races" in self._checks:
                         self._say_overtaken(strand, overtaken, site, *word, itemsize)
-                if releases:
+                if is_release:
                     strand.tick(tables)
         return old
 
@@ -319,9 +323,8 @@ class Watcher:
         strand = self.strand()
         if strand is None:
             return
-        words = assembly.partition(";")[0].split(".")
-        scope = next((_SCOPE_NAMES.index(word) for word in words if word in _SCOPE_NAMES), None)
-        if scope is None or "proxy" in words:
+        scope = fence_scope(assembly)
+        if scope is None:
             return
         with self.tables as tables:
             if strand.heard is not None:
@@ -349,18 +352,13 @@ class Watcher:
         if not world.shares_connections(self._world):
             return None
         turn = self._turns[world.ranks] = self._turns.get(world.ranks, 0) + 1
-        with self.tables as tables:
-            tables.published[turn % 2, self._rank] = self.host.clock, np.maximum(self.host.clock, self.host.reads)
-            self.host.tick(tables)
+        publish(self.tables, self.host, self._rank, turn)
         return world.ranks, turn
 
     def after_exchange(self, begun: tuple[tuple[int, ...], int] | None) -> None:
         """Called with what `before_exchange` has returned, when all ranks have come."""
-        if begun is None:
-            return
-        ranks, turn = begun
-        with self.tables as tables:
-            self.host.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
+        if begun is not None:
+            learn_published(self.tables, self.host, *begun)
 
     # -- the heap ------------------------------------------------------------------------------------------------------
     def allocated(self, offset: int, nbytes: int, storage: Any) -> None:
@@ -548,6 +546,7 @@ class Watcher:
         if report.key in self._said:
             return
         self._said.add(report.key)
+        report = replace(report, seed=self._seed)
         if self._path is None:
             with self.tables as tables:
                 if not tables.counters[FAILED]:
@@ -570,6 +569,24 @@ class Watcher:
                 if self._steps is not None:
                     file.write(self._steps.as_json(self._rank, self._sites.describe) + "\n")
         self.tables.close()
+
+
+def acquires(sem: Any) -> bool:
+    """Whether a memory order of the IR acquires."""
+    return sem in (_SEM.ACQUIRE, _SEM.ACQUIRE_RELEASE)
+
+
+def releases(sem: Any) -> bool:
+    """Whether a memory order of the IR releases."""
+    return sem in (_SEM.RELEASE, _SEM.ACQUIRE_RELEASE)
+
+
+def fence_scope(assembly: str) -> int | None:
+    """The scope of a fence; None for those of proxies alone."""
+    words = assembly.partition(";")[0].split(".")
+    return (
+        None if "proxy" in words else next((_SCOPE_NAMES.index(each) for each in words if each in _SCOPE_NAMES), None)
+    )
 
 
 def _indices(granules: Any) -> Any:

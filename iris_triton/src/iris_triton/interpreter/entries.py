@@ -86,10 +86,14 @@ def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
 
 
+clock: Callable[[], int] = time.monotonic_ns
+"""Nanoseconds, for kernels; where schedules are explored, time goes on with what programs do."""
+
+
 def read_clock(program: ProgramInfo) -> int:
     """Return nanoseconds (CPU entry); from now on the program may be waiting for a time."""
     current.program.scheduler.is_bounded = True
-    return time.monotonic_ns()
+    return clock()
 
 
 _BUILT_IN: dict[str, Callable[[ProgramInfo], int]] = {

@@ -6,14 +6,13 @@ takes scalars for uniform, so a loop or branch that contains a barrier must not 
 """
 # mypy: ignore-errors
 
-import time
-
 import numpy as np
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import is_cuda, is_hip
 
+from iris_triton.interpreter import entries
 from iris_triton.interpreter.entries import cpu_entry, read_clock
 from iris_triton.language.blocks import lanes, num_threads
 
@@ -126,7 +125,7 @@ def let_next_start(EARLY: tl.constexpr):
 
 @cpu_entry(wait_clock_ns)
 def _cpu_wait_clock(program, timeout_ns):
-    return np.int64(read_clock(program) if timeout_ns > 0 else time.monotonic_ns())
+    return np.int64(read_clock(program) if timeout_ns > 0 else entries.clock())
 
 
 cpu_entry(read_realtime)(lambda program: np.int64(read_clock(program)))

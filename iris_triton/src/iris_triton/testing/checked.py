@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iris_core.settings import CHECKS
+from iris_core.settings import ORDINARY_CHECKS
 from iris_triton.checker.reports import Report
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Findings:
 def checked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Findings]:
     """Check what this process and the ranks that it starts do on CPUs; findings that nobody takes fail the test."""
     path = tmp_path / "findings"
-    monkeypatch.setenv("IRIS_CHECK", ",".join(CHECKS))
+    monkeypatch.setenv("IRIS_CHECK", ",".join(ORDINARY_CHECKS))
     monkeypatch.setenv("IRIS_CHECK_REPORTS", str(path))
     monkeypatch.setenv("IRIS_DEVICE", "cpu")
     findings = Findings(path)

@@ -1,0 +1,104 @@
+"""Rank jobs of the tests of schedules: cases of the corpus under seeds, waits that nobody ends, ranks that sleep."""
+
+import contextlib
+import time
+
+import planted
+import torch
+import triton
+import triton.language as tl
+from jobs_corpus import exploring
+
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.errors import DeviceError
+from iris_triton.checker.exploration import turns
+from iris_triton.interpreter.memory import accesses
+
+
+@contextlib.contextmanager
+def kept_results():
+    """Keep what the cases compute outside of the heap."""
+    found, before = [], planted.out
+
+    def out(ctx):
+        found.append(torch.zeros(planted.N))
+        return found[-1]
+
+    planted.out = out
+    try:
+        yield found
+    finally:
+        planted.out = before
+
+
+def run_case(name, bug, seeds):
+    """Run a case under each seed; returns what it computes, or the kind of the error."""
+    results = []
+    for seed in seeds:
+        with exploring(seed), kept_results() as found:
+            try:
+                with Iris("4MiB", device="cpu") as ctx:
+                    planted.CASES[name][0](ctx, bug)
+                results.append([each.tolist() for each in found])
+            except DeviceError as error:
+                results.append(type(error).__name__)
+    return results
+
+
+def trace_of(name, seeds, path):
+    """Run a case with its mistake; returns decisions, steps and changes at the end, and what it computes."""
+    told = []
+    for seed in seeds:
+        checks = "races,schedules"
+        with exploring(seed, path, checks), kept_results() as found, Iris("4MiB", device="cpu") as ctx:
+            planted.CASES[name][0](ctx, True)
+            control = accesses.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
+            told.append((control, [each.tolist() for each in found]))
+            ctx.barrier()
+    return told
+
+
+@triton.jit
+def waits(context, flag, RANK: tl.constexpr, WORLD: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
+    ctx.wait(flag, 1)
+
+
+def never_signalled(bounded):
+    """Wait for what no rank signals; returns the kind of the error."""
+    with exploring(1):
+        try:
+            with Iris("1MiB", device="cpu") as ctx:
+                flag = ctx.zeros(1, dtype=torch.int32)
+                ctx.barrier()
+                if not bounded:
+                    never[(1,)](flag)
+                planted.launch(ctx, waits, flag)
+        except DeviceError as error:
+            return type(error).__name__
+    return ""
+
+
+@triton.jit
+def never(flag):
+    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") == 0:
+        pass
+
+
+def sleeps():
+    """Let rank 0 sleep while it has the turn; returns whether the other rank has gone on meanwhile."""
+    before, turns._STALL_S = turns._STALL_S, 0.5
+    try:
+        with exploring(2), Iris("1MiB", device="cpu") as ctx:
+            data = ctx.zeros(planted.N)
+            ctx.barrier()
+            start = time.monotonic()
+            if ctx.cur_rank == 0:
+                time.sleep(4)
+            planted.launch(ctx, planted.own, data, torch.zeros(planted.N), N=planted.N)
+            spent_s = time.monotonic() - start
+            ctx.barrier()
+            return spent_s < 3 or ctx.cur_rank == 0
+    finally:
+        turns._STALL_S = before

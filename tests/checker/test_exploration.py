@@ -1,0 +1,163 @@
+"""Schedules and weak memory under a seed: what a GPU may show is shown, what it may not is not, and again if asked."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jobs_corpus
+import jobs_examples
+import jobs_exploration
+import planted
+import pytest
+from test_corpus import as_it_was
+
+from iris_core import Iris
+from iris_core.errors import SettingsError
+from iris_triton.checker.exploration.seeded import Policy
+from iris_triton.interpreter import entries, launch
+from iris_triton.interpreter.memory import accesses
+
+SEEDS = list(range(12))
+
+SHOWN = (
+    "missing_wait", "missing_release", "missing_acquire", "gpu_signal", "gpu_wait", "signal_before_store", "xchg_scope",
+    "add_scope", "volatile_poll", "missing_fence", "wrong_turn", "flag_not_reset", "several_senders", "wrong_sender",
+    "passed_on", "programs_without_flag", "ticket_relaxed", "barrier_of_one_program", "kernels_without_barrier",
+    "host_overwrites", "put_without_wait", "relaxed_overwrites",
+)  # fmt: skip
+"""Planted mistakes that change what the programs compute."""
+
+
+def results(pool, name, bug, seeds=SEEDS):
+    """The results of all ranks, for each seed."""
+    _, ranks, _ = planted.CASES[name]
+    return list(zip(*pool.run(jobs_exploration.run_case, ranks, name, bug, seeds), strict=True))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_mistake_changes_results_and_its_twin_does_not(pool, name):
+    """x86 hides most of these: without a seed they are right nearly always."""
+    right = results(pool, name, False, SEEDS[:6])
+    assert all(each == right[0] for each in right)
+    assert any(each != right[0] for each in results(pool, name, True))
+
+
+def test_flash_decode_as_it_was_is_wrong_in_one_of_200_schedules(pool, tmp_path):
+    """By its results alone; with the counters that the example has now it is right."""
+    for bug in (False, True):
+        example = tmp_path / f"example_{bug}.py"
+        example.write_text(as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), bug))
+        for first in range(0, 200 if bug else 10, 10):
+            seeds = list(range(first, first + 10))
+            ranks = pool.run(jobs_corpus.decode_under_seeds, 3, str(example), seeds)
+            is_wrong = any(each != expected for expected, *found in ranks for each in found)
+            if is_wrong:
+                break
+        assert is_wrong == bug
+
+
+def test_flash_decode_as_it_was_is_reported_with_its_seed(pool, tmp_path):
+    example, path = tmp_path / "example.py", tmp_path / "found"
+    example.write_text(as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), True))
+    pool.run(jobs_corpus.decode_under_seeds, 3, str(example), [3], "races,schedules", str(path))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["seed"] for row in rows} == {3}
+    assert {row["kind"] for row in rows} <= {"counter", "race"}
+
+
+@pytest.mark.parametrize("name", ["passed_on", "flag_not_reset", "barrier_of_one_program", "programs_without_flag"])
+def test_a_seed_makes_the_same_run_again(pool, tmp_path, name):
+    """Down to the number of decisions, steps and changes, and the text of what is found."""
+    _, ranks, _ = planted.CASES[name]
+    runs = []
+    for turn in range(2):
+        path = tmp_path / f"found {turn}"
+        told = pool.run(jobs_exploration.trace_of, ranks, name, [4, 7], str(path))
+        runs.append((told, path.read_text()))
+    assert runs[0] == runs[1]
+    assert len({repr(each) for each in runs[0][0][0]}) == 2  # and another seed another one
+
+
+def test_a_wait_that_nobody_ends_is_found_at_once(pool):
+    """Also where waits are bounded: time passes where nothing else happens."""
+    for bounded in (False, True):
+        kinds = pool.run(jobs_exploration.never_signalled, 2, bounded, timeout_s=60.0)
+        assert kinds == ["DeviceTimeoutError" if bounded else "DeadlockError"] * 2
+
+
+def test_a_rank_that_waits_for_something_else_loses_its_turn(pool):
+    assert pool.run(jobs_exploration.sleeps, 2, timeout_s=60.0) == [True, True]
+
+
+def test_nothing_is_replaced_when_it_is_off():
+    before = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
+    with Iris("1MiB", device="cpu", check="schedules"):
+        during = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
+        assert all(one is not other for one, other in zip(before, during, strict=True))
+    after = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert accesses.watcher is None
+
+
+def test_seeds_are_walks_and_priorities_with_few_preemptions():
+    policies = [Policy(seed) for seed in range(200)]
+    assert {each.has_priorities for each in policies} == {True, False}
+    assert {len(each.changes) for each in policies} == {0, 1, 2, 3}
+    assert all(not each.changes or each.has_priorities for each in policies)
+
+
+def test_a_seed_that_is_negative_is_refused(monkeypatch):
+    monkeypatch.setenv("IRIS_CHECK_SEED", "-1")
+    with pytest.raises(SettingsError):
+        Iris("1MiB", device="cpu", check="schedules")
+
+
+PROGRAM = """
+    import planted
+    import torch
+    from iris_core import Iris
+
+    with Iris("4MiB", device="cpu") as ctx:
+        data = torch.zeros(planted.N)
+        planted.out = lambda ctx: data
+        planted.CASES["programs_without_flag"][0](ctx, True)
+        assert data[1] == 1, "the result is wrong"
+"""
+
+
+def check(tmp_path, *arguments):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    folder = pathlib.Path(planted.__file__).parent
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
+    environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", code, "check", *arguments, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
+
+
+def test_the_command_line_runs_seeds_and_replays_one(tmp_path):
+    done = check(tmp_path, "--seeds", "4", "--json")
+    printed = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert printed["findings"][0]["seeds"] == [0, 1, 2, 3]
+    assert printed["failed"] != []
+    assert "the result is wrong" in done.stderr
+    seed = printed["failed"][0]["seed"]
+    again = check(tmp_path, "--only", "schedules", "--replay", str(seed))
+    assert again.returncode == 1
+    assert "the result is wrong" in again.stderr
+    assert f"--replay {seed}" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("--seeds 0", "positive"), ("--seeds 2 --replay 1", "not allowed with"), ("--replay -3", "check_seed")],
+)
+def test_the_command_line_refuses_what_it_cannot_run(tmp_path, arguments, said):
+    done = check(tmp_path, *arguments.split())
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "the result is wrong" not in done.stderr
