@@ -18,7 +18,7 @@ COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak clean
+.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak litmus clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
 	@echo "make test-nccl    compiles kernels that reach other nodes with every NCCL and Triton; fetches 1.3 GB, once"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
+	@echo "make litmus       litmus tests of PTX under 2000 seeds each; SEEDS=100 for others"
 	@echo "make soak         whether memory, descriptors or threads grow, for SECONDS=120 on CPU ranks, then on 2 GPUs"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
@@ -47,6 +48,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+litmus: $(STAMP)
+	$(BIN)/python tests/checker/count_litmus.py --seeds $(or $(SEEDS),2000)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest --exhaustive $(PYTEST_ARGS)

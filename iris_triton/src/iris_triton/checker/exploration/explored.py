@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from iris_triton import _compat
-from iris_triton.checker.changes import CTA, SYS
+from iris_triton.checker.changes import SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
 from iris_triton.checker.exploration.weak_memory import MAX_WORDS, LaunchThreads, Thread
 from iris_triton.checker.strands import host_strand, learn_published, publish
@@ -56,6 +56,12 @@ class Explorer:
         self._numbers: dict[tuple[int, ...], int] = {}
         self.gpu_of: Sequence[int] = ()
         """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
+
+    def begin_again(self, seed: int, gpu_of: Sequence[int] = ()) -> None:
+        """Go on with another seed, where no kernel runs, in a world of one rank."""
+        self.turns.restart(seed)
+        self.memory.choose_rates()
+        self.gpu_of = gpu_of
 
     # -- launches and exchanges ----------------------------------------------------------------------------------------
     def views(self) -> Any:
@@ -232,6 +238,6 @@ class Explorer:
         thread = self._thread(often=True)
         scope = fence_scope(assembly)
         if scope is not None:
-            self.memory.fence(thread, max(scope, CTA), is_sc=".sc." in assembly)
+            self.memory.fence(thread, scope, assembly.split(".")[1])
         if self._watcher is not None:
             self._watcher.fence(assembly)

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from iris_triton.checker.strands import Strand
 
 _OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to everybody
-SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, SYSTEM = range(10)
+SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, MODIFIES, APART, SYSTEM = range(12)
 """Columns of the log: who wrote, where (first byte, end), size of elements and how many (negative: one behind the
-other), where its bytes are, from which rank with what scope (-1: weak), the clock that any rank may acquire; then those
-that each rank may acquire at scope gpu, and pairs of slot and epoch of loads that have observed it."""
+other), where its bytes are, from which rank with what scope (-1: weak), whether it has read what it overwrote, or
+nothing orders the two, the clock that any rank may acquire; then those that each rank may acquire at scope gpu, and
+pairs of slot and epoch of loads that have observed it."""
 
 ENTRIES, ARENA_NBYTES = 4096, 64 << 20
 MAX_WORDS = 256  # lanes of an atomic that are looked at as words
@@ -113,7 +114,12 @@ class WeakMemory:
         self._places = self._fences.size - 1
         self._observers = SYSTEM + 1 + self._places
         self._control = turns.control
-        self.stale, self.drained = (1, 2, 3)[turns.seed // 2 % 3], (0, 1, 4)[turns.seed // 6 % 3]
+        self.choose_rates()
+
+    def choose_rates(self) -> None:
+        """Let the seed say how weak memory is."""
+        seed = self.turns.seed
+        self._stale, self._drained = (1, 2, 3)[seed // 2 % 3], (0, 2, 8)[seed // 6 % 3]
         """Of 4 decisions, how many are for an older value; of 16 steps, in how many a store leaves a buffer."""
 
     def forget(self) -> None:
@@ -169,7 +175,7 @@ class WeakMemory:
 
     def let_some_out(self, threads: dict[Any, Thread]) -> None:
         """Let a store of a thread leave its buffer, if the seed wants that."""
-        if self.drained and self.turns.draw(16) < self.drained:
+        if self._drained and self.turns.draw(16) < self._drained:
             full = [thread for thread in threads.values() if thread.buffer]
             if full:
                 thread = full[self.turns.draw(len(full))]
@@ -192,17 +198,44 @@ class WeakMemory:
                 at += 1
 
     def _write(self, thread: Thread, store: Store) -> None:
+        is_apart = False
+        if store.keys.size == 1:
+            last = self._newest(int(store.keys[0]), store.values.itemsize)
+            is_apart = last is not None and not self._is_ordered(thread, last, store.scope)
+            if last is not None and self._write_before(thread, store, last):
+                return
         everywhere = np.ones(store.values.shape, np.bool_)
         old = _compat.native.load(store.addresses, everywhere, np.zeros_like(store.values), store.values.dtype)
         _compat.native.store(store.addresses, store.values, everywhere)
-        self._note(thread, store.keys, old, store.scope, store.clocks)
+        self._note(thread, store.keys, old, store.scope, store.clocks, is_apart=is_apart)
+
+    def _write_before(self, thread: Thread, store: Store, last: int) -> bool:
+        """Overwrite a word before the last write there, which nothing orders before this one, if the seed wants that.
+
+        Memory stays as it is; the log, which is in the order in which words are overwritten, says that it was so.
+        """
+        size = store.values.itemsize
+        if self.turns.draw(4):
+            return False
+        row = self._log[last % ENTRIES]
+        theirs, old = self._entry(row)
+        if row[MODIFIES] or row[SIZE] != size or theirs.size > 1 or self._is_known(thread, row):
+            return False
+        self._note(thread, store.keys, old.copy(), store.scope, store.clocks)
+        if self._control[FIRST] > last:
+            return True  # it has just left the log
+        old[:] = store.values.view(np.uint8).reshape(old.shape)
+        numbers = np.arange(last, self._control[NEXT]) % ENTRIES
+        self._log[numbers] = self._log[np.roll(numbers, 1)]
+        return True
 
     def _note(
-        self, thread: Thread, keys: Any, old: Any, scope: int, clocks: Any, at_most: int = 1 << 62
+        self, thread: Thread, keys: Any, old: Any, scope: int, clocks: Any, at_most: int = 1 << 62,
+        *, modifies: bool = False, is_apart: bool = False
     ) -> None:  # fmt: skip
         """Append what was written to the log, with what was there before, unless it is too large."""
         self.turns.moved()
-        size, count, control = old.itemsize, keys.size, self._control
+        size, count, control = old.nbytes // keys.size, keys.size, self._control
         is_run = count == 1 or bool((np.diff(keys) == size).all())
         nbytes = -(-(old.nbytes + (0 if is_run else keys.nbytes)) // 8) * 8
         low, high = (int(keys[0]), int(keys[-1])) if is_run else (int(keys.min()), int(keys.max()))
@@ -223,7 +256,7 @@ class WeakMemory:
         row[:] = 0
         row[:SYSTEM] = (
             thread.strand.slot, thread.strand.epoch, low, high + size, size, -count if is_run else count, at,
-            thread.rank, scope,
+            thread.rank, scope, modifies, is_apart,
         )  # fmt: skip
         if clocks is not None:
             row[SYSTEM : self._observers] = clocks
@@ -281,7 +314,8 @@ class WeakMemory:
             going = open_bytes.reshape(-1)[mine]
             if not going.any():
                 continue
-            if self._is_known(thread, row) or self.turns.draw(4) >= self.stale:
+            is_last = self._is_known(thread, row)
+            if self.turns.draw(4) >= self._stale or (is_last and not row[APART]):
                 open_bytes.reshape(-1)[mine] = False
                 continue
             thread.is_late = True
@@ -291,6 +325,8 @@ class WeakMemory:
                 open_bytes.reshape(-1)[mine[stays]] = False
                 going &= ~stays
             data.reshape(-1)[mine[going]] = old.reshape(-1)[at[going]]
+            if is_last:  # one of two writes that are not ordered, and both happen before: either, but nothing older
+                open_bytes.reshape(-1)[mine] = False
         for store in own:
             mine, at = _matches(keys, size, store.keys, store.values.itemsize)
             data.reshape(-1)[mine] = store.values.view(np.uint8).reshape(-1)[at]
@@ -304,7 +340,7 @@ class WeakMemory:
         own = [store for store in thread.buffer if store.overlaps(key, key + size)]
         if own:
             mine, at = _matches(np.array([key]), size, own[-1].keys, own[-1].values.itemsize)
-            if mine.size == size:
+            if mine.size == size and self.turns.draw(4):
                 data[mine] = own[-1].values.view(np.uint8).reshape(-1)[at]
                 thread.is_late = True
                 return
@@ -316,7 +352,7 @@ class WeakMemory:
             mine, at = _matches(np.array([key]), size, theirs, int(row[SIZE]))
             if not mine.size:
                 continue
-            if self._is_known(thread, row) or self.turns.draw(4) >= self.stale:
+            if self._is_known(thread, row) or self.turns.draw(4) >= self._stale:
                 self._observe(thread, row, key, scope, acquires)
                 return
             data[mine] = old.reshape(-1)[at]
@@ -368,6 +404,17 @@ class WeakMemory:
             return result
         before = _raw(flat[lanes], size)
         newest = [self._newest(int(key), size) for key in keys[lanes]]
+        if (
+            lanes.size == 1
+            and reads
+            and newest[0] is not None
+            and not (self._is_ordered(thread, newest[0], scope) or self.turns.draw(4))
+        ):
+            row = self._log[newest[0] % ENTRIES]
+            theirs, old = self._entry(row)
+            if theirs.size == 1 and row[SIZE] == size:  # it does not see that write, which is lost
+                _compat.native.store(flat[lanes], old.reshape(-1).view(before[0].dtype), np.ones(1, np.bool_))
+                newest = [None]
         result = run()
         for key, last in zip(keys[lanes], newest, strict=True):
             if last is not None and reads:
@@ -381,10 +428,18 @@ class WeakMemory:
                     if row[SCOPE] != WEAK and covers(thread.rank, scope, int(row[RANK]), int(row[SCOPE])):
                         both = zip(clocks, row[SYSTEM : self._observers].tolist(), strict=True)
                         clocks = [joined(self._tables, each) for each in both]
-                self._note(thread, keys[lane : lane + 1], old, scope, clocks)
+                self._note(thread, keys[lane : lane + 1], old, scope, clocks, modifies=reads)
         if releases:
             thread.strand.tick(self._tables)
         return result
+
+    def _is_ordered(self, thread: Thread, number: int, scope: int) -> bool:
+        """Whether a thread's write comes after an earlier one: it happens before, or the two are morally strong."""
+        row = self._log[number % ENTRIES]
+        are_strong = WEAK not in (scope, row[SCOPE])
+        return (are_strong and covers(thread.rank, scope, int(row[RANK]), int(row[SCOPE]))) or self._is_known(
+            thread, row
+        )
 
     def _newest(self, key: int, size: int) -> int | None:
         for number in self._overlapping(key, key + size):
@@ -405,16 +460,21 @@ class WeakMemory:
         clocks[1 + thread.rank] = joined(self._tables, [row for each, row in given if each >= GPU])
         return clocks
 
-    def fence(self, thread: Thread, scope: int, *, is_sc: bool) -> None:
-        """Acquire what was heard, and let the buffer out; fences that are `sc` have one order, for each scope."""
-        self.drain(thread)
-        strand, tables = thread.strand, self._tables
-        rows = [row for needed in (GPU, SYS) if scope >= needed for row in thread.heard[needed]]
+    def fence(self, thread: Thread, scope: int, kind: str) -> None:
+        """Acquire what was heard, unless `kind` is "release", and release what was done, unless it is "acquire".
+
+        Fences of kind "sc" have one order, for each scope.
+        """
+        strand, tables, is_sc = thread.strand, self._tables, kind == "sc"
+        rows = [row for needed in (GPU, SYS) if scope >= needed for row in thread.heard[needed] if kind != "release"]
         places = [1 + thread.rank] * (scope >= GPU) + [0] * (scope == SYS)
         if is_sc:
             rows += [int(self._fences[place]) for place in places if self._fences[place]]
         for row in rows:
             strand.learn(tables.clocks[row], tables.clocks[row])
+        if kind == "acquire":
+            return
+        self.drain(thread)
         thread.fences[scope] = strand.release(tables)
         if is_sc:
             for place in places:

@@ -1,0 +1,72 @@
+"""Litmus tests of PTX: no forbidden outcome is ever seen, and the allowed ones are; `make litmus` tries 2,000 seeds."""
+
+import numpy as np
+import pytest
+from litmus_compound import COMPOUND
+from litmus_programs import Litmus, Program, Runner
+from litmus_ptx import PTX
+
+from iris_core import Iris
+from iris_triton.checker.exploration.weak_memory import _matches
+
+TESTS = [*PTX, *COMPOUND]
+SEEDS = range(80)
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with Iris("1MiB", device="cpu", check="schedules") as ctx:
+        yield Runner(ctx)
+
+
+def test_there_are_many_with_verdicts_of_others():
+    assert len(TESTS) >= 120
+    assert len({(test.source, test.name) for test in TESTS}) == len(TESTS)
+    assert sum(test.allowed for test in TESTS) >= 60
+    assert sum(not test.allowed for test in TESTS) >= 40
+
+
+def test_nothing_forbidden_is_seen(runner):
+    seen = {test.name: runner.first_seed(Program(test), SEEDS) for test in TESTS if not test.allowed}
+    assert {name: seed for name, seed in seen.items() if seed is not None} == {}
+
+
+def test_most_of_what_is_allowed_is_seen(runner):
+    """Within 2,000 seeds it is more than 95 %."""
+    allowed = [test for test in TESTS if test.allowed]
+    missed = [test.name for test in allowed if runner.first_seed(Program(test), SEEDS) is None]
+    assert len(missed) <= 0.25 * len(allowed), missed
+
+
+def test_an_outcome_that_is_forbidden_would_be_noticed(runner):
+    """Without its fence, the same text is one that is allowed."""
+    for gpus in ((0, 0), (0, 1)):
+        test = Litmus("SB without fences", "", False, gpus, "st x 1; ld y 0 || st y 1; ld x 0")
+        assert runner.first_seed(Program(test), SEEDS) is not None
+
+
+def test_values_of_a_test_are_those_of_its_text(runner):
+    """Initial values, values that are stored on, conditions, and what memory holds at the end."""
+    text = "x=5 y=1 -| ld x a; st z a; ld y 1; if r1 == 0: st y 7; if r1 == 1: st v 2; add.rlx.sys x 2 5 |- x=7 y=1"
+    test = Litmus("all", "", True, (0,), text)
+    seen, memory = runner.outcome(Program(test), 3)
+    assert seen == [5, 1, 5]
+    assert memory == {"x": 7, "z": 5, "y": 1, "v": 2}
+    assert runner.first_seed(Program(test), [3]) == 3
+    assert runner.first_seed(Program(test._replace(text=text.replace("|- x=7", "|- x=8"))), [3]) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("other", [1, 2, 4, 8])
+def test_bytes_of_elements_of_any_size_are_matched(size, other):
+    rng = np.random.default_rng(size * 10 + other)
+    for shift in (0, 1):
+        keys = rng.permutation(np.arange(0, 64, size))[:5] + shift
+        theirs = rng.permutation(np.arange(0, 64, other))[:6]
+        mine, at = _matches(keys, size, theirs, other)
+        found = {
+            (int(keys[i // size]) + int(i) % size, int(theirs[j // other]) + int(j) % other)
+            for i, j in zip(mine, at, strict=True)
+        }
+        ours, others = ({int(k) + b for k in each for b in range(n)} for each, n in ((keys, size), (theirs, other)))
+        assert found == {(byte, byte) for byte in ours & others}
