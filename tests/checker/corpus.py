@@ -43,5 +43,12 @@ def flags(ctx, count=1, dtype=torch.int32):
     return ctx.zeros(count, dtype=dtype)
 
 
+kept = None
+"""Where results are kept, for tests that look at them: a list."""
+
+
 def out(ctx):
-    return torch.zeros(N)
+    made = torch.zeros(N)
+    if kept is not None:
+        kept.append(made)
+    return made

@@ -3,7 +3,10 @@
 import contextlib
 import time
 
-import planted
+import corpus
+import planted_memory
+import planted_messages
+import planted_programs
 import torch
 import triton
 import triton.language as tl
@@ -15,21 +18,17 @@ from iris_core.errors import DeviceError
 from iris_triton.checker.exploration import turns
 from iris_triton.interpreter.memory import accesses
 
+CASES = {**planted_messages.CASES, **planted_programs.CASES, **planted_memory.CASES}
+
 
 @contextlib.contextmanager
 def kept_results():
     """Keep what the cases compute outside of the heap."""
-    found, before = [], planted.out
-
-    def out(ctx):
-        found.append(torch.zeros(planted.N))
-        return found[-1]
-
-    planted.out = out
+    corpus.kept = found = []
     try:
         yield found
     finally:
-        planted.out = before
+        corpus.kept = None
 
 
 def run_case(name, bug, seeds):
@@ -39,7 +38,7 @@ def run_case(name, bug, seeds):
         with exploring(seed), kept_results() as found:
             try:
                 with Iris("4MiB", device="cpu") as ctx:
-                    planted.CASES[name][0](ctx, bug)
+                    CASES[name][0](ctx, bug)
                 results.append([each.tolist() for each in found])
             except DeviceError as error:
                 results.append(type(error).__name__)
@@ -52,7 +51,7 @@ def trace_of(name, seeds, path):
     for seed in seeds:
         checks = "races,schedules"
         with exploring(seed, path, checks), kept_results() as found, Iris("4MiB", device="cpu") as ctx:
-            planted.CASES[name][0](ctx, True)
+            CASES[name][0](ctx, True)
             control = accesses.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
             told.append((control, [each.tolist() for each in found]))
             ctx.barrier()
@@ -74,7 +73,7 @@ def never_signalled(bounded):
                 ctx.barrier()
                 if not bounded:
                     never[(1,)](flag)
-                planted.launch(ctx, waits, flag)
+                corpus.launch(ctx, waits, flag)
         except DeviceError as error:
             return type(error).__name__
     return ""
@@ -91,12 +90,12 @@ def sleeps():
     before, turns._STALL_S = turns._STALL_S, 0.5
     try:
         with exploring(2), Iris("1MiB", device="cpu") as ctx:
-            data = ctx.zeros(planted.N)
+            data = ctx.zeros(corpus.N)
             ctx.barrier()
             start = time.monotonic()
             if ctx.cur_rank == 0:
                 time.sleep(4)
-            planted.launch(ctx, planted.own, data, torch.zeros(planted.N), N=planted.N)
+            corpus.launch(ctx, planted_programs.own, data, torch.zeros(corpus.N), N=corpus.N)
             spent_s = time.monotonic() - start
             ctx.barrier()
             return spent_s < 3 or ctx.cur_rank == 0

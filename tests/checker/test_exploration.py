@@ -10,7 +10,6 @@ import textwrap
 import jobs_corpus
 import jobs_examples
 import jobs_exploration
-import planted
 import pytest
 from test_corpus import as_it_was
 
@@ -33,7 +32,7 @@ SHOWN = (
 
 def results(pool, name, bug, seeds=SEEDS):
     """The results of all ranks, for each seed."""
-    _, ranks, _ = planted.CASES[name]
+    _, ranks, _ = jobs_exploration.CASES[name]
     return list(zip(*pool.run(jobs_exploration.run_case, ranks, name, bug, seeds), strict=True))
 
 
@@ -71,7 +70,7 @@ def test_flash_decode_as_it_was_is_reported_with_its_seed(pool, tmp_path):
 @pytest.mark.parametrize("name", ["passed_on", "flag_not_reset", "barrier_of_one_program", "programs_without_flag"])
 def test_a_seed_makes_the_same_run_again(pool, tmp_path, name):
     """Down to the number of decisions, steps and changes, and the text of what is found."""
-    _, ranks, _ = planted.CASES[name]
+    _, ranks, _ = jobs_exploration.CASES[name]
     runs = []
     for turn in range(2):
         path = tmp_path / f"found {turn}"
@@ -116,22 +115,21 @@ def test_a_seed_that_is_negative_is_refused(monkeypatch):
 
 
 PROGRAM = """
-    import planted
-    import torch
+    import corpus
+    import planted_programs
     from iris_core import Iris
 
     with Iris("4MiB", device="cpu") as ctx:
-        data = torch.zeros(planted.N)
-        planted.out = lambda ctx: data
-        planted.CASES["programs_without_flag"][0](ctx, True)
-        assert data[1] == 1, "the result is wrong"
+        corpus.kept = []
+        planted_programs.CASES["programs_without_flag"][0](ctx, True)
+        assert corpus.kept[0][1] == 1, "the result is wrong"
 """
 
 
 def check(tmp_path, *arguments):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
-    folder = pathlib.Path(planted.__file__).parent
+    folder = pathlib.Path(jobs_exploration.__file__).parent
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
     environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", code, "check", *arguments, str(path)]
