@@ -59,6 +59,12 @@ def decode_in_a_row(example, path):
         ctx.barrier()
 
 
+def explored(seed, path, module, function, *args):
+    """Call a rank job of another folder's tests in the schedule of a seed, with the checker on."""
+    with exploring(seed, path, f"{CHECKS},schedules"):
+        return getattr(importlib.import_module(module), function)(*args)
+
+
 def _decoded(module):
     """Decode some tokens with nothing between the launches; returns the results' bits, or the kind of the error."""
     with Iris("4MiB", device="cpu") as ctx:

@@ -121,6 +121,24 @@ def test_tile_collectives(pool, tmp_path, language, num_ranks):
         assert problems == []
 
 
+SEEDS = [4, 7, *(pytest.param(seed, marks=exhaustive) for seed in range(20) if seed not in (4, 7))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_under_schedules(pool, some, tmp_path, seed):
+    """Collectives, tile collectives and an example, in other orders and with weak memory."""
+    path = str(tmp_path / "found")
+    for cases in (some(moving_cases(), 12, seed), some(reducing_pairs(), 8, seed)):
+        wrong = pool.run(jobs_corpus.explored, 3, seed, path, "jobs_ccl", "run_cases", "cpu", cases, 2)
+        assert wrong == [[]] * 3
+    tiles = [Case(op, "float32") for op in OPS]
+    for problems, _ in pool.run(jobs_corpus.explored, 3, seed, path, "jobs_tiles", "run_cases", "triton", tiles, "cpu"):
+        assert problems == []
+    example = ("call", str(EXAMPLES / "32_ring_attention.py"), "main", (), "cpu")
+    pool.run(jobs_corpus.explored, 3, seed, path, "jobs_examples", *example)
+    assert texts(tmp_path / "found") == []
+
+
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_norms(pool, tmp_path, num_ranks):
     cases = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
 
-_STAGNATION_NS = 50_000_000  # passes at once where all programs wait and some look at the clock
+_STAGNATION_NS = 50_000_000  # passes at once where all programs wait and some look at the clock; then twice as much
 _AWAY_S = 1e-3  # between polls while a rank is somewhere else
 
 NEW = object()
@@ -74,7 +74,8 @@ class SeededScheduler(Scheduler):
         self._pids = (each for each in order)
         self._number = self._turns.step()
         self._vain: dict[Program, tuple[int, int]] = {}  # MOVES at which a program polled in vain, and how often
-        self._priorities: dict[Program, int] = {}
+        self._priorities: dict[Program, int] = {}  # of those that have made a step; in Gluon these are partitions
+        self._initial: dict[tuple[int, int, int], int] = {}
         self._awaited_s = 0.0
 
     def run(self) -> None:
@@ -107,15 +108,17 @@ class SeededScheduler(Scheduler):
         self._turns.ensure()
         self._turns.moved()
         self.threads.begin(program.pid)
-        self._priorities[program] = self.policy.priority(self._turns.rank, self._number, self._unstarted + 1)
+        self._initial[program.pid] = self.policy.priority(self._turns.rank, self._number, self._unstarted + 1)
 
     def end(self, program: Program) -> None:
         """Called when it ends: its stores are in memory then."""
         self._turns.ensure()
         self.memory.drain(self.thread(program))
         self.threads.end(program.pid)
-        self._vain.pop(program, None)
-        self._priorities.pop(program, None)
+        has_ended = program.pid not in self.threads.threads
+        for each in [each for each in self._priorities if each is program or (has_ended and each.pid == program.pid)]:
+            del self._priorities[each]
+            self._vain.pop(each, None)
         self._turns.moved()
 
     def _run_rest(self) -> None:
@@ -144,6 +147,7 @@ class SeededScheduler(Scheduler):
         turns.ensure()
         self.memory.let_some_out(self.threads.threads)
         step = turns.step()
+        self._priority(program)
         if self.policy.has_priorities:
             if step in self.policy.changes:
                 self._lower(program)
@@ -238,7 +242,7 @@ class SeededScheduler(Scheduler):
             return int(self._turns.ranks[candidate, BEST]) or self.policy.priority(candidate)
         if candidate is NEW:
             return self.policy.priority(self._turns.rank, self._number, self._unstarted)
-        return self._priorities.setdefault(candidate, self.policy.priority(self._number, len(self._priorities)))
+        return self._priorities.setdefault(candidate, self._initial[candidate.pid])
 
     def _lower(self, program: Program) -> None:
         """Let a program fall behind all others."""

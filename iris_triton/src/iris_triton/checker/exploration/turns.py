@@ -5,8 +5,8 @@ choices as long as the program does the same.  A rank hands its turn on where it
 see, and where it waits in an exchange of the hosts; it is the one that arrives last that lets all of them go on.  Time,
 as kernels see it, passes with the steps that they make.
 
-A rank that waits for something else (another library's communication, a sleep) while it has the turn loses it after a
-while, with a warning: what follows may differ from run to run.
+A rank that waits for something else (another library's communication, a sleep) while it has the turn, and uses no
+processor, loses it after a while, with a warning: what follows may differ from run to run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TURN, DRAWN, STEPS, MOVES, CLOCK_NS, STAGNANT_NS, LOWEST, FIRST, NEXT, ARENA = r
 """Words of the control row: whose turn it is (-1: nobody's), numbers drawn, steps of programs, changes that others may
 wait for, time and how much of it has passed since the last change, priorities given, entries of the log, its bytes."""
 
-STATE, EXCHANGE, NUMBER, WAITED, PROVEN, BEST, BOUNDED = range(7)
+STATE, EXCHANGE, NUMBER, WAITED, PROVEN, BEST, BOUNDED, PROCESS = range(8)
 """Words of a rank's row; WAITED and PROVEN are 1 + MOVES at which all its programs had polled in vain, once or often
 enough to be sure; BEST is the highest priority of its programs."""
 
@@ -39,7 +39,7 @@ RUNNING, EXCHANGING, LEFT, AWAY = range(4)
 NOBODY = -1
 _STEP_NS = 1000
 _LOOK_S = 0.2
-_STALL_S = 10.0  # of the rank that has the turn, without anything that it draws or changes
+_STALL_S = 10.0  # of the rank that has the turn, in which it does nothing and uses no processor
 _MASK = (1 << 64) - 1
 
 
@@ -71,6 +71,7 @@ class Turns:
         self._lock, self._check_peers = lock, check_peers
         self._logger = rank_logger(world.rank, world.world_size)
         self._bells: list[int] = []
+        ranks[self.rank, PROCESS] = os.getpid()
         if world.world_size > 1:
             mine = Segment(0, 0, b"", os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             fds = [row[0].fd for row in world.exchange_segments([mine])]
@@ -103,7 +104,8 @@ class Turns:
         return int(self.control[CLOCK_NS])
 
     def pass_time(self, ns: int) -> int:
-        """Let time pass in which nothing happens; returns how much has since the last change."""
+        """Let time pass in which nothing happens, at least so much; returns how much has since the last change."""
+        ns = max(ns, int(self.control[STAGNANT_NS]))
         self.control[CLOCK_NS] += ns
         self.control[STAGNANT_NS] += ns
         self.control[MOVES] += 1  # who looks at the clock has something to see
@@ -157,16 +159,24 @@ class Turns:
                     os.eventfd_read(self._bells[self.rank])
                 continue
             self._check_peers()
-            now = self.control[:MOVES].tolist()
+            now = self._progress()
             if now != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > _STALL_S:
                 self._take_over(now)
 
-    def _take_over(self, seen: list[int]) -> None:
+    def _progress(self) -> list[Any]:
+        """What changes while the rank that has the turn does anything."""
+        spent: Any = None
+        if self.control[TURN] != NOBODY:
+            with contextlib.suppress(OSError), open(f"/proc/{self.ranks[self.control[TURN], PROCESS]}/stat") as file:
+                spent = file.read().rpartition(")")[2].split()[11:13]
+        return [*self.control[: MOVES + 1].tolist(), spent]
+
+    def _take_over(self, seen: list[Any]) -> None:
         with self._lock:
             holder = int(self.control[TURN])
-            if self.control[:MOVES].tolist() != seen or holder in (NOBODY, self.rank):
+            if self._progress() != seen or holder in (NOBODY, self.rank):
                 return
             self.ranks[holder, STATE] = AWAY
             self.control[TURN] = self.rank
