@@ -314,6 +314,22 @@ def launches() -> str:
     return f"{table(heads, rows)}\n\n{source(*files('ccl_launch'), *files('ops_launch'))}"
 
 
+def norms() -> str:
+    """all_reduce + residual + RMSNorm beside a collective and the compiled norm."""
+    names = ("iris", "ccl", "ccl+norm", "nccl+norm")
+    rows = []
+    for file in files("norm"):
+        by_rows: dict[int, dict[str, float]] = {}
+        for each in results(file)["results"]:
+            by_rows.setdefault(each["params"]["rows"], {})[each["provider"]] = each["time_us"]
+        gpus = str(results(file)["results"][0]["num_ranks"])
+        for number, times in by_rows.items():
+            for end, how in (("", "graph"), (" eager", "eager")):
+                rows.append([str(number), gpus, how, *(f"{times[name + end]:.1f}" for name in names)])
+    heads = ["rows of 8192, us", "GPUs", "launched", "one call", "`all_reduce` alone", "and norm", "NCCL and norm"]
+    return f"{table(heads, rows)}\n\n{source(*files('norm'))}"
+
+
 def signals() -> str:
     """Signals and barriers."""
     rows = []
@@ -399,7 +415,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
     "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
     "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
-    "scaling-published": scaling_published,
+    "scaling-published": scaling_published, "norms": norms,
 }  # fmt: skip
 
 
