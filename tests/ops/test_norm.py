@@ -4,6 +4,8 @@ import jobs_norm as jobs
 import pytest
 from jobs_norm import Case
 
+from iris_triton.gemm.packet_norm import shape_of
+
 KERNELS = ["one_shot", "two_shot"]
 PACKETS = ["sentinel_one_shot", "sentinel_two_shot"]
 
@@ -89,6 +91,16 @@ def test_what_is_refused(pool):
              "no use for num_stages", "there is no algorithm 'none'", "rows", "neither async_op"]  # fmt: skip
     for part, text in zip(parts, texts, strict=True):
         assert part in text
+
+
+@pytest.mark.parametrize("warps", [None, 1, 4, 16, 32])
+def test_each_thread_has_packets_of_its_own(warps):
+    """Where two hold the same one, the first clears what the second waits for: 64 packets of 4 warps hung on GPUs."""
+    for row in range(1, 2049):
+        block, given = shape_of(row, warps)
+        assert block >= max(row, 32 * given)
+        assert block & (block - 1) == 0
+        assert warps in (None, given)
 
 
 @pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])

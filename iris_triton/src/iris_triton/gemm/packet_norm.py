@@ -147,6 +147,16 @@ _PACKETS_OF_A_WARP = 64
 _SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
 
 
+def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
+    """Return packets of a block and warps for rows of so many packets: at least one packet for each thread.
+
+    With fewer, several threads would hold the same packet, and one of them clear what another one still waits for.
+    """
+    block = triton.next_power_of_2(row)
+    warps = warps or max(4, min(16, block // _PACKETS_OF_A_WARP))
+    return max(block, 32 * warps), warps
+
+
 class PacketNorm(ReduceNorm):
     """all_reduce_rms_norm in one hop of packets, or in two."""
 
@@ -173,14 +183,13 @@ class PacketNorm(ReduceNorm):
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         row = request.nbytes // request.rows // PACKET
-        block = triton.next_power_of_2(row)
+        block, warps = shape_of(row, config.get("num_warps"))
         two, size = self._shots == 2, team.size
         bands = -(-request.rows // size) if two else request.rows
         mailbox = mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
         if mailbox.pieces > 1:
             raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
         programs = min(self.resident(request, host, 2, MAX_PROGRAMS), request.rows)
-        warps = config.get("num_warps", max(4, min(16, block // _PACKETS_OF_A_WARP)))
         early = early_launch(team.device)
         arguments, names = self.arguments(request, team)
         arguments |= {
