@@ -272,9 +272,17 @@ def test_what_was_good_at_the_nearest_point_is_worth_measuring(tmp_path):
     algorithms += [Algorithm("bad", 1.0, "no"), Algorithm("cheap", 1.0)]
     algorithms[3].always_measured = True
     found = contenders(*algorithms, folder=tmp_path)
-    assert found == [("best", {"comm_sms": 10}), ("good", {"comm_sms": 19}), ("cheap", {}), ("always", {})]
+    assert found == [("best", {"comm_sms": 10}), ("cheap", {}), ("good", {"comm_sms": 19}), ("always", {})]
     far = contenders(*algorithms, folder=tmp_path, request=replace(REQUEST, nbytes=8192))
     assert far == [(name, {}) for name, _ in found]
+
+
+def test_what_was_good_elsewhere_leaves_room_for_what_serves_here_alone(tmp_path):
+    """At the nearest point were ordinary tensors, say, which the algorithm with the smallest estimate cannot serve."""
+    good = [f"good {n}" for n in range(7)]
+    table_file(tmp_path, *({"algorithm": name, "seconds": 1e-5, "nbytes": 2048} for name in good))
+    algorithms = [Algorithm(name, 100.0) for name in good] + [Algorithm("here", 60.0)]
+    assert [name for name, _ in contenders(*algorithms, folder=tmp_path)][:2] == ["good 0", "here"]
 
 
 def test_an_algorithm_says_what_to_try():

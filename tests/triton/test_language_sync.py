@@ -230,7 +230,7 @@ class Clock:
 def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
     """After the first timeout the other waits give up early: what they compute is lost anyway."""
     clock = Clock()
-    monkeypatch.setattr("iris_triton.interpreter.entries.time", clock)
+    monkeypatch.setattr("iris_triton.interpreter.entries.clock", clock.monotonic_ns)
     world = make_world(1)
     (flag,), out = world.zeros(1, dtype=torch.int64), torch.full((24,), -1, dtype=torch.int64)
     context = world.context(0, timeout_ns=200_000_000)  # 20 looks

@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.dispatch.requests import nodes_of
@@ -227,8 +228,9 @@ class Chooser:
     def contenders(self, request: Request, config: LaunchConfig | None, *, few: bool) -> list[Launch]:
         """Return the launches that are worth measuring: all that serve a request.
 
-        If they are to be `few`: those that took up to twice as long as the best at the nearest point, then those whose
-        estimate is up to twice the smallest one, `_FEW` at most; and all that are `always_measured`.
+        If they are to be `few`: those that took up to twice as long as the best at the nearest point, which may be of
+        tensors that others serve, and those whose estimate is up to twice the smallest one, in turn, `_FEW` at most;
+        and all that are `always_measured`.
         """
         usable = {
             name: each
@@ -240,11 +242,12 @@ class Chooser:
         if not few:
             return [(name, {}) for name in usable]
         entries = [each for each in self.tables.nearest(request).entries if each.algorithm in usable]
-        names = [each.algorithm for each in entries if each.seconds <= 2 * entries[0].seconds]
         costs = {name: each.cost(request) for name, each in usable.items()}
-        names += sorted((name for name in costs if costs[name] <= 2 * min(costs.values())), key=costs.__getitem__)
         always = [name for name, each in usable.items() if getattr(each, "always_measured", False)]
-        best = [name for name in dict.fromkeys(names) if name not in always][:_FEW]
+        near = [each.algorithm for each in entries if each.seconds <= 2 * entries[0].seconds]
+        cheap = sorted((name for name in costs if costs[name] <= 2 * min(costs.values())), key=costs.__getitem__)
+        in_turn = dict.fromkeys(chain.from_iterable(zip_longest(near, cheap)))
+        best = [name for name in in_turn if name is not None and name not in always][:_FEW]
         configs = {each.algorithm: each.config for each in reversed(entries)}
         return [(name, configs.get(name, {})) for name in (*best, *always)]
 
