@@ -36,7 +36,7 @@ def test_results(pool, device, num_ranks, group):
     assert pool.run(jobs.run_cases, num_ranks, device, every, 2, group) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_ranks_that_are_late(pool, tmp_path, num_ranks):
     """Shapes and algorithms change from call to call, and with them which program has which memory."""
     shapes = (1, 16, 4), (5, 16, 4), (9, 24, 4), (2, 16, 1)
