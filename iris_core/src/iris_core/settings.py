@@ -156,7 +156,7 @@ class IrisSettings(SettingsBase):
     """File to which findings of the checker are appended, one JSON object a line, and the program goes on; unset: the
     first finding is raised."""
     check_timeline: bool = False
-    """Whether that file tells what programs did around the findings, too; `iris check --timeline` draws it."""
+    """Whether that file says what programs did around the findings, too; `iris check --timeline` draws it."""
     nodes: str | None = None
     """How to divide the ranks of one host into nodes, for trials: "2x4", "3+1"; unset: each host is a node."""
 

@@ -22,7 +22,6 @@ from iris_core.dispatch import choice
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Space, layout_of, prepare_alike
-from iris_core.dispatch.products import OF_OPS
 from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
 from iris_core.dispatch.team import Host, Memory, Region, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
@@ -167,7 +166,7 @@ class Bound:
         """Whether it can be dropped and made again: graphs that captured it need nothing of it, or that is held."""
         if self._in_graphs is not None and not self._in_graphs.droppable:
             return False
-        return isinstance(self.request, OF_OPS) or getattr(self._algorithm, "drops_plans", False)
+        return isinstance(self.request, choice.OF_OPS) or getattr(self._algorithm, "drops_plans", False)
 
     def mark(self) -> Any:
         """Return an event that is complete when the team's launches so far are done; None if there is none."""
@@ -335,7 +334,7 @@ class Binder:
     def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Nothing:
         """Compare a call with empty tensors; its config may name existing algorithms only."""
         shared = shared_facts(request)
-        if not isinstance(request, OF_OPS):
+        if not isinstance(request, choice.OF_OPS):
             try:
                 shared["algorithm"] = self._algorithms(request).choose(request, config).algorithm.name
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
@@ -402,7 +401,7 @@ class Binder:
     ) -> Any:
         """Return an algorithm's plan; made `together` by all members, as a part of an operation of the team `whole`."""
         host: Any = self.open()
-        if isinstance(request, OF_OPS) or getattr(algorithm, "composes", False):
+        if isinstance(request, choice.OF_OPS) or getattr(algorithm, "composes", False):
             memory = self.fused.scratch if scratch is None else scratch
             host = Host(self.serve, team, memory, self.processors, together, (whole or team).world)
         before, self._local.space = getattr(self._local, "space", self._main), self._spaces[team.world.name]
@@ -553,7 +552,7 @@ class Binder:
 
     def _algorithms(self, request: Request) -> choice.Chooser:
         """The algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
-        is_fused = isinstance(request, OF_OPS)
+        is_fused = isinstance(request, choice.OF_OPS)
         if is_fused not in self._choosers:
             device = "cpu" if self.gpu is None else torch.cuda.get_device_name(self.gpu)
             cache = Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     Request = CollectiveRequest | FusedRequest | NormRequest
 
+OF_OPS = FusedRequest, NormRequest
+"""Requests of `ctx.ops`; others are of `ctx.ccl`."""
+
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
 """Another algorithm serves in graphs where it takes less than this part of the time."""
@@ -282,7 +285,7 @@ class Chooser:
 
     def is_fixed(self, request: Request) -> bool:
         """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""
-        return isinstance(request, FusedRequest | NormRequest) and self._promises(request)
+        return isinstance(request, OF_OPS) and self._promises(request)
 
     def _promises(self, request: Request) -> bool:
         """Whether a request reduces over members, in a context that promises its bits."""

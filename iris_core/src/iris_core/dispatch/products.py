@@ -32,10 +32,6 @@ OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_re
 """Products of `ctx.ops`."""
 
 NORM = "all_reduce_rms_norm"
-OF_OPS = FusedRequest, NormRequest
-"""Requests of `ctx.ops`."""
-
-
 GATHERING = ("all_gather_matmul", "matmul_all_gather")
 LAYOUTS = ("torch", "tiles")
 PLAIN = ("float16", "bfloat16", "float32")

@@ -221,7 +221,7 @@ class ExpertGroup:
         )  # fmt: skip
 
     def leave_out(self, ranks: Sequence[int]) -> None:
-        """Do without some ranks from now on: nothing is sent to them, nobody waits for them, their experts are gone.
+        """Do without some ranks from now on: nothing is sent to them, no member waits for them, their experts are gone.
 
         A choice of one of their experts is no choice.  What a graph has captured follows, too.  Turns that were not
         combined before end here.  It does not find out who is gone: a wait for a rank that does not come ends with a

@@ -83,12 +83,12 @@ def _watching(
         if {*checks} - {"schedules"}:
             watcher = Watcher(checks, heap, world, path, timeline, seed if explores else None)
             undo.callback(watcher.close)
-        told = undo.enter_context(exploration.exploring(seed, heap, world, watcher)) if explores else watcher
+        observer = undo.enter_context(exploration.exploring(seed, heap, world, watcher)) if explores else watcher
         undo.enter_context(device_functions.as_operations())
         follows = watcher is not None and watcher.follows_accesses
         if explores or follows:
-            undo.enter_context(torch_operations.watched(watcher if follows else None, told, world))
-        accesses.watcher = group.watcher = told
+            undo.enter_context(torch_operations.watched(watcher if follows else None, observer, world))
+        accesses.watcher = group.watcher = observer
         if watcher is not None:
             heap.watch(watcher)
             undo.callback(heap.watch, None)

@@ -102,7 +102,7 @@ def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
 def watched(watcher: Watcher | None, exchanges: Any, world: World) -> Iterator[None]:
     """Watch torch's operations of this thread, and its barrier, within a `with` block.
 
-    `exchanges` is told of the barrier; without a watcher that is all.
+    `exchanges` learns of the barrier; without a watcher that is all.
     """
     mode = None if watcher is None else HostOperations(watcher)
     barrier = dist.barrier
@@ -122,9 +122,7 @@ def watched(watcher: Watcher | None, exchanges: Any, world: World) -> Iterator[N
     finally:
         if mode is not None:
             mode.watcher = None
-        if (
-            mode is not None and _get_current_dispatch_mode() is mode
-        ):  # else the program has left another one open: this one does nothing
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if _get_current_dispatch_mode() is mode:  # else the program has left another one open, and it does nothing
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if dist.barrier is watched_barrier:
             dist.barrier = barrier

@@ -39,7 +39,7 @@ _PLACES = 4  # GPUs that a litmus test in one process can have
 def exploring(seed: int, heap: SymmetricHeap, world: World, watcher: Any = None) -> Iterator[Explorer]:
     """Run kernels in the order, and with the memory, that a seed wants, within a `with` block.
 
-    Collective.  `watcher`, if there is one, is told of accesses as without this.
+    Collective.  `watcher`, if there is one, learns of accesses as without this.
     """
     places = max(world.world_size, _PLACES)
     fd, arrays = share(world, "iris-turns", (

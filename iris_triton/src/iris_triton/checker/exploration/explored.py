@@ -100,11 +100,11 @@ class Explorer:
         """Called with what `before_exchange` has returned, when all ranks have come."""
         if begun is None:
             return
-        told, ranks, number = begun
+        watched, ranks, number = begun
         self.turns.end_exchange()
         learn_published(self._tables, self._host, ranks, number)
         if self._watcher is not None:
-            self._watcher.after_exchange(told)
+            self._watcher.after_exchange(watched)
 
     # -- accesses ------------------------------------------------------------------------------------------------------
     def _thread(self, *, often: bool) -> Thread:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from iris_triton.checker.shared import Tables
 
 TURN, DRAWN, STEPS, MOVES, CLOCK_NS, STAGNANT_NS, LOWEST, FIRST, NEXT, ARENA = range(10)
-"""Words of the control row: whose turn it is (-1: nobody's), numbers drawn, steps of programs, changes that others may
+"""Words of the control row: whose turn it is (-1: no rank's), numbers drawn, steps of programs, changes that others may
 wait for, time and how much of it has passed since the last change, priorities given, entries of the log, its bytes."""
 
 STATE, EXCHANGE, NUMBER, WAITED, PROVEN, BEST, BOUNDED, PROCESS = range(8)
@@ -36,7 +36,7 @@ enough to be sure; BEST is the highest priority of its programs."""
 
 RUNNING, EXCHANGING, LEFT, AWAY = range(4)
 
-NOBODY = -1
+NO_RANK = -1
 _STEP_NS = 1000
 _LOOK_S = 0.2
 _STALL_S = 10.0  # of the rank that has the turn, in which it does nothing and uses no processor
@@ -104,7 +104,7 @@ class Turns:
         return int(self.control[CLOCK_NS])
 
     def pass_time(self, ns: int) -> int:
-        """Let time pass in which nothing happens, at least so much; returns how much has since the last change."""
+        """Let time pass in which nothing happens, at least that much; returns how much has since the last change."""
         ns = max(ns, int(self.control[STAGNANT_NS]))
         self.control[CLOCK_NS] += ns
         self.control[STAGNANT_NS] += ns
@@ -137,11 +137,11 @@ class Turns:
 
     def _pass(self, rank: int) -> None:
         self.control[TURN] = rank
-        if rank not in (NOBODY, self.rank):
+        if rank not in (NO_RANK, self.rank):
             os.eventfd_write(self._bells[rank], 1)
 
     def _pass_to_any(self, candidates: list[int]) -> None:
-        self._pass(candidates[self.draw(len(candidates))] if candidates else NOBODY)
+        self._pass(candidates[self.draw(len(candidates))] if candidates else NO_RANK)
 
     def _wait(self) -> None:
         own, before, since = self.ranks[self.rank], None, time.monotonic()
@@ -149,7 +149,7 @@ class Turns:
             with self._lock:
                 if own[STATE] == AWAY:
                     own[STATE] = RUNNING
-                if self.control[TURN] == NOBODY:
+                if self.control[TURN] == NO_RANK:
                     self.control[TURN] = self.rank
                 if self.control[TURN] == self.rank:
                     own[STATE] = RUNNING
@@ -168,7 +168,7 @@ class Turns:
     def _progress(self) -> list[Any]:
         """What changes while the rank that has the turn does anything."""
         spent: Any = None
-        if self.control[TURN] != NOBODY:
+        if self.control[TURN] != NO_RANK:
             with contextlib.suppress(OSError), open(f"/proc/{self.ranks[self.control[TURN], PROCESS]}/stat") as file:
                 spent = file.read().rpartition(")")[2].split()[11:13]
         return [*self.control[: MOVES + 1].tolist(), spent]
@@ -176,7 +176,7 @@ class Turns:
     def _take_over(self, seen: list[Any]) -> None:
         with self._lock:
             holder = int(self.control[TURN])
-            if self._progress() != seen or holder in (NOBODY, self.rank):
+            if self._progress() != seen or holder in (NO_RANK, self.rank):
                 return
             self.ranks[holder, STATE] = AWAY
             self.control[TURN] = self.rank
