@@ -97,7 +97,7 @@ def reference(members, factors, grads, experts):
     whole = factors.clone().requires_grad_()
     found = []
     for each, grad in zip(members, grads, strict=True):
-        x, weights = each.x.float().requires_grad_(), each.weights.clone().requires_grad_()
+        x, weights = each.x.float().clone().requires_grad_(), each.weights.clone().requires_grad_()
         chosen, is_one = each.chosen.clamp(min=0), (each.chosen >= 0).float()
         out = x
         for _ in range(2):
