@@ -1,8 +1,9 @@
-"""Run the DistributedTest suite that lies in torch's wheel on backend "iris", with CPU ranks that are forked off.
+"""Run the DistributedTest suite that lies in torch's wheel on backend "iris", with ranks that are forked off.
 
     WORLD_SIZE=3 BACKEND=iris python tests/torch_backend/distributed_test_of_torch.py -v
 
-With BACKEND=gloo, "iris" takes gloo's place: then the suite does not leave out what it asks of gloo alone.
+With BACKEND=gloo, or on GPUs nccl, "iris" takes that one's place: then the suite does not leave out what it asks of it
+alone.  BY=gloo or BY=nccl runs the suite on that backend itself, to compare with.
 """
 # ruff: noqa: E402 - torch's module reads the environment when it is imported
 
@@ -25,19 +26,20 @@ from torch.testing._internal.distributed import distributed_test
 import iris_core.torch_backend  # noqa: F401 - registers the backend with torch 2.11 to 2.13
 
 name_of_group = dist.get_backend
-if os.environ["BACKEND"] == "gloo":
+replaced = os.environ["BACKEND"]
+if replaced != os.environ.get("BY", "iris"):
 
-    def in_place_of_gloo(make, *args, backend=None, **options):
-        return make(*args, backend="iris" if backend == "gloo" else backend, **options)
+    def in_its_place(make, *args, backend=None, **options):
+        return make(*args, backend="iris" if backend == replaced else backend, **options)
 
     def backend_of(group=None, find=name_of_group):
         name = find(group)
-        return "gloo" if name == "iris" else name
+        return replaced if name == "iris" else name
 
     for name in ("init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration"):
-        setattr(dist, name, functools.partial(in_place_of_gloo, getattr(dist, name)))
+        setattr(dist, name, functools.partial(in_its_place, getattr(dist, name)))
     dist.get_backend = dist.distributed_c10d.get_backend = backend_of
-    distributed_test.PROFILING_SUPPORTED_BACKENDS = []  # no event of ours begins with "gloo:"
+    distributed_test.PROFILING_SUPPORTED_BACKENDS = []  # no event of ours begins with "gloo:" or "nccl:"
 
 
 class TestDistBackendWithFork(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):

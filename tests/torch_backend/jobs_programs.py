@@ -1,11 +1,15 @@
 """Programs of torch's own that run unchanged on backend "iris": each returns what it computes, on either backend."""
 
+import functools
+
+import jobs_examples
 import torch
 import torch.distributed as dist
 from jobs_torch_backend import start, whole
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.distributed.tensor.parallel import (
@@ -19,18 +23,25 @@ from torch.distributed.tensor.parallel import (
 SIZES = 8, 24, 8
 
 
-def block():
+def block(device):
     torch.manual_seed(0)
-    return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:]))
+    return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:])).to(device)
 
 
-def trained(net, part=lambda x: x):
+def mesh_of(backend, device):
+    return init_device_mesh(
+        device, (dist.get_world_size(),), mesh_dim_names=(backend,), backend_override={0: backend}
+    )  # fmt: skip
+
+
+def trained(net, device, part=lambda x: x):
     """Losses, gradients and parameters of a few steps."""
     found = []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(5):
         optimizer.zero_grad()
-        loss = net(part(whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step))).square().mean()
+        x = whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step).to(device)
+        loss = net(part(x)).square().mean()
         loss.backward()
         optimizer.step()
         found += [loss, *(each.grad for each in net.parameters())]
@@ -40,7 +51,7 @@ def trained(net, part=lambda x: x):
 def by_hook(name):
     """DDP with a communication hook."""
 
-    def program(backend, group):
+    def program(backend, group, device):
         hooks = {
             "allreduce": (group, default_hooks.allreduce_hook),
             "fp16": (group, default_hooks.fp16_compress_hook),
@@ -57,27 +68,47 @@ def by_hook(name):
                 post_localSGD_hook.post_localSGD_hook,
             ),
         }
-        net = nn.parallel.DistributedDataParallel(block(), process_group=group)
+        net = nn.parallel.DistributedDataParallel(block(device), process_group=group)
         net.register_comm_hook(*hooks[name])
-        return trained(net)
+        return trained(net, device)
 
     return program
 
 
-def by_sequence(backend, group):
+def by_sequence(backend, group, device):
     """Tensor parallelism with the tokens divided between the layers."""
-    net = block()
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(backend,), backend_override={0: backend})
+    net, mesh = block(device), mesh_of(backend, device)
     gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "3": RowwiseParallel(output_layouts=Shard(1))}
     parallelize_module(net[1], mesh, gathered)
-    return trained(parallelize_module(net, mesh, plan), lambda x: x.chunk(2, dim=1)[dist.get_rank()])
+    return trained(parallelize_module(net, mesh, plan), device, lambda x: x.chunk(2, dim=1)[dist.get_rank()])
+
+
+def transformer(name):
+    """The transformer of the examples, trained as they do it: the losses of all steps."""
+
+    def program(backend, group, device):
+        jobs_examples.load(jobs_examples.EXAMPLES / "50_ddp.py")  # its folder is on the path now
+        import torch_training as examples
+
+        net, rank, size, dim = examples.transformer(torch.device(device)), dist.get_rank(), dist.get_world_size(), 0
+        if name == "DDP":
+            net = nn.parallel.DistributedDataParallel(net, process_group=group)
+        elif name == "FSDP2":
+            for each in (*net, net):
+                fully_shard(each, mesh=mesh_of(backend, device))
+        else:
+            net, dim = examples.divide(net, mesh_of(backend, device)), 1
+        steps, scale = 20 if device == "cuda" else 3, 1 / size if dim else 1.0
+        return [*examples.train(net, device, steps, lambda x: x.chunk(size, dim)[rank], scale)]
+
+    return program
 
 
 def by_ring(rotation):
     """Ring attention, whose keys and values go round; torch divides GPUs' attention only, so the CPU's is given."""
 
-    def program(backend, group):
+    def program(backend, group, device):
         ring.set_rotate_method(rotation)
         rank = dist.get_rank()
         q, k, v, grad = (
@@ -87,7 +118,7 @@ def by_ring(rotation):
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
         )
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(backend,), backend_override={0: backend})
+        mesh = mesh_of(backend, device)
         out, lse, *_ = ring._templated_ring_attention(
             mesh.get_group(), 2, forward, query=q, key=k, value=v, is_causal=True, dropout_p=0.0
         )
@@ -106,14 +137,20 @@ PROGRAMS = {
         for name in ("allreduce", "fp16", "powerSGD", "fp16 of powerSGD", "post-local SGD")
     },
     "sequence parallel": by_sequence,
+    **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
     "ring attention, all_to_all": by_ring("alltoall"),
     "ring attention, all_gather": by_ring("allgather"),
 }
 
 
-def as_on_gloo(store, name):
-    """Whether a program computes the same on both backends, bit for bit, and how many tensors that are."""
-    start(store)
-    found = [PROGRAMS[name](backend, dist.new_group(backend=backend)) for backend in ("iris", "gloo")]
+def as_on_the_peer(store, name, device):
+    """Whether a program computes the same on gloo, or NCCL, and how many tensors that are.
+
+    Bit for bit with two ranks, whose sums have no order; the losses of more ranks up to rounding.
+    """
+    _, size = start(store, device=device)
+    backends = "iris", "gloo" if device == "cpu" else "nccl"
+    ours, others = (PROGRAMS[name](each, dist.new_group(backend=each), device) for each in backends)
     dist.destroy_process_group()
-    return all(map(torch.equal, *found)), len(found[0])
+    same = torch.equal if size == 2 else functools.partial(torch.allclose, rtol=1e-5)
+    return all(map(same, ours, others)), len(ours)

@@ -1,4 +1,4 @@
-"""Jobs of the tests of the backend "iris": each rank compares what torch.distributed gives with gloo, bit for bit."""
+"""Jobs of the tests of the backend "iris": each rank compares what torch.distributed gives with gloo (NCCL on GPUs)."""
 
 import datetime
 import os
@@ -21,9 +21,11 @@ LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
-def start(store, options=None):
+def start(store, options=None, device="cpu"):
     """Initialise torch.distributed on backend "iris" in a rank of `iris_core.run`; return (rank, world size)."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
         "iris",
         store=dist.FileStore(store, size),
@@ -40,20 +42,20 @@ def whole(shape, dtype, seed):
     return torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def collectives(ranks):
+def collectives(ranks, device):
     """By name: what is called with (group, arguments), tensors of a shape and dtype for it, and whether it reduces."""
     me, size, root = ranks.index(dist.get_rank()), len(ranks), ranks[-1]
     is_root = dist.get_rank() == root
 
     def mine(shape, dtype, more=0):
-        return whole(shape, dtype, 10 * me + more)
+        return whole(shape, dtype, 10 * me + more).to(device)
 
     def listed(shape, dtype, seed=None):
         seeds = range(size) if seed is None else [None] * size
-        return [torch.zeros(shape, dtype=dtype) if i is None else mine(shape, dtype, i) for i in seeds]
+        return [zeros(shape, dtype) if i is None else mine(shape, dtype, i) for i in seeds]
 
     def zeros(shape, dtype):
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def rows(shape):
         return (size * shape[0], *shape[1:]) if shape else (size,)
@@ -95,30 +97,31 @@ def flat(tensors):
     return [each for some in tensors for each in (some if isinstance(some, list) else [some])]
 
 
-def equal_to_gloo(store, groups):
-    """Compare every collective, called both ways, in the groups that have this rank.
+def equal_to_peer(store, groups, device="cpu"):
+    """Compare every collective, called both ways, in the groups that have this rank, with gloo's or NCCL's.
 
     In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn.
     """
-    rank, _ = start(store)
-    wrong = []
+    rank, _ = start(store, device=device)
+    wrong, on_gpu = [], device == "cuda"
     for number, ranks in enumerate(groups):
-        ours, gloos = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+        ours, others = dist.new_group(ranks), dist.new_group(ranks, backend="nccl" if on_gpu else "gloo")
         if rank not in ranks:
             continue
-        for name, (call, make, reduces) in collectives(ranks).items():
-            usual = torch.float32, SHAPES[-1], "SUM"  # gloo's sum of bool is any
+        for name, (call, make, reduces) in collectives(ranks, device).items():
+            usual = torch.float32, SHAPES[-1], "SUM"  # the peers' sum of bool is any
             cases = [usual]
             if number == 0:
                 cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
                 cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
-                cases += [(torch.int64, (5,), each) for each in ("MIN", "BAND", "BOR", "BXOR")] * reduces
+                bitwise = [] if on_gpu else ["BAND", "BOR", "BXOR"]  # NCCL has none
+                cases += [(torch.int64, (5,), each) for each in ("MIN", *bitwise)] * reduces
             for turn, (dtype, shape, op) in enumerate(cases):
-                if (not shape and name.endswith(("_tensor", "_single"))) or name in LACKING:
-                    continue  # gloo refuses scalars there
+                if (not shape and name.endswith(("_tensor", "_single"))) or (name in LACKING and not on_gpu):
+                    continue  # the peers refuse scalars there
                 results = []
                 ways = (False, True) if turn == 0 else (turn % 2 == 1,)
-                for group, is_async in (*((ours, each) for each in ways), (gloos, False)):
+                for group, is_async in (*((ours, each) for each in ways), (others, False)):
                     tensors = make(shape, dtype)
                     how = {"op": getattr(dist.ReduceOp, op)} if reduces else {}
                     work = call(*tensors, group=group, async_op=is_async, **how)

@@ -1,4 +1,4 @@
-"""Backend "iris" of torch.distributed, and `torch.ops.iris`, on CPU ranks: as gloo, and as one process alone."""
+"""Backend "iris" of torch.distributed, and `torch.ops.iris`: as gloo (on GPUs NCCL), and as one process alone."""
 
 import os
 import pathlib
@@ -17,8 +17,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 
 
-def test_every_collective_is_as_gloos(on_ranks):
-    assert on_ranks(jobs.equal_to_gloo, 3, [[0, 1, 2], [2, 0]]) == [[], [], []]
+@pytest.mark.parametrize(
+    ("device", "num_ranks"),
+    [("cpu", 3), *(pytest.param("cuda", each, marks=pytest.mark.multigpu(each)) for each in (2, 4))],
+)
+def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks):
+    groups = [list(range(num_ranks)), [num_ranks - 1, 0]]
+    assert on_ranks(jobs.equal_to_peer, num_ranks, groups, device) == [[]] * num_ranks
 
 
 def test_parts_of_different_sizes(on_ranks):
@@ -91,19 +96,36 @@ def test_other_options_are_refused():
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
 
 
+def suite_of_torch(folder, **environ):
+    """Run the suite of torch's wheel; return names of what did not pass, how many tests passed, and what was said."""
+    pytest.importorskip("expecttest")  # which that suite imports
+    folder.mkdir()
+    program = pathlib.Path(__file__).with_name("distributed_test_of_torch.py")
+    environ |= {"TEMP_DIR": str(folder), "IRIS_HEAP_SIZE": "64MiB"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=os.environ | environ, cwd=folder, capture_output=True, text=True,
+        timeout=3600, check=False,
+    )  # fmt: skip
+    wrong = set(re.findall(r"(?m)^(?:ERROR|FAIL): (test_\w+)", done.stderr))
+    ran, skipped = re.search(r"(?s)Ran (\d+) tests.*skipped=(\d+)", done.stderr).groups()
+    return wrong, int(ran) - int(skipped) - len(wrong), done.stderr[-5000:]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("backend", "passing"), [("iris", 65), ("gloo", 91)])
 def test_torchs_own_tests(tmp_path, backend, passing):
-    """The suite of torch's wheel; as "gloo" in gloo's place, where it leaves out less: gloo itself passes 91."""
-    pytest.importorskip("expecttest")  # which that suite imports
-    program = pathlib.Path(__file__).with_name("distributed_test_of_torch.py")
-    environ = {"WORLD_SIZE": "3", "BACKEND": backend, "TEMP_DIR": str(tmp_path), "IRIS_HEAP_SIZE": "64MiB"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], env=os.environ | environ, cwd=tmp_path, capture_output=True, text=True,
-        timeout=900, check=False,
-    )  # fmt: skip
-    wrong = re.findall(r"(?m)^(?:ERROR|FAIL): (test_\w+)", done.stderr)
-    assert wrong == [], done.stderr[-5000:]
-    ran, skipped = re.search(r"(?s)Ran (\d+) tests.*skipped=(\d+)", done.stderr).groups()
-    assert int(ran) - int(skipped) >= passing
+    """As "gloo" in gloo's place, where it leaves out less: gloo itself passes 91."""
+    wrong, passed, text = suite_of_torch(tmp_path / "ours", WORLD_SIZE="3", BACKEND=backend)
+    assert wrong == set(), text
+    assert passed >= passing
+
+
+@pytest.mark.exhaustive
+@pytest.mark.multigpu(2)
+def test_torchs_own_tests_on_gpus(tmp_path):
+    """In NCCL's place, what NCCL passes."""
+    of_nccl, passed_by_nccl, _ = suite_of_torch(tmp_path / "nccl", WORLD_SIZE="2", BACKEND="nccl", BY="nccl")
+    wrong, passed, text = suite_of_torch(tmp_path / "ours", WORLD_SIZE="2", BACKEND="nccl")
+    assert wrong <= of_nccl, text
+    assert passed >= passed_by_nccl
