@@ -132,7 +132,7 @@ def kernels() -> str:
         beside = figure.beside.format(**find(figure, other)) if figure.beside else ""
         rows.append([figure.what, figure.shown.format(**own), beside, LAUNCHED[own["timer"]], str(own["num_ranks"])])
     heads = ["", "measured", "beside it, in the same run", "launched", "GPUs"]
-    return f"{table(heads, rows)}\n\n{source(*(figure.file for figure in FIGURES), page='README')}"
+    return f"{table(heads, rows)}\n\n{source(*(figure.file for figure in FIGURES))}"
 
 
 # -- beside peers -----------------------------------------------------------------------------------------------------
@@ -186,18 +186,20 @@ def points(kind: str) -> Iterator[Point]:
 
 
 def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
-    """At how many points our choice is faster than the best peer."""
-    rows: dict[tuple[str, ...], list[Point]] = {}
+    """At how many points our choice is faster than the best peer, and how many times as fast."""
+    rows: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for kind in kinds:
         for each in points(kind):
-            name = f"`ctx.{'ccl' if kind == 'ccl' else 'ops'}.{each.op}`"
-            rows.setdefault((name, str(each.num_ranks), each.launched, each.place), []).append(each)
+            name = each.op if each.place == "heap" else f"{each.op}, {each.place}"
+            row = rows.setdefault((name, str(each.num_ranks)), {"graph": [], "eager": []})
+            row[each.launched].append(each.ratio)
     cells = []
-    for row, there in rows.items():
-        ratios = [each.ratio for each in there]
-        ahead = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
-        cells.append([*row, ahead, f"{min(ratios):.2f} to {max(ratios):.2f}"])
-    heads = ["bf16", "GPUs", "launched", "tensors", "faster at", "times as fast as the best peer"]
+    for name, row in rows.items():
+        cells.append(list(name))
+        for ratios in row.values():
+            ahead = f"{sum(ratio > 1 for ratio in ratios)}/{len(ratios)}"
+            cells[-1].append(f"{ahead}: {min(ratios):.2f}-{max(ratios):.2f}" if ratios else "")
+    heads = ["heap tensors", "GPUs", "graph", "eager"]
     return f"{table(heads, cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
 
 
