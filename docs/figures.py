@@ -210,7 +210,7 @@ def size(nbytes: int) -> str:
 
 
 def collectives() -> str:
-    """Powers of four, in graphs and eagerly."""
+    """Powers of sixteen, in graphs and eagerly."""
     parts = []
     for file in files("ccl"):
         for place in ("heap", "ordinary"):
@@ -223,7 +223,7 @@ def collectives() -> str:
                 continue
             columns = [(op, how) for op in dict.fromkeys(op for op, _, _ in here) for how in ("graph", "eager")]
             rows = []
-            for nbytes in sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 2}):
+            for nbytes in sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3}):
                 found = [here.get((op, how, nbytes)) for op, how in columns]
                 rows.append([size(nbytes), *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)])
             ranks = next(iter(here.values())).num_ranks
@@ -322,8 +322,8 @@ def launches() -> str:
 
 
 def norms() -> str:
-    """all_reduce + residual + RMSNorm beside a collective and the compiled norm."""
-    names = ("iris", "ccl", "ccl+norm", "nccl+norm")
+    """all_reduce + residual + RMSNorm beside a collective and the compiled norm, in graphs and eagerly."""
+    names = {"iris": "one call", "ccl+norm": "`all_reduce` and norm", "nccl+norm": "NCCL and norm"}
     rows = []
     for file in files("norm"):
         by_rows: dict[int, dict[str, float]] = {}
@@ -331,10 +331,10 @@ def norms() -> str:
             by_rows.setdefault(each["params"]["rows"], {})[each["provider"]] = each["time_us"]
         gpus = str(results(file)["results"][0]["num_ranks"])
         for number, times in by_rows.items():
-            for end, how in (("", "graph"), (" eager", "eager")):
-                rows.append([str(number), gpus, how, *(f"{times[name + end]:.1f}" for name in names)])
-    heads = ["rows of 8192, us", "GPUs", "launched", "one call", "`all_reduce` alone", "and norm", "NCCL and norm"]
-    return f"{table(heads, rows)}\n\n{source(*files('norm'))}"
+            cells = (f"{times[name + end]:.1f}" for name in names for end in ("", " eager"))
+            rows.append([str(number), gpus, *cells])
+    heads = [f"{name}, {how}" for name in names.values() for how in ("graph", "eager")]
+    return f"{table(['rows of 8192, us', 'GPUs', *heads], rows)}\n\n{source(*files('norm'))}"
 
 
 def signals() -> str:
@@ -377,19 +377,17 @@ def checker() -> str:
 
 
 def gpu_tests() -> str:
-    """The reports of GPU tests."""
+    """The reports of GPU tests: for each tier what passed, failed and was skipped."""
     rows = []
     for name in files("gpu-tests"):
         report = results(name)
         machine, ranks = report["machine"], report["ranks_per_gpu"]
         on = f"{machine['gpus']} x {machine['gpu']}" + (f", {ranks} ranks on each" if ranks > 1 else "")
-        for tier in report["tiers"]:
-            counts = [str(tier[outcome]) for outcome in ("passed", "failed", "skipped")]
-            commit = report["source"]["commit"][:7]
-            rows.append(
-                [on, machine["date"][:10], f"[{commit}](../benchmarks/results/{name}.json)", str(tier["gpus"]), *counts]
-            )
-    return table(["on", "date", "commit", "tier", "passed", "failed", "skipped"], rows)
+        tiers = {tier["gpus"]: f"{tier['passed']}/{tier['failed']}/{tier['skipped']}" for tier in report["tiers"]}
+        link = f"[{report['source']['commit'][:7]}](../benchmarks/results/{name}.json)"
+        rows.append([on, machine["date"][:10], link, *(tiers.get(gpus, "") for gpus in (1, 2, 4, 8))])
+    heads = ["passed/failed/skipped", "date", "commit", *(f"tier {gpus}" for gpus in (1, 2, 4, 8))]
+    return table(heads, rows)
 
 
 # -- several nodes, on paper ------------------------------------------------------------------------------------------
