@@ -169,19 +169,19 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         return self.get_heap_bases()
 
     def get_rank(self) -> int:
-        """Same as `cur_rank`."""
+        """Return the same as `cur_rank`."""
         return self.cur_rank
 
     def get_num_ranks(self) -> int:
-        """Same as `num_ranks`."""
+        """Return the same as `num_ranks`."""
         return self.num_ranks
 
     def get_device(self) -> str:
-        """Same as `device`, torch's name of this rank's device: "cpu" or "cuda:N"."""
+        """Return the same as `device`, torch's name of this rank's device: "cpu" or "cuda:N"."""
         return self.device
 
     def get_device_id(self) -> int:
-        """Same as `gpu_id`."""
+        """Return the same as `gpu_id`."""
         return self.gpu_id
 
     def get_cu_count(self) -> int:

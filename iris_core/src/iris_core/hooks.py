@@ -79,7 +79,7 @@ class ProviderHooks:
 
     @hookspec
     def iris_plugin_diagnose(self, targets: Sequence[DeviceTarget]) -> Sequence[Finding]:  # type: ignore[empty-body]
-        """Optional.  Say for `iris doctor` whether what the plugin needs is there.
+        """Say for `iris doctor`, which is optional, whether what the plugin needs is there.
 
         Called in a process of its own, with those devices of this machine that the plugin works on (perhaps none).  It
         may import anything and open devices.  What is missing, or a call that fails, is a finding, not an exception.
@@ -116,15 +116,15 @@ class ObserverHooks:
 
     @hookspec
     def iris_opened(self, context: Any) -> None:
-        """A context (`iris_core.Iris`) has been opened on this rank."""
+        """Observe that a context (`iris_core.Iris`) was opened on this rank."""
 
     @hookspec
     def iris_closing(self, context: Any) -> None:
-        """A context is about to be closed; its heap can still be used."""
+        """Observe that a context is about to be closed; its heap can still be used."""
 
     @hookspec
     def iris_allocated(self, context: Any, offset_bytes: int, nbytes: int) -> None:
-        """A block was allocated on the symmetric heap.
+        """Observe that a block was allocated on the symmetric heap.
 
         Args:
             context: the `iris_core.Iris`.
@@ -134,7 +134,7 @@ class ObserverHooks:
 
     @hookspec
     def iris_collective(self, context: Any, op: str, algorithm: str, nbytes: int) -> None:
-        """A collective was launched.
+        """Observe that a collective was launched.
 
         Args:
             context: the `iris_core.Iris`.

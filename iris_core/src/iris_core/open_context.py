@@ -77,7 +77,7 @@ class Maker:
         return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
 
     def usable_nbytes(self, allocator: Allocator) -> int:
-        """The size that was asked for, in whole granules; what the allocator made beyond it is the system area."""
+        """Return the size that was asked for, in whole granules; what lies beyond it is the system area."""
         granule = allocator.granularity
         wanted = -(-int(self.settings.heap_size) // granule) * granule
         return min(wanted, allocator.nbytes - self.system_nbytes)

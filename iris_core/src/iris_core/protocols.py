@@ -211,13 +211,13 @@ class DeviceBackend(Protocol):
         """Encode the context tensor (int64, on the rank's device) that kernels decode."""
 
     def attach(self, memory: MemoryMap) -> None:
-        """Called once, when the heap is open and before any kernel is launched."""
+        """Get the heap: once, when it is open and before any kernel is launched."""
 
     def detach(self) -> None:
-        """Called once, before the heap closes; also where opening failed before or in `attach`."""
+        """Let the heap go: once, before it closes; also where opening failed before or in `attach`."""
 
     def device_api(self) -> Mapping[str, Any]:
-        """The device functions by name (load, store, ...), as kernels call them."""
+        """Return the device functions by name (load, store, ...), as kernels call them."""
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """Kernels that must compile for every GPU target, without a GPU."""
@@ -254,7 +254,7 @@ class SupportsDemos(Protocol):
     """A backend that brings programs for `iris demo`."""
 
     def demos(self) -> Sequence[Demo]:
-        """The programs, in the order in which they are shown."""
+        """Return the programs, in the order in which they are shown."""
 
 
 class SupportsDeviceBarrier(Protocol):
@@ -304,7 +304,7 @@ class SupportsCollectives(Protocol):
     """A backend that brings algorithms for `ctx.ccl`."""
 
     def collectives(self) -> Sequence[Collective]:
-        """The algorithms, for this rank's device; what is named first counts where two cost the same."""
+        """Return the algorithms, for this rank's device; what is named first counts where two cost the same."""
 
     def tables(self) -> Sequence[Path]:
         """Folders with measured tables of collectives (docs/collectives.md has the format)."""
@@ -314,7 +314,7 @@ class SupportsOperations(Protocol):
     """A backend that brings algorithms for `ctx.ops`."""
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        """The algorithms, for this rank's device; what is named first counts where two cost the same."""
+        """Return the algorithms, for this rank's device; what is named first counts where two cost the same."""
 
     def operation_tables(self) -> Sequence[Path]:
         """Folders with measured tables of operations (docs/collectives.md has the format)."""

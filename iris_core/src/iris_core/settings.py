@@ -277,7 +277,7 @@ def describe(plugin: str = "", cls: type[PluginSettings] | None = None) -> tuple
 
 
 def _environment(prefix: str) -> dict[str, str]:
-    """The variables that begin with `prefix` in any case; empty ones count as unset."""
+    """Return the variables that begin with `prefix` in any case; empty ones count as unset."""
     return {name: value for name, value in sorted(os.environ.items()) if name.upper().startswith(prefix) and value}
 
 

@@ -108,12 +108,12 @@ class Availability:
 
     @classmethod
     def yes(cls) -> Availability:
-        """It can be used."""
+        """Say that it can be used."""
         return cls(True)
 
     @classmethod
     def no(cls, reason: str) -> Availability:
-        """It cannot be used: what is missing and, where there is one, the way out."""
+        """Say that it cannot be used: what is missing and, where there is one, the way out."""
         return cls(False, reason)
 
     def __bool__(self) -> bool:

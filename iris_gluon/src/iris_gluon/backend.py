@@ -36,19 +36,19 @@ class GluonBackend(TritonBackend):
         super().attach(memory)
 
     def collectives(self) -> Sequence[Collective]:
-        """The algorithms for `ctx.ccl`: those of Triton, and those in Gluon."""
+        """Return the algorithms for `ctx.ccl`: those of Triton, and those in Gluon."""
         from iris_gluon.collectives import collectives
 
         return [*super().collectives(), *collectives()]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        """The algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
+        """Return the algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
         from iris_gluon.gemm import operations
 
         return [*super().operations(), *operations()]
 
     def device_api(self) -> Mapping[str, Any]:
-        """The device functions by name (load, store, ...), and the class IrisDeviceCtx, also as DeviceContext."""
+        """Return the device functions by name, and the class IrisDeviceCtx, also as DeviceContext."""
         from iris_gluon import language
         from iris_gluon.context import IrisDeviceCtx
 

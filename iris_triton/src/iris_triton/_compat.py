@@ -329,7 +329,7 @@ class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
         return False
 
     def get_current_device(self) -> str:
-        """A name instead of a number: kernels are cached by device, and each target needs a cache of its own."""
+        """Return a name instead of a number: kernels are cached by device, and each target needs a cache of its own."""
         return f"{self._target.backend}:{self._target.arch}"
 
     def get_current_stream(self, device: Any = None) -> int:

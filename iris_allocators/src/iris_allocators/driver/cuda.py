@@ -39,7 +39,7 @@ class Ipc(IpcDriver):
 
 @functools.cache
 def _primary_context(device: int) -> Any:
-    """The context that torch uses too; retained once, to the end of the process, as torch does."""
+    """Return the context that torch uses too; retained once, to the end of the process, as torch does."""
     return _library("DevicePrimaryCtxRetain", device)
 
 

@@ -124,7 +124,7 @@ class Vmm(VmmDriver):
             raise refused
 
     def _wider(self, ptr: int, nbytes: int) -> list[tuple[int, int]]:
-        """A range, and the larger ones without a gap that hold it: from their beginning, then to their end, too."""
+        """Return a range, then the larger ones without a gap that hold it: from their beginning, then to their end."""
         start, end = ptr, ptr + nbytes
         within = [
             (at, at + size)

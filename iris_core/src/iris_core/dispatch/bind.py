@@ -411,7 +411,7 @@ class Binder:
             self._local.space = before
 
     def _space(self, members: tuple[int, ...], within: Team | None) -> Space:
-        """The space of a call of some ranks, which is a part of a call of the team `within`."""
+        """Return the space of a call of some ranks, which is a part of a call of the team `within`."""
         if within is None:
             return self._main
         name = within.world.name
@@ -520,7 +520,7 @@ class Binder:
         return self._team(members, space)
 
     def _team(self, members: tuple[int, ...], space: Space) -> Team:
-        """The team of some ranks, which have agreed on the members and their order."""
+        """Return the team of some ranks, which have agreed on the members and their order."""
         team = space.teams.get(members)
         if team is None:
             shared = self._shared if members == tuple(range(self._world.world_size)) else ()
@@ -529,7 +529,7 @@ class Binder:
         return team
 
     def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
-        """The order of calls of a team, or of messages in one direction between two ranks."""
+        """Return the order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
             if isinstance(streams := self._heap.streams, HostStreams):
@@ -551,7 +551,7 @@ class Binder:
             tensor.record_stream(stream)
 
     def _algorithms(self, request: Request) -> choice.Chooser:
-        """The algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
+        """Return the algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
         is_fused = isinstance(request, choice.OF_OPS)
         if is_fused not in self._choosers:
             device = "cpu" if self.gpu is None else torch.cuda.get_device_name(self.gpu)

@@ -60,7 +60,7 @@ class Here:
     nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
 
     def nodes_of(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """The node of each of some ranks; empty where the world is on one."""
+        """Return the node of each of some ranks; empty where the world is on one."""
         return tuple(self.nodes[member] for member in members) if self.nodes else ()
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -201,7 +201,7 @@ def check_reducible(what: str, op: ReduceOp, dtype: torch.dtype) -> None:
 
 
 def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
-    """A rank's index in the group."""
+    """Return a rank's index in the group."""
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
         raise TypeError(f"{op}: a root is a rank, not {rank!r}")
     rank = operator.index(rank)
@@ -244,7 +244,7 @@ def check_tensors(op: str, here: Here, **tensors: torch.Tensor | None) -> None:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """torch's name of an element type."""
+    """Return torch's name of an element type."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -420,7 +420,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def _elements(request: CollectiveRequest) -> int:
-    """Number of elements that all members agree on: of a part, or of a row where parts differ."""
+    """Return the number of elements that all members agree on: of a part, or of a row where parts differ."""
     op, options = request.op, request.options
     if options["uneven"]:
         return math.prod(request.shape[1:])

@@ -140,7 +140,7 @@ class Memory:
         return region
 
     def _of_area(self, world: World, nbytes: int, what: str) -> Region | None:
-        """A part of the system area; None if it is exhausted."""
+        """Return a part of the system area; None if it is exhausted."""
         with contextlib.suppress(UnsupportedError):
             return self._at(self.heap.system_area.reserve(world, nbytes, what), nbytes)
         return None
@@ -359,7 +359,7 @@ class Team:
         return self.latest.op, call, f", whose last call on rank {self.world_rank} was {call}"
 
     def _place(self, offset_bytes: int) -> tuple[str, int] | None:
-        """The region in which a place of the heap lies, and the number of its word there; None if in none."""
+        """Return the region in which a place of the heap lies, and the number of its word there; None if in none."""
         for name, regions in self._regions.items():
             for region in regions:
                 if 0 <= (distance := offset_bytes - region.offset_bytes) < region.nbytes:
@@ -509,5 +509,5 @@ def lasting(make: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 def rounded(nbytes: int) -> int:
-    """A power of two, at least 256: what growing calls leave unused is no more than what they use at last."""
+    """Return a power of two, at least 256: growing calls leave no more unused than they use at last."""
     return max(256, _power_of_2(nbytes))

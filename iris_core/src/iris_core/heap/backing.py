@@ -164,12 +164,12 @@ class Backing:
         return cast("SupportsDecommit", self._allocator).committed_bytes if self.decommits else self._nbytes
 
     def _outer(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """The granules that a range touches."""
+        """Return the granules that a range touches."""
         g = self._granule
         return offset // g * g, min((offset + nbytes + g - 1) // g * g, self._nbytes)
 
     def _inner(self, start: int, end: int) -> tuple[int, int]:
-        """The granules that lie wholly in a range; the heap's last one may be shorter."""
+        """Return the granules that lie wholly in a range; the heap's last one may be shorter."""
         g = self._granule
         return (start + g - 1) // g * g, end if end == self._nbytes else end // g * g
 

@@ -49,7 +49,7 @@ class Passed(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}, strides {self.stride}, {where}"
 
     def signature(self) -> int:
-        """The same number for tensors that fit together.  Strides along which no index moves do not count."""
+        """Return the same number for tensors that fit together.  Strides along which no index moves do not count."""
         moves = 0 not in self.shape
         stride = [step if moves and size > 1 else 0 for size, step in zip(self.shape, self.stride, strict=True)]
         # numbers only: the hash of text differs between processes

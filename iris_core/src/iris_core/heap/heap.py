@@ -392,7 +392,7 @@ class SymmetricHeap:
         return self._state.backing.offset_within(tensor) is not None
 
     def on_symmetric_heap(self, tensor: torch.Tensor) -> bool:
-        """The same as `is_symmetric`."""
+        """Return the same as `is_symmetric`."""
         return self.is_symmetric(tensor)
 
     def offset_of(self, tensor: torch.Tensor, what: str = "offset_of") -> int:

@@ -53,7 +53,7 @@ class Streams(Protocol):
     """The streams of one device."""
 
     def current(self) -> Stream:
-        """The stream on which this thread launches."""
+        """Return the stream on which this thread launches."""
 
     def is_capturing(self) -> bool:
         """Whether that stream is being captured into a graph."""
@@ -247,7 +247,7 @@ class StreamOrder:
         return not record.uses
 
     def in_use(self) -> list[tuple[int, int]]:
-        """The free ranges [start, end) that are still used.  Any thread may call it."""
+        """Return the free ranges [start, end) that are still used.  Any thread may call it."""
         return [(start, end) for start, end, uses in list(self.fences) if not _are_past(uses)]
 
     # -- one rank -----------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class StreamOrder:
                     current.wait_event(event)
 
     def unfenced(self, blocks: Iterable[tuple[int, int]]) -> RangeSet:
-        """The parts of free blocks (offset, size), by offset, that no stream uses any more."""
+        """Return the parts of free blocks (offset, size), by offset, that no stream uses any more."""
         self._prune()
         ranges = RangeSet([(offset, offset + size) for offset, size in blocks])
         for start, end, _ in self.fences:

@@ -77,7 +77,7 @@ class Unfused:
         return self._prepare(request, host)
 
     def _prepare(self, request: FusedRequest, host: Host, which: str = "") -> _Plan:
-        """The same; `which` names the memory."""
+        """Return the same; `which` names the memory."""
         options, rank, size = request.options, request.rank, request.group_size
         tf32 = options["tf32"] or request.dtype in FP8  # which TF32 holds exactly, too
         if self.op == "all_gather_matmul":
@@ -216,7 +216,7 @@ class Overlapped(Unfused):
             before.wait()
 
     def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
-        """The tensors of a chunk."""
+        """Return the tensors of a chunk."""
         rows = a.shape[0]
         along = bias is not None and (bias.dim() == 2 and bias.shape[1] == 1 and out.shape[1] > 1)
         if self.op == "matmul_reduce_scatter" or (self.op == "matmul_all_gather" and out.shape[1] == b.shape[1]):
@@ -252,7 +252,7 @@ def _pieces(request: FusedRequest) -> int:
 
 
 def _chunk_of(request: FusedRequest, lines: int) -> FusedRequest:
-    """The request of a chunk of so many rows or columns."""
+    """Return the request of a chunk of some rows or columns."""
     nbytes, (rows, columns) = request.nbytes // _lines(request) * lines, request.out_shape
     if _is_by_columns(request):
         return replace(request, n=lines, nbytes=nbytes, out_shape=(rows, lines))

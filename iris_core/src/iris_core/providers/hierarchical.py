@@ -302,7 +302,7 @@ class Hierarchical:
         return Begun(partial(self._end_chunk, plan, chunk, work, one, all_out, out, whole))
 
     def _all_of(self, plan: _Plan, chunk: _Chunk, flat: torch.Tensor | None, which: int) -> Any:
-        """The chunk of what has elements for all: (places, length), or (places, nodes, length); None for nothing."""
+        """Return the chunk of what has elements for all: (places, length) or (places, nodes, length), or None."""
         if flat is None:
             return None
         nodes, places, length = len(plan.grid.rows), len(plan.grid.rows[0]), chunk.length

@@ -89,11 +89,11 @@ class Staged:
     is_columns: bool = False
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The contiguous elements, of one dimension."""
+        """Return the contiguous elements, of one dimension."""
         return tensor.view(-1) if self.buffer is None else self.buffer
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same, with the tensor's values."""
+        """Return the same, with the tensor's values."""
         if self.buffer is not None:
             for copy, part in self._pairs(tensor, self.buffer):
                 copy.copy_(part)

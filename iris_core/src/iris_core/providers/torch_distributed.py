@@ -57,7 +57,7 @@ _MESSAGES = "messages"
 
 
 def _numbers(members: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """The numbers in torch.distributed of some ranks of the world, whose numbers there are `ranks`."""
+    """Return the numbers in torch.distributed of some ranks of the world, whose numbers there are `ranks`."""
     return tuple(members if ranks is None else (ranks[member] for member in members))
 
 

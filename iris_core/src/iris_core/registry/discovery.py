@@ -83,7 +83,7 @@ def folder_of(distribution: Any) -> Any:
 
 
 def _entry_points_text(distribution: Any) -> str:
-    """The text of entry_points.txt; empty if there is none.
+    """Return the text of entry_points.txt; empty if there is none.
 
     `read_text` says of a file that one may not read, or of a folder in its place, that there is none.
     """

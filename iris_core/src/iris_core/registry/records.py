@@ -226,5 +226,5 @@ def missing_members(kind: PluginKind, created: Any) -> list[str]:
 
 
 def wrong_result(record: PluginRecord, hook: str, expected: str, got: Any) -> PluginLoadError:
-    """The error for a hook that returned something else than it must."""
+    """Return the error for a hook that returned something else than it must."""
     return load_error(record, f": {hook} must return {expected}, not {reprlib.repr(got)}")

@@ -93,7 +93,7 @@ class IrisBackend(_Methods, c10d.Backend):
         _open.discard(self)
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """The process group knows its device; contexts are opened by the first collective all the same."""
+        """Do nothing: the process group knows its device; contexts are opened by the first collective all the same."""
 
     def split(self, store: c10d.Store, ranks: Sequence[int], opts: Any) -> IrisBackend:
         """Return the backend of a group of some of the members, in their order, for torch's `split_group`.

@@ -98,7 +98,7 @@ class _Pass(_AWARE or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
 
 
 def _ours(name: Any) -> Any:
-    """The operations of the process group of a name; None if it has another backend."""
+    """Return the operations of the process group of a name; None if it has another backend."""
     try:
         return _operations(c10d._resolve_process_group(name))
     except (RuntimeError, TypeError, ValueError):

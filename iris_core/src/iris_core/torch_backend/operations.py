@@ -535,7 +535,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def _option(opts: Any, name: str, default: Any) -> Any:
-    """An option; torch passes a number itself where it is the only one."""
+    """Return an option; torch passes a number itself where it is the only one."""
     return opts if isinstance(opts, int) else getattr(opts, name, default)
 
 

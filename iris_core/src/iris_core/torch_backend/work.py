@@ -43,11 +43,11 @@ class DoneWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Same as `wait()`."""
+        """Do the same as `wait()`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Same as `wait()`."""
+        """Do the same as `wait()`."""
         self.wait()
 
     def is_completed(self) -> bool:

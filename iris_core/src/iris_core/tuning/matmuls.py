@@ -116,7 +116,7 @@ class FusedSample:
         return (64 << 20) + 4 * gathered + (3 * self.size + 4) * product
 
     def a(self, rank: int, device: str) -> torch.Tensor:
-        """A of a rank."""
+        """Return a of a rank."""
         return self._operand(2 * rank, self.a_shape, device)
 
     def b(self, rank: int, device: str) -> torch.Tensor:

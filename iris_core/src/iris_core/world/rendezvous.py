@@ -365,7 +365,7 @@ class Opening:
         self._folder.write(self._card, {"pid": self._pid, "socket": self._socket_name, "token": self._token.hex()})
 
     def _address(self, name: str) -> str:
-        """A socket's path; through the descriptor, because paths of sockets have 107 bytes at most."""
+        """Return a socket's path; through the descriptor, because paths of sockets have 107 bytes at most."""
         return f"/proc/self/fd/{self._folder.fd}/{name}"
 
     def _connect_all(self, timeout_s: float) -> None:

@@ -40,7 +40,7 @@ def _vector_lanes(VECTORS: gl.constexpr, VEC: gl.constexpr):
 
 @gluon.jit
 def _as_vector_pointer(pointer):
-    """The pointer, promised to be a multiple of 16 bytes.
+    """Return the pointer, promised to be a multiple of 16 bytes.
 
     Made anew, so that nothing that was known of an argument stands in the way.
     """
@@ -117,7 +117,7 @@ def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, 
 
 @gluon.jit
 def _all_of(addresses, SIZE: gl.constexpr):
-    """The bits that any of the addresses has."""
+    """Return the bits that any of the addresses has."""
     bits = addresses[0]
     for i in gl.static_range(1, SIZE):
         bits = bits | addresses[i]

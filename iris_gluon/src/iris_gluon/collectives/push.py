@@ -166,7 +166,7 @@ class Push(GluonCollective):
 
 
 def _table(request: CollectiveRequest, parts: int) -> tuple[list[int], int | None]:
-    """The table of the kernel, and the number of elements for a member, if all know it."""
+    """Return the table of the kernel, and the number of elements for a member, if all know it."""
     if request.options["uneven"]:
         return splits_table(request, parts), None
     size, total = request.group_size, math.prod(request.shape) * parts

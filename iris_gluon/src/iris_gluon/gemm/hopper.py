@@ -29,7 +29,7 @@ def _load(
     a_desc, own_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles,
     TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, OWN: gl.constexpr
 ):  # fmt: skip
-    """The loading warp: fill the stages in turn, each as soon as it is empty."""
+    """Run the loading warp: fill the stages in turn, each as soon as it is empty."""
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[0 if TURNED_A else 1]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
@@ -76,7 +76,7 @@ def _multiply(
     a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr
 ):  # fmt: skip
-    """The other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
+    """Run the other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
     STAGES: gl.constexpr = a_stages.type.shape[0]
     PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])

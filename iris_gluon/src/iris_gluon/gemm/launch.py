@@ -84,7 +84,7 @@ class GemmConfig:
         }
 
     def tiles(self, m: int, n: int) -> int:
-        """Number of tiles of an m x n matrix."""
+        """Return the number of tiles of an m x n matrix."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
 

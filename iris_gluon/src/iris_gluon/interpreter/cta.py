@@ -70,7 +70,7 @@ class Queue:
         return self.issued + 1
 
     def issue(self, line: Line) -> int:
-        """Number the next operation; return its time."""
+        """Give the next operation a number; return its time."""
         self.issued, self.line = self.next_time, line
         return self.issued
 

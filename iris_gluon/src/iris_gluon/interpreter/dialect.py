@@ -82,6 +82,6 @@ def _checked_product(run: Callable[..., Any], a: Any, b: Any, acc: Any, **named:
 
 @functools.cache
 def gluon_dialect() -> Dialect:
-    """The dialect of @gluon.jit kernels."""
+    """Return the dialect of @gluon.jit kernels."""
     made: Callable[..., Any] = GluonBuilder
     return GluonDialect(CpuGluonSemantic(made()))

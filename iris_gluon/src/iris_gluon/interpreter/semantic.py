@@ -25,7 +25,7 @@ _layouts = _compat.layouts
 
 
 def _checked(name: str) -> Any:
-    """A method with a layout among its arguments, which must fit the launch."""
+    """Wrap a method with a layout among its arguments, which must fit the launch."""
     method = getattr(_compat.GluonSemantic, name)
 
     def call(self: CpuGluonSemantic, *arguments: Any, **named: Any) -> Any:
@@ -37,7 +37,7 @@ def _checked(name: str) -> Any:
 
 
 def _inferred(name: str) -> Any:
-    """A method whose result has a layout that follows from its first argument's."""
+    """Wrap a method whose result has a layout that follows from its first argument's."""
     method = getattr(_compat.GluonSemantic, name)
     return lambda self, input, *arguments, **named: method(self, _laid_out(input), *arguments, **named)
 
@@ -125,7 +125,7 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
 
 
 def _expecting(operation: str, memory: Any, arguments: Any) -> Any:
-    """A descriptor of shared memory that knows the layout of the view that the compiler would make of it."""
+    """Return a descriptor of shared memory that knows the layout of the view that the compiler would make of it."""
     shape, given = numbers(memory.shape), numbers(arguments)
     same = math.prod(given) == math.prod(shape) if operation == "reshape" else len(given) == len(shape)
     if not same:

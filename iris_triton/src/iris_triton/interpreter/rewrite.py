@@ -82,7 +82,7 @@ class _Rewriter(ast.NodeTransformer):
         return node if is_plain else self._helper("attribute", node, node.value, _at(node, ast.Constant(node.attr)))
 
     def _module_at(self, node: ast.expr) -> ModuleType | None:
-        """The module that an expression like `tl.math` names, if it does; such attributes need no helper."""
+        """Return the module that an expression like `tl.math` names, if it does; such attributes need no helper."""
         if isinstance(node, ast.Name):
             return self._module(node.id)
         if isinstance(node, ast.Attribute) and (parent := self._module_at(node.value)) is not None:
@@ -134,7 +134,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _as_index(node: ast.expr) -> ast.expr:
-    """A subscript as an expression: slices become calls of `slice`."""
+    """Return a subscript as an expression: slices become calls of `slice`."""
     if isinstance(node, ast.Slice):
         parts = [part or _at(node, ast.Constant(None)) for part in (node.lower, node.upper, node.step)]
         return _at(node, ast.Call(_name("slice", node), parts, []))

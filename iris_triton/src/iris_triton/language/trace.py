@@ -45,7 +45,7 @@ class TraceEvent:
 
 @triton.constexpr_function
 def of_atomic(op):
-    """Number of the event of an atomic operation ("add", "cas", ...)."""
+    """Return the number of the event of an atomic operation ("add", "cas", ...)."""
     return int(_layout.TraceEvent["ATOMIC_" + op.upper()])
 
 
@@ -146,7 +146,7 @@ def _bits_of(value):
 
 @triton.jit
 def _ticks_after(value):
-    """The constant clock, read by every thread when its elements of a value are there: the latest of them."""
+    """Return the constant clock, read by every thread when its elements of a value are there: the latest of them."""
     ticks = ticks_after(_bits_of(value))
     for _ in tl.static_range(len(ticks.shape)):
         ticks = tl.max(ticks, axis=0)
@@ -205,12 +205,12 @@ class DeviceTracing:
 
     @triton.jit
     def end(self, handle):
-        """The operation was issued, or is over."""
+        """Record that the operation was issued, or is over."""
         if self.enabled:
             _put(self.words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
 
     @triton.jit
     def end_after(self, handle, value):
-        """The operation is over when what it returned is there."""
+        """Record the end of the operation, which is over when what it returned is there."""
         if self.enabled:
             _put(self.words, "duration_cycles", handle[0], _ticks_after(value) - handle[1], handle[0] >= 0)

@@ -176,7 +176,7 @@ def _launch(ctx, kernel, grid, form, names, *arguments, **sizes):
 
 
 def _where(ctx, *peers):
-    """The context tensor, the heap bases, this rank and others: the next one unless they are given."""
+    """Return the context tensor, the heap bases, this rank and others: the next one unless they are given."""
     others = peers or [(ctx.cur_rank + 1) % ctx.num_ranks]
     return ctx.get_device_context(), ctx.get_heap_bases(), ctx.cur_rank, *others
 
@@ -192,25 +192,25 @@ def move(ctx, form, name, source, target, lanes, other, peer, far):
 
 
 def change(ctx, form, name, cells, operands, compares, found, lanes, peer):
-    """An atomic on a block."""
+    """Call an atomic on a block."""
     arguments = name, cells, operands, compares, found, cells if lanes is None else lanes, *_where(ctx, peer)
     _launch(ctx, _change, (1,), form, name, *arguments, masked=lanes is not None, LANES=cells.numel())
 
 
 def contend(ctx, form, name, cell, operands, compares, found):
-    """An atomic of many programs."""
+    """Call an atomic from many programs."""
     arguments = name, cell, operands, compares, found, *_where(ctx)[:3]
     _launch(ctx, _contend, (ctx.num_ranks, operands.numel()), form, name, *arguments)
 
 
 def send(ctx, form, name, op, source, target, found, flag, value, awaited, timeout_s):
-    """put with signal, or put_signal."""
+    """Call put with signal, or put_signal."""
     arguments = name, op, source, target, found, flag, value, awaited, *_where(ctx), _ns(timeout_s)
     _launch(ctx, _send, (1,), form, f"{name} put wait", *arguments, LANES=source.numel())
 
 
 def await_flag(ctx, form, cmp, flag, sent, value, found, timeout_s):
-    """wait."""
+    """Call wait."""
     _launch(ctx, _await_flag, (1,), form, "signal wait", cmp, flag, sent, value, found, *_where(ctx), _ns(timeout_s))
 
 
@@ -221,7 +221,7 @@ def look(ctx, form, name, cmp, flags, sent, value, found, timeout_s):
 
 
 def meet(ctx, form, slots, found, flags, value, group, timeout_s):
-    """barrier."""
+    """Call barrier."""
     world, where = ctx.num_ranks, _where(ctx)[:3]
     arguments = slots, found, flags, value, *where, _ns(timeout_s), group is not None, *(group or (0, 1, world))
     _launch(ctx, _meet, (1,), form, "store barrier", *arguments, LANES=triton.next_power_of_2(world))

@@ -153,7 +153,7 @@ class TileView(_TileMethods):
 
     @triton.jit
     def partial(self, view):
-        """The data of this tile as elements of `view`, where it lies already."""
+        """Return the data of this tile as elements of `view`, where it lies already."""
         ptr, mask = view.tile_ptr(self)
         return tl.load(ptr, mask=mask)
 
@@ -195,7 +195,7 @@ class Tile(_TileMethods):
 
     @triton.jit
     def partial(self, view):
-        """The data as elements of `view`: what `publish` stores."""
+        """Return the data as elements of `view`: what `publish` stores."""
         return self.data.to(view.ptr.dtype.element_ty)
 
     @triton.jit

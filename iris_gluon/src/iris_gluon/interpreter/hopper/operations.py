@@ -99,7 +99,7 @@ class HopperOps:
         running_partition().fence()
 
     def create_cluster_barrier(self, relaxed: bool = False) -> None:
-        """The cluster is this program."""
+        """Do nothing: the cluster is this program."""
 
     create_cluster_sync = create_cluster_arrive = create_cluster_wait = create_cluster_barrier
     create_fence_mbarrier_init_release_cluster = create_cluster_barrier

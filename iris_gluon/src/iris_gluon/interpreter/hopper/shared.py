@@ -102,7 +102,7 @@ class View:
         return self._part(self.data[index], self.written[index], offset, f"{self.name}[{index}]", self.layout)
 
     def slice(self, offsets: tuple[int, ...], shape: tuple[int, ...]) -> View:
-        """A box."""
+        """Return a box."""
         for start, length, size in zip(offsets, shape, self.data.shape, strict=True):
             if start < 0 or length < 1 or start + length > size:
                 raise IndexError(
@@ -114,11 +114,11 @@ class View:
         return self._part(self.data[box], self.written[box], offset, f"{self.name}[{ranges}]", self.layout)
 
     def transpose(self, order: tuple[int, ...]) -> View:
-        """The same elements with the dimensions in another order."""
+        """Return the same elements with the dimensions in another order."""
         return self._part(self.data.transpose(order), self.written.transpose(order), self.offset, self.name)
 
     def reshape(self, shape: tuple[int, ...]) -> View:
-        """The same elements in another shape."""
+        """Return the same elements in another shape."""
         data, written = self.data.reshape(shape), self.written.reshape(shape)
         if not np.may_share_memory(data, self.data):  # a copy lies elsewhere
             raise UnsupportedError(

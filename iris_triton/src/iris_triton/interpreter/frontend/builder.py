@@ -47,7 +47,7 @@ def _constant(name: str, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
 
 
 def _on_array(function: Callable[..., Array]) -> Callable[..., Handle]:
-    """An operation that changes the shape only."""
+    """Make an operation that changes the shape only."""
     return lambda self, value, *arguments: Handle(function(value.data, *arguments), value.dtype)
 
 
@@ -244,7 +244,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
 
 
 def _array(mask: Any) -> Array | None:
-    """The array of a mask; Triton's descriptors and block pointers give the array itself in some versions."""
+    """Return the array of a mask; Triton's descriptors and block pointers give the array itself in some versions."""
     return mask if mask is None or isinstance(mask, np.ndarray) else mask.data
 
 

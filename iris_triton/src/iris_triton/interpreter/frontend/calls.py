@@ -85,7 +85,7 @@ class Dialect(Operators):
         return _from_numpy(entry(program_info(), *map(_to_numpy, args), **named), self.block_type)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
-        """The type of a block that a CPU entry returns."""
+        """Return the type of a block that a CPU entry returns."""
         return block_type(scalar, shape)
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -235,7 +235,7 @@ class Dialect(Operators):
         return value
 
     def _check(self, condition: Any, message: Any = "") -> None:
-        """The statement `assert`, which is tl.device_assert for tensors."""
+        """Run the statement `assert`, which is tl.device_assert for tensors."""
         if isinstance(condition, _Tensor):
             self.call(tl.device_assert, condition, message)
         elif not truth(condition):
@@ -243,7 +243,7 @@ class Dialect(Operators):
 
 
 def jitted(function: Any) -> Any:
-    """The function itself, or the jitted one for what Triton interprets because of TRITON_INTERPRET."""
+    """Return the function itself, or the jitted one for what Triton interprets because of TRITON_INTERPRET."""
     if isinstance(function, _compat.JITFunction):
         return function
     found = function.__dict__.get("_iris_jitted")
@@ -335,5 +335,5 @@ def _from_numpy(value: Any, block_type: Callable[[Any, tuple[int, ...]], Any]) -
 
 @functools.cache
 def triton_dialect() -> Dialect:
-    """The dialect of @triton.jit kernels."""
+    """Return the dialect of @triton.jit kernels."""
     return Dialect(CpuSemantic(CpuBuilder()))

@@ -19,7 +19,7 @@ Operation = Callable[..., Handle]
 def _on_integers(
     op: Callable[..., Array], dtype: Any = None, read: Callable[[Array], Array] | None = None
 ) -> Operation:
-    """An operation on integers; `dtype` is the result's if it is not the operands', `read` says how to take them."""
+    """Make an operation on integers; `dtype` is the result's if not the operands', `read` says how to take them."""
 
     def method(self: Any, *operands: Handle) -> Handle:
         arrays = [handle.data if read is None else read(handle.data) for handle in operands]
@@ -29,7 +29,7 @@ def _on_integers(
 
 
 def _on_floats(op: Callable[..., Array], dtype: Any = None) -> Operation:
-    """An operation on floating-point numbers; `dtype` is the result's if it is not the operands'."""
+    """Make an operation on floating-point numbers; `dtype` is the result's if it is not the operands'."""
 
     def method(self: Any, *operands: Handle) -> Handle:
         kind = operands[0].dtype
@@ -46,7 +46,7 @@ def _on_floats(op: Callable[..., Array], dtype: Any = None) -> Operation:
 def _shift(
     op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[..., Any] = np.asarray
 ) -> Operation:
-    """A shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
+    """Make a shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
 
     def method(self: Any, left: Handle, right: Handle) -> Handle:
         data, count = view(left.data), unsigned(right.data)

@@ -78,7 +78,7 @@ def umulhi(left: Array, right: Array) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z with one rounding (float16, float32), as the float64 sum is rounded to odd; float64 rounds twice."""
+    """Return x * y + z, rounded once (float16, float32), as the float64 sum is rounded to odd; float64 rounds twice."""
     if z.dtype == np.float64:
         return x * y + z
     product = np.multiply(x, y, dtype=np.float64)
@@ -138,7 +138,7 @@ def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
 
 # -- functions of the vendors' libraries ------------------------------------------------------------------------------
 def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
-    """A function that torch has and numpy has not; halves are computed in float32."""
+    """Make a function that torch has and numpy has not; halves are computed in float32."""
 
     def call(*arguments: Array) -> Array:
         kept = arguments[0].dtype

@@ -36,7 +36,7 @@ def _keep(data: Array, exact: Array) -> None:
 
 
 def _exact(data: Array) -> Array | None:
-    """What an array of int32 should be; None if it is what it should be, or that is not known."""
+    """Return the array that one of int32 should be; None if it is what it should be, or that is not known."""
     owner: Any
     for owner in (data, data.base):
         found = _known.get(id(owner))
@@ -52,7 +52,7 @@ def _exact(data: Array) -> Array | None:
 
 
 def _operand(value: Any) -> Any:
-    """An operand as int64, or as it is if it is a Python number; None for what is neither."""
+    """Return an operand as int64, or as it is if it is a Python number; None for what is neither."""
     if value.__class__ is not tl.tensor:
         return value if value.__class__ is int else None
     data = value.handle.data

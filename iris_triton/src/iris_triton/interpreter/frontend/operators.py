@@ -65,12 +65,12 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def unwrap(value: Any) -> Any:
-    """The value of a constexpr, anything else as it is."""
+    """Return the value of a constexpr, anything else as it is."""
     return value.value if isinstance(value, _constexpr) else value
 
 
 def _number(facts: TypeFacts, value: Any) -> Any:
-    """A Python number as the compiler would type it next to this type; None if that is not plain."""
+    """Return a Python number as the compiler would type it next to this type; None if that is not plain."""
     number = facts.number
     if value.__class__ is int:
         is_plain = -(2**31) <= value < 2**31
@@ -104,7 +104,7 @@ def _pair(left: Any, right: Any) -> tuple[Any, Any, Any, TypeFacts] | None:
 
 
 def _offset(pointer: Any, offset: Any) -> Any:
-    """pointer + offset, or None if the semantic layer must decide."""
+    """Return pointer + offset, or None if the semantic layer must decide."""
     type_ = pointer.type
     facts = facts_of(type_)
     if facts.kind != "pointer":
@@ -136,7 +136,7 @@ def _expand(value: Any, index: Any) -> Any:
 
 
 def truth(value: Any) -> bool:
-    """What `if value:` and `while value:` mean."""
+    """Decide what `if value:` and `while value:` mean."""
     if value.__class__ is bool:
         return bool(value)
     if isinstance(value, _Tensor):
@@ -164,7 +164,7 @@ def _plain_sum(left: Any, right: Any) -> Any:
 
 
 def _active(mask: Any, pointer: TypeFacts) -> Any:
-    """The array of a mask that needs no conversion or broadcast; NotImplemented for others."""
+    """Return the array of a mask that needs no conversion or broadcast; NotImplemented for others."""
     if mask is None:
         return None
     if mask.__class__ is _Tensor:
@@ -201,7 +201,7 @@ class Operators:
             self.table = {name: around(name, run) for name, run in self.table.items()}
 
     def general(self, name: str, left: Any, right: Any) -> Any:
-        """An operator by way of the semantic layer; `name` as in `__name__`."""
+        """Make an operator by way of the semantic layer; `name` as in `__name__`."""
         if isinstance(left, _Tensor):
             return _compat.builtin_body(getattr(_Tensor, f"__{name}__"))(left, right, _semantic=self.semantic)
         if isinstance(right, _Tensor):

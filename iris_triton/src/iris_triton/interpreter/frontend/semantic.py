@@ -93,7 +93,7 @@ class ArrayRegions:
         return super().cast(value, type_, fp_downcast_rounding)  # type: ignore[misc]
 
     def reduced_type(self, type_: Any, axis: int) -> Any:
-        """The type of a reduction's result: a block without one dimension, or a scalar."""
+        """Return the type of a reduction's result: a block without one dimension, or a scalar."""
         shape = tuple(int(n) for i, n in enumerate(type_.shape) if i != axis)
         return block_type(type_.scalar, shape) if shape else type_.scalar
 
@@ -192,7 +192,7 @@ class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
 
     @functools.cache  # noqa: B019 - one instance per process, never freed
     def arange(self, start: Any, end: Any) -> Any:
-        """The same values every time, and tensors never change: one tensor per range."""
+        """Cache the values: they are the same every time, and tensors never change: one tensor per range."""
         return super().arange(start, end)
 
     def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:

@@ -73,12 +73,12 @@ def element_nbytes(ir_type: Any) -> int:
 
 
 def unsigned(data: Array) -> Array:
-    """The same bits, read as unsigned."""
+    """Return the same bits, read as unsigned."""
     return data.view(_UNSIGNED.get(data.dtype, data.dtype))
 
 
 def signless(data: Array) -> Array:
-    """The same bits, in the type in which integers are kept."""
+    """Return the same bits, in the type in which integers are kept."""
     return data.view(_SIGNED.get(data.dtype, data.dtype))
 
 
@@ -105,7 +105,7 @@ def plain_form(shape: tuple[int, ...]) -> Form:
 
 
 def _joint_form(left: Form, right: Form) -> Form | None:
-    """The form of an elementwise operation's result; None if the semantic layer must decide."""
+    """Return the form of an elementwise operation's result; None if the semantic layer must decide."""
     if left.layout is not right.layout and left.layout != right.layout:
         return None
     pairs = [*zip(left.shape, right.shape, strict=False)]

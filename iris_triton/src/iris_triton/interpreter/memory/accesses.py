@@ -85,7 +85,7 @@ def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Reg
 def _locate(
     addresses: Array, mask: Array | None, dtype: np.dtype[Any], access: str
 ) -> tuple[Array | None, Array | None, Any, Region | None]:
-    """The mask, None if it is true; the accessible range as an array, None for the native way; indices into it; it."""
+    """Return mask (None: true), the accessible range as an array (None: the native way), indices into it, the range."""
     mask = None if mask is None or mask.all() else np.broadcast_to(mask, addresses.shape)
     region = check(addresses, mask, dtype.itemsize, access)
     indices = None if region is None else region.indices(addresses if mask is None else addresses[mask], dtype.itemsize)
@@ -205,7 +205,7 @@ def native_rmw(
 
 
 def _spread(data: Array, shape: tuple[int, ...]) -> Array:
-    """The array in a shape, contiguous."""
+    """Return the array in a shape, contiguous."""
     return np.ascontiguousarray(data if data.shape == shape else np.broadcast_to(data, shape))
 
 

@@ -96,7 +96,7 @@ class Region:
         self._views: dict[np.dtype[Any], Array] = {}
 
     def view(self, dtype: np.dtype[Any]) -> Array:
-        """The range as elements of `dtype`, beginning at its first byte; a rest that is too short is left out."""
+        """Return the range as elements of `dtype`, beginning at its first byte; too short a rest is left out."""
         found = self._views.get(dtype)
         if found is None:
             count = (self.end - self.start) // dtype.itemsize
