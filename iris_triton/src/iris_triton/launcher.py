@@ -111,7 +111,7 @@ def _through_triton(
 
 
 class _Driver(NamedTuple):
-    """What launcher.c calls, by address, and what is asked when a launch is made."""
+    """Functions that launcher.c calls, by address, and what is asked when a launch is made."""
 
     functions: tuple[int, int, int]  # cuLaunchKernelEx, cuCtxSetCurrent, cuGetErrorString
     context: Callable[[int], int]  # the primary context of a device

@@ -150,7 +150,7 @@ class NcclAllocator:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
-        """Return the heap as one segment; NCCL has told the peers where it is."""
+        """Return the heap as one segment; NCCL has published where it is."""
         self._check_open()
         return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=_PAYLOAD),)
 

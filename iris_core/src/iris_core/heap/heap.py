@@ -57,7 +57,7 @@ class SymmetricHeap:
             left is the system area: memory that every rank has from the start, for Iris itself.
         streams: the device's streams; those of the host by default.
         device: torch's name of the device whose memory the heap is.
-        gap_nbytes: bytes behind each block that belong to nobody, so that kernels which go too far are found.
+        gap_nbytes: bytes after each block that belong to no tensor, so that kernels which go too far are found.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SymmetricHeap:
         state.closed = ""
 
     def watch(self, watcher: Any) -> None:
-        """Tell an object of every allocation and free from now on; None: nobody.
+        """Tell an object of every allocation and free from now on; None: no object.
 
         `allocated(offset_bytes, nbytes, storage)` comes after an allocation, `freed(storage._cdata)` with a free.
         """

@@ -120,7 +120,7 @@ class ExpertParallel(torch.nn.Module):
         group: what `ctx.ops.experts` returns; layers may share one.  See `dispatch`.
         experts: called with rows (capacity, hidden), `counts` int32 (n,) and `offsets` int32 (n + 1,) of this rank's n
             experts; returns their results, (capacity, hidden).  Rows of expert i are those from `offsets[i]` to
-            `offsets[i + 1]`; what is behind the last one is 0, and of no meaning in the results.
+            `offsets[i + 1]`; what follows the last one is 0, and of no meaning in the results.
 
     Example:
         >>> import torch

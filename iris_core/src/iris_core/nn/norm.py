@@ -1,4 +1,4 @@
-"""RMSNorm behind a sum over ranks, with gradients: what stands between two layers under tensor parallelism."""
+"""RMSNorm after a sum over ranks, with gradients: what stands between two layers under tensor parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Norm(torch.autograd.Function):
-    """What follows is computed alike by all members, so the gradient of the sum is that of each one's part."""
+    """The rest is computed alike by all members, so the gradient of the sum is that of each one's part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float, s: Setting) -> tuple[Tensor, Tensor]:

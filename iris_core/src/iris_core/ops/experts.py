@@ -29,7 +29,7 @@ RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Workspace:
-    """What the kernels of a group work with; `iris_triton.collectives.experts` says how.
+    """Memory that the kernels of a group work with; `iris_triton.collectives.experts` says how.
 
     Attributes:
         world, size, me: ranks of the context, members of the group, and this rank's number among them.
@@ -90,7 +90,7 @@ class Turn:
 
 
 class Dispatched(NamedTuple):
-    """What has arrived: `rows` is (capacity, hidden), the tokens of this rank's experts one expert after the other.
+    """Tokens that have arrived: `rows` is (capacity, hidden), the tokens of this rank's experts one expert after the other.
 
     Those of an expert are in the order of the ranks that they came from, and of these ranks' tokens.  Rows from
     `turn.offsets[-1]` on are undefined; 0 where rows were kept.  `counts` is `turn.counts`.

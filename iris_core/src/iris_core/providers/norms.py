@@ -1,4 +1,4 @@
-"""`all_reduce_rms_norm` on every device: a collective of `ctx.ccl`, and torch's operations behind it."""
+"""`all_reduce_rms_norm` on every device: a collective of `ctx.ccl`, and torch's operations after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Plan:
 
 
 class UnfusedNorm:
-    """The collective, and the norm behind it."""
+    """The collective, then the norm."""
 
     op, name = NORM, "unfused"
     info = everywhere("unfused", "all_reduce and torch's operations, one after the other")

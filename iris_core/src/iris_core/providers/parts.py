@@ -1,4 +1,4 @@
-"""What operations are made of: collectives that are parts of them, contiguous tensors, and what is under way."""
+"""Parts of operations: collectives that are parts of them, contiguous tensors, and what is under way."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ class Begun:
             finish()
 
     def is_completed(self) -> bool:
-        """Whether somebody has waited for the end."""
+        """Whether a caller has waited for the end."""
         return self._finish is None

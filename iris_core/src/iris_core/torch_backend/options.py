@@ -1,4 +1,4 @@
-"""What a process group of backend "iris" may be given, in the form in which this torch hands options on."""
+"""Options of a process group of backend "iris", in the form in which this torch hands options on."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class World:
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object, which can be pickled, on every rank.
 
-        Between nodes, where nobody proves who he is, it is made of numbers, text, containers and numpy arrays.
+        Between nodes, where no rank proves its identity, it is made of numbers, text, containers and numpy arrays.
 
         Raises:
             ValueError: no such rank.

@@ -1,4 +1,4 @@
-"""What a context tells of nodes: which ranks can map this rank's memory."""
+"""The nodes of a context: which ranks can map this rank's memory."""
 
 from __future__ import annotations
 

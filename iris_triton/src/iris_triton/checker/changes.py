@@ -52,7 +52,7 @@ _NAMES = tuple(HOLDS)
 
 
 class Wait(NamedTuple):
-    """What a read waits for."""
+    """A condition that a read waits for."""
 
     cmp: str
     expected: int

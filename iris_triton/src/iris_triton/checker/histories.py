@@ -1,4 +1,4 @@
-"""What has happened to a granule of the heap: the accesses that later ones may be in conflict with.
+"""The past of a granule of the heap: the accesses that later ones may be in conflict with.
 
 A cell holds the number of a *history*: the last writes of its bytes, and the reads since.  That is what FastTrack keeps
 per variable (Flanagan and Freund 2009), but histories are rows of a table that never change, and granules with the same

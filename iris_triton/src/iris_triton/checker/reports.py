@@ -1,4 +1,4 @@
-"""What the checker finds: reports as text and JSON, the errors that carry them, and ranges that are declared benign."""
+"""Findings: reports as text and JSON, the errors that carry them, and ranges that are declared benign."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class DataRaceError(CheckError):
 
 
 class UninitialisedReadError(CheckError):
-    """Bytes of the heap are read, or lanes of a masked load used, that nobody has written."""
+    """Bytes of the heap are read, or lanes of a masked load used, that were never written."""
 
 
 class FreedMemoryError(CheckError):

@@ -148,7 +148,7 @@ class Tables:
         return row
 
     def next_epoch(self, slot: int) -> int:
-        """Return an epoch of a slot that nobody has had before.  The caller holds the lock."""
+        """Return an epoch of a slot that no program has had before.  The caller holds the lock."""
         epoch = int(self.epochs[slot]) + 1
         self.epochs[slot] = epoch
         return epoch

@@ -1,4 +1,4 @@
-"""What the host does: operations of torch on tensors of the heap are accesses, and torch's barrier orders the ranks.
+"""Accesses by the host: operations of torch on tensors of the heap are accesses, and torch's barrier orders the ranks.
 
 A dispatch mode sees the operations of the thread that has opened the context.  What numpy, other threads or C code do
 with the same memory is not seen.

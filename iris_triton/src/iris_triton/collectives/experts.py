@@ -1,11 +1,11 @@
 """Tokens to their experts and back (`ctx.ops.experts`): rows go to where they are used, in one copy.
 
-`count` numbers the tokens of each expert; `exchange` tells all members how many there are, from which each computes the
+`count` numbers the tokens of each expert; `exchange` gives all members their counts, from which each computes the
 row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
 tokens there.  Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds
 them up.  No host waits, and no number of tokens is known to one.
 
-A member that is gone has the rank -1: nothing is stored to it, and nobody waits for it.
+A member that is gone has the rank -1: nothing is stored to it, and no member waits for it.
 
 Calls of a group follow each other on each member's stream, and one turn cannot pass another: a member's numbers of turn
 n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again; where

@@ -148,7 +148,7 @@ _SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
 
 
 def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
-    """Return packets of a block and warps for rows of so many packets: at least one packet for each thread.
+    """Return packets of a block and warps for rows of a number of packets: at least one packet for each thread.
 
     With fewer, several threads would hold the same packet, and one of them clear what another one still waits for.
     """

@@ -1,7 +1,7 @@
 """`one_shot`, `two_shot`: all_reduce_rms_norm.  Whole rows are sent, summed, and normalised by the same program.
 
 Chosen where a table or the model says so: one shot for few rows, two for many.  In one shot each member sends its rows
-to all, and each computes everything behind the only barrier.  In two shots the rows of a band, one for each member, are
+to all, and each computes everything after the only barrier.  In two shots the rows of a band, one for each member, are
 summed by their owners, which send the sums to all.  Either way sums are made in the group's order and rounded, so all
 members get the same bits.
 """

@@ -154,7 +154,7 @@ def _itemsize(element_type):
 
 @triton.jit
 def _check_run(pointer, mask, itemsize: tl.constexpr, heap_bases, rank, what: tl.constexpr):
-    """Check on the CPU that what a mask leaves of a block lies on the heap, one element behind the other."""
+    """Check on the CPU that what a mask leaves of a block lies on the heap, one element after the other."""
 
 
 @cpu_entry(_check_run)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Findings:
-    """What the checker has found in the ranks that a test has started."""
+    """Findings of the checker in the ranks that a test has started."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path, self._taken = path, 0
@@ -41,7 +41,7 @@ class Findings:
 
 @pytest.fixture
 def checked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Findings]:
-    """Check what this process and the ranks that it starts do on CPUs; findings that nobody takes fail the test."""
+    """Check what this process and the ranks that it starts do on CPUs; findings that it does not take fail the test."""
     path = tmp_path / "findings"
     monkeypatch.setenv("IRIS_CHECK", ",".join(ORDINARY_CHECKS))
     monkeypatch.setenv("IRIS_CHECK_REPORTS", str(path))

@@ -43,7 +43,7 @@ class _Operations:
 
 
 class Explorer:
-    """What the executor and the exchanges of the hosts tell, and what accesses return.
+    """Events of the executor and of exchanges of hosts, and what accesses return.
 
     It stands between them and a `Watcher`, if races are looked for, too.
     """

@@ -2,7 +2,7 @@
 
 Half of the seeds walk at random: at a step another program goes on with a probability of the seed.  The others use
 priorities (PCT: Burckhardt, Kothari, Musuvathi and Nagarakatti, ASPLOS 2010): the program of the highest one runs, and
-at a few steps, chosen beforehand, the running one falls behind all others.  A program that polls in vain lets others go
+at a few steps, chosen beforehand, the running one goes after all others.  A program that polls in vain lets others go
 on, in both.
 """
 
@@ -36,7 +36,7 @@ NEW = object()
 
 
 class Policy:
-    """What a seed means: a random walk or priorities, how often and where."""
+    """The meaning of a seed: a random walk or priorities, how often and where."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -245,6 +245,6 @@ class SeededScheduler(Scheduler):
         return self._priorities.setdefault(candidate, self._initial[candidate.pid])
 
     def _lower(self, program: Program) -> None:
-        """Let a program fall behind all others."""
+        """Let a program go after all others."""
         self._turns.control[LOWEST] -= 1
         self._priorities[program] = int(self._turns.control[LOWEST])

@@ -55,7 +55,7 @@ def mixed(*numbers: int) -> int:
 
 
 class Turns:
-    """Whose turn it is.  Collective: every rank makes one.
+    """The rank that has the turn.  Collective: every rank makes one.
 
     Args:
         world: the ranks.
@@ -166,7 +166,7 @@ class Turns:
                 self._take_over(now)
 
     def _progress(self) -> list[Any]:
-        """What changes while the rank that has the turn does anything."""
+        """Counters that change while the rank that has the turn does anything."""
         spent: Any = None
         if self.control[TURN] != NO_RANK:
             with contextlib.suppress(OSError), open(f"/proc/{self.ranks[self.control[TURN], PROCESS]}/stat") as file:

@@ -44,7 +44,7 @@ _PRIVATE = 1 << 48  # keys of memory that is on no heap begin here, for each ran
 
 
 def columns(places: int) -> int:
-    """Return the number of columns of the log where there are so many ranks."""
+    """Return the number of columns of the log for a number of ranks."""
     return SYSTEM + 1 + places + 2 * _OBSERVERS
 
 
@@ -62,7 +62,7 @@ class Store(NamedTuple):
 
 
 class Thread:
-    """What a program of a launch has in its buffer and has heard; `rank` is whose GPU it runs on."""
+    """The things that a program of a launch has in its buffer and has heard; `rank` is whose GPU it runs on."""
 
     __slots__ = ("buffer", "fences", "heard", "heard_at", "is_late", "rank", "released", "strand")
 
@@ -333,7 +333,7 @@ class WeakMemory:
             thread.is_late = True
 
     def load_word(self, thread: Thread, address: Any, value: Any, scope: int, *, acquires: bool) -> None:
-        """As `load`, for one word and a load that is no weak one: what it observes, nobody after it sees older."""
+        """As `load`, for one word and a load that is no weak one: no later load sees older than it observes."""
         thread.is_late = False
         key, size = int(self.keys(address)[0]), value.itemsize
         data = value.view(np.uint8)

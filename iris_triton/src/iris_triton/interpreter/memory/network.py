@@ -37,7 +37,7 @@ _lock = threading.Lock()
 
 
 class _Carrier:
-    """What one rank has on its way; a thread carries it out, which ends when nothing is left."""
+    """Puts that one rank has on their way; a thread carries it out, which ends when nothing is left."""
 
     def __init__(self, memory: MemoryMap, network: Network) -> None:
         self.memory, self.delay_s = memory, network.delay_s
@@ -119,7 +119,7 @@ def put_bytes(network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes:
 def put_bytes_signal(
     network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any, word: Any, value: Any
 ) -> None:
-    """Start a put, and a signal behind it."""
+    """Start a put, and a signal after it."""
     put_bytes(network, peer, to_offset, from_offset, nbytes)
     add_to_word(network, peer, word, value)
 
@@ -167,7 +167,7 @@ def _address(carrier: _Carrier, rank: int, offset: int, nbytes: int) -> int:
 def check_run(
     program: ProgramInfo, pointer: Any, mask: Any, itemsize: int, heap_bases: Any, rank: Any, what: str
 ) -> None:
-    """Check that the elements that a mask leaves lie on this rank's heap, one behind the other."""
+    """Check that the elements that a mask leaves lie on this rank's heap, one after the other."""
     flat: Array = np.atleast_1d(pointer).astype(np.uint64)
     if mask is not None:
         flat = flat[np.broadcast_to(np.asarray(mask, bool), flat.shape)]
