@@ -90,7 +90,7 @@ class Turn:
 
 
 class Dispatched(NamedTuple):
-    """Tokens that have arrived: `rows` is (capacity, hidden), the tokens of this rank's experts one expert after the other.
+    """Arrived tokens: `rows` is (capacity, hidden), those of this rank's experts one expert after the other.
 
     Those of an expert are in the order of the ranks that they came from, and of these ranks' tokens.  Rows from
     `turn.offsets[-1]` on are undefined; 0 where rows were kept.  `counts` is `turn.counts`.
