@@ -26,6 +26,13 @@ def test_the_bytes_of_a_rail(op, flat, on_rail):
     assert machine.seconds(op, 1e6, flat=flat) == pytest.approx(1e6 * on_rail / 100.0)
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_all_to_all_is_direct_messages(flat):
+    machine = Machine(4, 8, node=Level(0.0, 100.0), rail=Level(0.0, 100.0))
+    assert Machine(4, 8, machine.node, FREE).seconds("all_to_all", 1e6, flat=flat) == pytest.approx(1e4 * 7 / 32)
+    assert machine.seconds("all_to_all", 1e6, flat=flat) == pytest.approx(1e4 * 3 / 4)
+
+
 def test_both_levels_work_at_the_same_time_but_for_one_chunk():
     node, rail = Level(0.0, 1e9), Level(0.0, 1e9)
     alone = [Machine(2, 4, each, other).seconds("all_gather", 1e9) for each, other in ((node, FREE), (FREE, rail))]
