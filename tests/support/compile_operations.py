@@ -174,13 +174,10 @@ def _sum(name, args, **constants):
         _HIP: (r"(global|flat|buffer)_load_dwordx4", _STORES[_HIP]),
     }
     return CompileCase(
-        name=f"operation-sum-{name}",
-        kernel=sum_slots,
-        args=args,
+        name=f"operation-sum-{name}", kernel=sum_slots, args=args,
         kwargs={"SIZE": 4, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024, **constants},
-        options={"num_warps": 4},
-        expect=wide,
-    )
+        options={"num_warps": 4}, expect=wide,
+    )  # fmt: skip
 
 
 def _case(name, kernel, args, common, *, wide=True, **constants):
@@ -190,10 +187,6 @@ def _case(name, kernel, args, common, *, wide=True, **constants):
     if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
         patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
     return CompileCase(
-        name=f"operation-{name}",
-        kernel=kernel,
-        args=args,
-        kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
-        options={"num_warps": 4},
-        expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
-    )
+        name=f"operation-{name}", kernel=kernel, args=args, kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
+        options={"num_warps": 4}, expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+    )  # fmt: skip
