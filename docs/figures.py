@@ -231,19 +231,22 @@ def collectives() -> str:
 
 
 def fused() -> str:
-    """The choice beside each peer, and beside our own unfused pair."""
-    here = {(each.file, each.op, each.launched, *each.params.values()): each for each in points("fused")}
-    rows = []
-    for (file, op, launched, *where), each in here.items():
-        if launched == "graph":
-            times, eager = each.times, here.get((file, op, "eager", *where))
-            other = [times.get(name) for name in ("cublas+nccl", "async-tp", "cublas+iris")]
-            shape = f"{each.params['m']}, {each.params['weight'].replace('x', ' x ')}"
-            ratios = [f"{time / times['iris']:.2f}" if time else "" for time in other]
-            last = f"{eager.ratio:.2f}" if eager else ""
-            rows.append([str(each.num_ranks), op, shape, f"{times['iris']:.0f}", *ratios, last])
-    heads = ["GPUs", "operation", "M, N x K", "us", "cuBLAS, NCCL", "async-TP", "cuBLAS, ctx.ccl", "eager"]
-    return f"{table(heads, rows)}\n\n{source(*files('fused'))}"
+    """The choice beside the best peer, in graphs and eagerly."""
+    parts = []
+    for file in files("fused"):
+        here = {
+            (each.op, each.launched, each.params["m"], each.params["weight"]): each
+            for each in points("fused")
+            if each.file == file
+        }
+        columns = [(op, how) for op in dict.fromkeys(op for op, *_ in here) for how in ("graph", "eager")]
+        rows = []
+        for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
+            found = [here.get((op, how, m, weight)) for op, how in columns]
+            rows.append([f"{m}, {weight}", *(f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)])
+        heads = [f"{next(iter(here.values())).num_ranks} GPUs: M, NxK", *(f"{op}, {how}" for op, how in columns)]
+        parts.append(table(heads, rows))
+    return "\n\n".join([*parts, source(*files("fused"))])
 
 
 # -- torch's backend --------------------------------------------------------------------------------------------------
@@ -259,37 +262,39 @@ def by_point(benchmark: str) -> dict[tuple[str, int, str, str], dict[str, Result
 
 
 def torch_all_reduce() -> str:
-    """`dist.all_reduce` beside NCCL's backend and `ctx.ccl`, at powers of four."""
-    rows: dict[tuple[int, int, str], list[str]] = {}
+    """`dist.all_reduce` of heap tensors beside NCCL's backend and `ctx.ccl`, at powers of four."""
+    rows: dict[tuple[int, int], list[str]] = {}
     for (_, gpus, launched, point), there in by_point("all_reduce").items():
         params, times = json.loads(point), {name: each["time_us"] for name, each in there.items()}
-        if {"iris", "ctx.ccl", "nccl"} <= times.keys() and params["nbytes"].bit_length() % 2:
-            cells = rows.setdefault((gpus, params["nbytes"], params["place"]), [""] * 4)
+        is_shown = params["place"] == "heap" and params["nbytes"].bit_length() % 2
+        if {"iris", "ctx.ccl", "nccl"} <= times.keys() and is_shown:
+            cells = rows.setdefault((gpus, params["nbytes"]), [""] * 4)
             at = 2 * (launched == "graph")
             cells[at] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
             cells[at + 1] = f"{times['ctx.ccl']:.1f}"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["GPUs", "bytes", "tensors", "eager", "`ctx.ccl`", "in a graph", "`ctx.ccl`"]
-    cells = [[str(gpus), size(nbytes), place, *row] for (gpus, nbytes, place), row in sorted(rows.items())]
+    heads = ["GPUs", "bytes", "eager", "`ctx.ccl`, eager", "graph", "`ctx.ccl`, graph"]
+    cells = [[str(gpus), size(nbytes), *row] for (gpus, nbytes), row in sorted(rows.items())]
     return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
 
 
 def torch_steps() -> str:
     """Tokens per second of training steps."""
-    rows = []
-    for benchmark, what in (("tensor_parallel", "tensor parallel, compiled"), ("fsdp2", "FSDP2")):
+    rows: dict[tuple[str, int, str], list[str]] = {}
+    for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2")):
         for (_, gpus, launched, point), there in by_point(benchmark).items():
             params = json.loads(point)
             tokens = params["batch"] * params["tokens"] * (gpus if benchmark == "fsdp2" else 1)
             for name, each in there.items():
-                beside = f"{there['nccl']['time_us'] / each['time_us']:.2f}" if "nccl" in there else ""
-                rate = f"{tokens / each['time_us'] * 1e3:,.0f}"
-                rows.append([str(gpus), what, launched, name, rate, beside])
+                beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if "nccl" in there else ""
+                cells = rows.setdefault((what, gpus, name), [""] * 2)
+                cells[launched == "eager"] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["GPUs", "step", "launched", "by", "1000 tokens per second", "times as fast as NCCL"]
-    return f"{table(heads, rows)}\n\n{source(*files('torch_backend'))}"
+    heads = ["step", "GPUs", "by", "graph", "eager"]
+    cells = [[what, str(gpus), name, *row] for (what, gpus, name), row in rows.items()]
+    return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
 
 
 # -- times of one thing -----------------------------------------------------------------------------------------------
@@ -332,14 +337,17 @@ def norms() -> str:
 
 def signals() -> str:
     """Signals and barriers."""
-    rows = []
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for file in files("rma"):
         for each in results(file)["results"]:
             if each["benchmark"] in ("rma.latency", "rma.barrier") and each.get("provider") in ("signal", "barrier"):
-                what = "signal, one way" if each["provider"] == "signal" else "`device_barrier`, in a graph"
-                allocator = results(file)["run"]["allocator"]
-                rows.append([what, each["params"]["sem"], str(each["num_ranks"]), allocator, f"{each['time_us']:.2f}"])
-    return f"{table(['', 'sem', 'GPUs', 'allocator', 'us'], sorted(rows))}\n\n{source(*files('rma'))}"
+                what = "signal, one way" if each["provider"] == "signal" else "`device_barrier`"
+                where = f"{each['num_ranks']} GPUs, `{results(file)['run']['allocator']}`"
+                row = rows.setdefault((f"{what}, {each['params']['sem']}", LAUNCHED[each["timer"]]), {})
+                row[where] = f"{each['time_us']:.2f}"
+    columns = sorted({where for row in rows.values() for where in row})
+    cells = [[*name, *(row.get(where, "") for where in columns)] for name, row in sorted(rows.items())]
+    return f"{table(['us', 'launched', *columns], cells)}\n\n{source(*files('rma'))}"
 
 
 def executor() -> str:
@@ -352,12 +360,12 @@ def executor() -> str:
         [case, *(f"{times[name]:.0f}" if name in times else "" for name in ("executor", "stock"))]
         for case, times in by_case.items()
     ]
-    return f"{table(['us', 'executor', 'stock interpreter'], rows)}\n\n{source('cpu_executor')}"
+    return f"{table(['us, eager', 'executor', 'stock interpreter'], rows)}\n\n{source('cpu_executor')}"
 
 
 def checker() -> str:
     """What the checker costs."""
-    heads = ["ms", "off", "races", "all", "races / off", "all / off", "bytes of tables per byte touched"]
+    heads = ["ms, eager", "off", "races", "all", "races / off", "all / off", "bytes of tables per byte touched"]
     rows = []
     for each in results("checker")["rows"]:
         times = (each[key] for key in ("off_ms", "races_ms", "all_ms"))
@@ -387,10 +395,10 @@ def scaling() -> str:
     """What the model says of collectives, with its own constants."""
     rows = []
     for op in OPS:
-        for nbytes in SIZES[::2] if op != "all_reduce" else SIZES:
-            times = (Machine(nodes).seconds(op, nbytes) * 1e6 for nodes in (1, 2, 4, 8, 16, 32, 64, 128))
+        for nbytes in SIZES[::2]:
+            times = (Machine(nodes).seconds(op, nbytes) * 1e6 for nodes in (1, 4, 16, 64))
             rows.append([op, size(nbytes), *(f"{us:,.0f}" for us in times)])
-    return table(["microseconds", "bytes", *(f"{1 << power} x 8" for power in range(8))], rows)
+    return table(["us, predicted", "bytes", *(f"{nodes} x 8" for nodes in (1, 4, 16, 64))], rows)
 
 
 def scaling_published() -> str:

@@ -3,7 +3,7 @@
 - Functions of Triton and Gluon are shown like functions of Python: the compiled objects are replaced by what they wrap.
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
-- `iris-settings` makes a table of a settings class.
+- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris.
 - README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
@@ -159,6 +159,19 @@ class Settings(SphinxDirective):
         return [table(("variable", "accepts", "default", "what it is for"), rows)] if rows else []
 
 
+class Names(SphinxDirective):
+    """`.. iris-names::`: the modules of AMD's Iris, their names, and where these are here."""
+
+    def run(self) -> list[nodes.Node]:
+        from iris_triton.rocm_iris.names import TABLE
+
+        rows = [
+            (home, "all" if names == "*" else ", ".join(names.split()), ", ".join(paths.split()))
+            for home, names, paths in TABLE
+        ]
+        return [table(("module here", "names", "modules of AMD's Iris"), rows)]
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> nodes.table:
     """A table whose first column is code."""
     group = nodes.tgroup(cols=len(head))
@@ -263,6 +276,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     show_plain_functions()
     app.add_directive("iris-aliases", Aliases)
     app.add_directive("iris-settings", Settings)
+    app.add_directive("iris-names", Names)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards

@@ -1,27 +1,15 @@
-"""The table of names: its modules, what `import iris_triton.as_iris` does with them, and the page that prints it."""
+"""The table of names: its modules, and what `import iris_triton.as_iris` does with them."""
 
 import importlib
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
 import iris_triton
-from iris_triton.rocm_iris.names import NAMED, TABLE, WHOLE
+from iris_triton.rocm_iris.names import NAMED, WHOLE
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "porting.md"
 NAMES = [(path, name) for path, names in NAMED.items() for name in names]
-
-
-def test_the_page_prints_the_table():
-    lines = [f"| {_code(paths)} | {_code(names)} | `{home}` |" for home, names, paths in TABLE]
-    text = PAGE.read_text().partition("<!-- the table of iris_triton.rocm_iris.names -->\n")[2].partition("\n\n")[0]
-    assert text.splitlines()[2:] == lines
-
-
-def _code(words):
-    return ", ".join(f"`{word}`" for word in words.split()) if words != "*" else "all"
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=".".join)

@@ -116,7 +116,7 @@ def test_peers_of_the_same_launch_and_point_are_compared(monkeypatch):
 
 
 def test_tables_of_the_backend_of_torch(monkeypatch):
-    """Beside NCCL at the same point and launch; a place is kept for runs, what is wrong is left out."""
+    """Beside NCCL at the same point and launch; heap tensors only, and nothing that is wrong."""
     monkeypatch.setattr(figures, "files", lambda kind: [])
     assert figures.torch_all_reduce() == figures.torch_steps() == "No run on GPUs is kept yet."
 
@@ -128,6 +128,7 @@ def test_tables_of_the_backend_of_torch(monkeypatch):
 
     point, step = {"nbytes": 1024, "place": "heap"}, {"batch": 8, "tokens": 500}
     there = [
+        result("all_reduce", "iris", 3.0, nbytes=1024, place="ordinary"),
         *(result("all_reduce", *each, **point) for each in (("iris", 2.0), ("ctx.ccl", 1.9), ("nccl", 6.0))),
         *(
             result("all_reduce", f"{name} eager", us, "events", **point)
@@ -140,9 +141,9 @@ def test_tables_of_the_backend_of_torch(monkeypatch):
     monkeypatch.setattr(figures, "files", lambda kind: ["torch_backend-2"])
     monkeypatch.setattr(figures, "results", lambda file: {"results": there})
     monkeypatch.setattr(figures, "source", lambda *names, page="docs": "")
-    assert "| 2 | 1 KiB | heap | 8.0 (2.00) | 7.0 | 2.0 (3.00) | 1.9 |" in figures.torch_all_reduce()
+    assert "| 2 | 1 KiB | 8.0 (2.00) | 7.0 | 2.0 (3.00) | 1.9 |" in figures.torch_all_reduce()
     assert figures.torch_steps().splitlines()[2:5] == [
-        "| 2 | tensor parallel, compiled | graph | nccl | 1,000 | 1.00 |",
-        "| 2 | tensor parallel, compiled | graph | iris fused | 2,000 | 2.00 |",
-        "| 2 | FSDP2 | eager | nccl | 2,000 | 1.00 |",
+        "| tensor parallel | 2 | nccl | 1,000 (1.00) |  |",
+        "| tensor parallel | 2 | iris fused | 2,000 (2.00) |  |",
+        "| FSDP2 | 2 | nccl |  | 2,000 (1.00) |",
     ]

@@ -60,7 +60,7 @@ def test_the_readme_is_short():
 
 SUMMARY = {  # rows of the README, and the rows of docs/compatibility.md that they sum up, by their beginnings
     "heap, device functions": ("device functions of", "device functions and", "`ctx.device_barrier()`"),
-    "`ctx.ccl`: portable": ("`ctx.ccl`, portable", "`ctx.ccl`, the reference's"),
+    "`ctx.ccl`: portable": ("`ctx.ccl`, portable", "`ctx.ccl`, variants of AMD"),
     "`ctx.ccl`: algorithms in Gluon": ("`ctx.ccl`, algorithms in Gluon",),
     "`ctx.ccl`: packets": ("`ctx.ccl`, algorithms of packets",),
     "`ctx.ops`, layers": ("`ctx.ops`, algorithms in plain", "collectives on tiles", "device tracing"),

@@ -317,7 +317,7 @@ class SupportsOperations(Protocol):
         """The algorithms, for this rank's device; what is named first counts where two cost the same."""
 
     def operation_tables(self) -> Sequence[Path]:
-        """Folders with measured tables of operations (docs/ops.md has the format)."""
+        """Folders with measured tables of operations (docs/collectives.md has the format)."""
 
 
 class SupportsGroups(Protocol):
@@ -494,7 +494,7 @@ class Algorithm(Protocol[R]):
 
 
 class Collective(Algorithm[CollectiveRequest], Protocol):
-    """An algorithm of `ctx.ccl`; docs/collectives.md says what it must keep to."""
+    """An algorithm of `ctx.ccl`; docs/write_a_collective.md says what it must keep to."""
 
     def prepare(self, request: CollectiveRequest, context: Any, /) -> Any:
         """Make a plan, with the open `Iris`; see `Algorithm`."""
@@ -506,7 +506,7 @@ class Collective(Algorithm[CollectiveRequest], Protocol):
 
 
 class NormOperation(Algorithm[NormRequest], Protocol):
-    """An algorithm of `ctx.ops.all_reduce_rms_norm`; docs/ops.md says what it must keep to."""
+    """An algorithm of `ctx.ops.all_reduce_rms_norm`; docs/write_a_collective.md says what it must keep to."""
 
     def launch(
         self, plan: Any, out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
@@ -516,7 +516,7 @@ class NormOperation(Algorithm[NormRequest], Protocol):
 
 
 class FusedOperation(Algorithm[FusedRequest], Protocol):
-    """An algorithm of `ctx.ops`: a product and communication; docs/ops.md says what it must keep to."""
+    """An algorithm of `ctx.ops`: a product and communication; docs/write_a_collective.md says what it must keep to."""
 
     def launch(
         self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, /

@@ -308,7 +308,7 @@ class CollectiveRequest:
         rank: this rank in the group.
         group_size: ranks that take part.
         target: device of this rank.
-        options: operation-specific options (reduction, root, in_place, ...); docs/collectives.md has them all.
+        options: operation-specific options (reduction, root, in_place, ...), all in docs/write_a_collective.md.
         members: ranks of the world that take part, in the group's order; empty where there is no world.
         nodes: the node of each of them; empty where the world is on one.
         direct_in: peers can address this rank's input: it lies on the heap and is contiguous.

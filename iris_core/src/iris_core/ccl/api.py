@@ -302,7 +302,7 @@ class Collectives(Calls):
         return CollectiveCall(op, out, inp, group, *how), async_op
 
     def team(self, members: Sequence[int]) -> Team:
-        """Return the team of some ranks of this world, in this order, as algorithms get it (see docs/collectives.md).
+        """Return the team of some ranks of this world, in this order, as algorithms get it.
 
         Collective, the first time: every member calls it, and no other rank.
         """

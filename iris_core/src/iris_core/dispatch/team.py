@@ -423,7 +423,7 @@ class Host:
     """The argument of `prepare` of a `FusedOperation`, and of what `composes`: the team, memory, and the collectives.
 
     Attributes:
-        team: the members; see docs/collectives.md.
+        team: the members.
         processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
         whole: the world of all that wait if one of them is lost: of the operation that this is a part of.
     """
