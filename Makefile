@@ -1,12 +1,17 @@
-# Every target sets up what it needs: a virtual environment in .venv with the four distributions and the tools.
+# Every target sets up what it needs: .venv gets the four distributions with torch and Triton for `make demo`, and the
+# tools as well for the others.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TRITON ?= 3.7.1
+DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
-MANIFESTS := requirements-dev.txt $(wildcard iris_*/pyproject.toml)
+COVERAGE_STAMP := $(VENV)/.installed-coverage
+PIP = $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
+# as many tests at a time as there are cores; what PYTEST_ARGS says comes later and counts, such as -n 0
+PARALLEL := -n auto --dist worksteal
 TIERS ?=
 JOBS ?= 1
 # what a part of the tests says is no result to be kept
@@ -18,42 +23,54 @@ COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak litmus clean
+.PHONY: help demo test test-all coverage lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak litmus clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
-	@echo "make test         the whole test suite (no GPU needed)"
+	@echo "make test         the whole test suite on all cores (no GPU needed)"
 	@echo "make test-all     the same with every combination of dtypes, reductions, shapes, places and ranks; much longer"
+	@echo "make coverage     make test, and how much of each module ran; fails below the share in pyproject.toml"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation, in build/docs/index.html; warnings are errors"
 	@echo "make gpu-test     the tests that need GPUs, in tiers of 1, 2, 4 and 8; TIERS=\"1 2\" for some of them,"
 	@echo "                  JOBS=12 for as many at the same time (needs pytest-xdist)"
-	@echo "make test-triton TRITON=3.6.0   the suite with another Triton, in its own environment"
+	@echo "make test-triton TRITON=3.6.0 TORCH=2.11.0   the suite with others, in an environment of its own"
 	@echo "make test-nccl    compiles kernels that reach other nodes with every NCCL and Triton; fetches 1.3 GB, once"
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
 	@echo "make litmus       litmus tests of PTX under 2000 seeds each; SEEDS=100 for others"
 	@echo "make soak         whether memory, descriptors or threads grow, for SECONDS=120 on CPU ranks, then on 2 GPUs"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
-$(STAMP): $(MANIFESTS)
+$(DEMO_STAMP): requirements.txt $(wildcard iris_*/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit("Iris needs Python 3.11 or newer, not " + sys.version.split()[0] + "; say make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing torch, triton, Iris and the tools into $(VENV): some minutes, the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=68'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-dev.txt
+	@echo "installing torch, triton and Iris into $(VENV): some minutes, the first time"
+	$(PIP) install 'setuptools>=77'
+	$(PIP) install --no-build-isolation -r requirements.txt
 	@touch $@
 
-demo: $(STAMP)
+$(STAMP): requirements-dev.txt $(DEMO_STAMP)
+	$(PIP) install --quiet -r requirements-dev.txt
+	@touch $@
+
+demo: $(DEMO_STAMP)
 	$(BIN)/iris demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 litmus: $(STAMP)
 	$(BIN)/python tests/checker/count_litmus.py --seeds $(or $(SEEDS),2000)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest --exhaustive $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --exhaustive $(PARALLEL) $(PYTEST_ARGS)
+
+$(COVERAGE_STAMP): $(STAMP)
+	$(PIP) install --quiet 'pytest-cov>=7'
+	@touch $@
+
+coverage: $(COVERAGE_STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -65,7 +82,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 $(DOCS_STAMP): requirements-docs.txt $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	$(PIP) install --quiet -r requirements-docs.txt
 	@touch $@
 
 docs: $(DOCS_STAMP)
@@ -111,13 +128,17 @@ $(GPU_VENV)/.installed: $(wildcard iris_*/pyproject.toml)
 		-e ./iris_core -e ./iris_allocators -e ./iris_triton -e ./iris_gluon
 	@touch $@
 
-# The same suite with another Triton.  The pin of requirements-dev.txt is left out, everything else stays.
+# The same suite with another Triton, and with another torch where TORCH names one.  The pins of requirements.txt are left
+# out, everything else stays.
+TORCH ?= $(shell sed -n 's/^torch==//p' requirements.txt)
+OTHER := .venv-triton-$(TRITON)-torch-$(TORCH)
 test-triton:
-	test -x .venv-triton-$(TRITON)/bin/python || $(PYTHON) -m venv .venv-triton-$(TRITON)
-	sed '/^triton==/d' requirements-dev.txt > .venv-triton-$(TRITON)/requirements.txt
-	sed -i 's#-e \./#-e $(CURDIR)/#' .venv-triton-$(TRITON)/requirements.txt
-	.venv-triton-$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r .venv-triton-$(TRITON)/requirements.txt triton==$(TRITON)
-	.venv-triton-$(TRITON)/bin/python -m pytest $(PYTEST_ARGS)
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	sed -e '/^triton==/d' -e '/^torch==/d' -e 's#-e \./#-e $(CURDIR)/#' requirements.txt > $(OTHER)/requirements.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OTHER)/requirements.txt \
+		-r requirements-dev.txt torch==$(TORCH)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==$(TRITON)
+	$(OTHER)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # NCCL's device functions and the compilers alone, beside the environment: nothing in it changes.
 NCCLS ?= 2.30.7 2.32.3

@@ -4,7 +4,7 @@
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
 - `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris.
-- README, CONTRIBUTING and CHANGELOG become pages; links to folders of the repository become text.
+- README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
 
@@ -209,8 +209,8 @@ def borrow(app: Sphinx, page: str, source: list[str]) -> None:
         text, target, anchor = match.groups()
         inside = target.removeprefix("docs/")
         if inside == target:  # what has a page is linked to that
-            page_of = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-            inside = page_of.get(target, f"../{target}")
+            page = "index.md" if target == "README.md" else target.lower()
+            inside = page if (docs / page).is_file() else f"../{target}"
         return f"[{text}]({inside}{anchor})"
 
     def unlinked(match: re.Match[str]) -> str:

@@ -24,6 +24,7 @@ from iris_core.nn import (
     linear_all_gather,
     linear_all_reduce,
     linear_reduce_scatter,
+    ring_attention,
     ulysses,
 )
 from iris_core.ops import FusedConfig, FusedWorkspace
@@ -127,6 +128,9 @@ def functions(ctx):
     close(linear_all_reduce(ctx, on(x[:, ins]), on(weight[:, ins])), whole)  # divided by input features
     close(linear_reduce_scatter(ctx, on(x[:, ins]), on(weight[:, ins])), whole[rows])
     close(ulysses(ctx, on(x[rows]), 1, 0), x[:, ins])
+    q = torch.randn(2, world * M, 16, generator=generator)  # two heads
+    ring = ctx.ops.ring_attention(2, 2, world * M, 16, dtype=torch.float32, gradients=True)
+    close(ring_attention(ring, *[on(ring.part(q))] * 3), ring.part((q @ q.mT / 4).softmax(-1) @ q))
     out, stream = all_reduce_rms_norm(ctx, on(x / world), on(x), on(weight[0]))
     close(stream, 2 * x)
     close(RMSNorm(ctx, world * K)(on(x / world), on(x))[0], torch.nn.functional.rms_norm(2 * x, (world * K,)))

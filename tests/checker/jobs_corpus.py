@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+from unittest import mock
 
 import torch
 
@@ -47,16 +48,21 @@ def checked(path, module, function, *args):
         return getattr(importlib.import_module(module), function)(*args)
 
 
-def decode_in_a_row(example, path):
-    """Decode some tokens with nothing between the launches, with a script that may not be the example as it is."""
-    module = importlib.import_module("jobs_examples").load(example)
-    with checking(path), Iris("4MiB", device="cpu") as ctx:
-        decode = module.FlashDecode(ctx, 1, 4, 2, 16, 2)
+def decode_in_a_row(kernel, path):
+    """Decode some tokens with nothing between the launches, with a kernel that may not be the library's as it is."""
+    with _kernel(kernel), checking(path), Iris("4MiB", device="cpu") as ctx:
+        decode = ctx.ops.flash_decode(1, 4, 2, 16, dtype=torch.float16, pieces=2)
         k, v = (torch.ones(1, 2, 64, 16, dtype=torch.float16) for _ in range(2))
         for token in range(3):
             lengths = torch.full((1,), 20 + token, dtype=torch.int32)
             decode(torch.ones(1, 4, 16, dtype=torch.float16), k, v, lengths)
         ctx.barrier()
+
+
+def _kernel(path):
+    """Let the library decode with the kernel of a file."""
+    kernels = importlib.import_module("jobs_examples").load(path).DecodeKernels
+    return mock.patch("iris_triton.gemm.flash_decode.DecodeKernels", kernels)
 
 
 def explored(seed, path, module, function, *args):
@@ -65,10 +71,10 @@ def explored(seed, path, module, function, *args):
         return getattr(importlib.import_module(module), function)(*args)
 
 
-def _decoded(module):
+def _decoded():
     """Decode some tokens with nothing between the launches; returns the results' bits, or the kind of the error."""
     with Iris("4MiB", device="cpu") as ctx:
-        decode = module.FlashDecode(ctx, 1, 4, 2, 16, 2)
+        decode = ctx.ops.flash_decode(1, 4, 2, 16, dtype=torch.float16, pieces=2)
         generator = torch.Generator().manual_seed(7 + ctx.cur_rank)
         k, v = (torch.randn(1, 2, 64, 16, generator=generator).half() for _ in range(2))
         generator.manual_seed(5)
@@ -82,13 +88,13 @@ def _decoded(module):
     return torch.stack(found).view(torch.int16).tolist()
 
 
-def decode_under_seeds(example, seeds, checks="schedules", path=""):
+def decode_under_seeds(kernel, seeds, checks="schedules", path=""):
     """Decode under each seed; returns the results without a seed, then those of each."""
-    module = importlib.import_module("jobs_examples").load(example)
-    found = [_decoded(module)]
-    for seed in seeds:
-        with exploring(seed, path, checks):
-            found.append(_decoded(module))
+    with _kernel(kernel):
+        found = [_decoded()]
+        for seed in seeds:
+            with exploring(seed, path, checks):
+                found.append(_decoded())
     return found
 
 

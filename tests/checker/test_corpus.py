@@ -1,9 +1,9 @@
 """Every planted mistake is reported with its two lines, and no twin that is right is."""
 
 import inspect
+import pathlib
 
 import jobs_corpus
-import jobs_examples
 import planted_gluon
 import planted_memory
 import planted_messages
@@ -12,6 +12,9 @@ import planted_trackers
 import pytest
 
 from iris_triton.checker.reports import Report
+from iris_triton.gemm import flash_decode
+
+FLASH_DECODE = pathlib.Path(flash_decode.__file__)
 
 
 def marked(module, letter, name):
@@ -76,12 +79,12 @@ def test_in_gluon(pool, tmp_path, name, bug):
 
 
 def as_it_was(source, bug=True):
-    """The source of the example flash decode, with one counter for all senders if `bug`; see a2791c6."""
+    """The source of the kernel of flash decode, with one counter for all senders if `bug`; see a2791c6."""
     for now, before in (
-        ("ctx.signal(arrived + ctx.rank * rows + row, 1", "ctx.signal(arrived + row, 1"),
+        ("ctx.signal(arrived + me * rows + row, turn, peer)", 'ctx.signal(arrived + row, 1, peer, op="add")'),
         (
-            "for sender in range(WORLD):\n            ctx.wait(arrived + sender * rows + row, turn * PIECES)",
-            "ctx.wait(arrived + row, turn * (WORLD * PIECES))",
+            "for sender in range(SIZE):\n            ctx.wait(arrived + sender * rows + row, turn)",
+            "ctx.wait(arrived + row, turn * SIZE)",
         ),
     ):
         assert source.count(now) == 1
@@ -91,11 +94,11 @@ def as_it_was(source, bug=True):
 
 @pytest.mark.parametrize("bug", [True, False])
 def test_flash_decode_as_it_was(pool, tmp_path, bug):
-    """One counter for all senders, in three launches in a row.  The example has one for each."""
-    source = as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), bug)
-    example, path = tmp_path / "example.py", tmp_path / "found"
-    example.write_text(source)
-    pool.run(jobs_corpus.decode_in_a_row, 3, str(example), str(path))
+    """One counter for all senders, in three launches in a row.  The library has one for each."""
+    source = as_it_was(FLASH_DECODE.read_text(), bug)
+    kernel, path = tmp_path / "kernel.py", tmp_path / "found"
+    kernel.write_text(source)
+    pool.run(jobs_corpus.decode_in_a_row, 3, str(kernel), str(path))
     found = reports(path)
     assert ({"counter", "race"} >= {each.kind for each in found} and found != []) == bug
     for each in found:

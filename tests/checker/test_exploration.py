@@ -8,10 +8,9 @@ import sys
 import textwrap
 
 import jobs_corpus
-import jobs_examples
 import jobs_exploration
 import pytest
-from test_corpus import as_it_was
+from test_corpus import FLASH_DECODE, as_it_was
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
@@ -45,10 +44,10 @@ def test_a_mistake_changes_results_and_its_twin_does_not(pool, name):
 
 
 def test_flash_decode_as_it_was_is_wrong_in_one_of_200_schedules(pool, some, tmp_path):
-    """By its results alone; with the counters that the example has now it is right."""
+    """By its results alone; with the words that there are now it is right."""
     for bug in (False, True):
         example = tmp_path / f"example_{bug}.py"
-        example.write_text(as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), bug))
+        example.write_text(as_it_was(FLASH_DECODE.read_text(), bug))
         for first in some(range(0, 200, 10), 20, 4) if bug else [0]:
             seeds = list(range(first, first + 10))
             ranks = pool.run(jobs_corpus.decode_under_seeds, 3, str(example), seeds)
@@ -60,7 +59,7 @@ def test_flash_decode_as_it_was_is_wrong_in_one_of_200_schedules(pool, some, tmp
 
 def test_flash_decode_as_it_was_is_reported_with_its_seed(pool, tmp_path):
     example, path = tmp_path / "example.py", tmp_path / "found"
-    example.write_text(as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), True))
+    example.write_text(as_it_was(FLASH_DECODE.read_text(), True))
     pool.run(jobs_corpus.decode_under_seeds, 3, str(example), [3], "races,schedules", str(path))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert {row["seed"] for row in rows} == {3}

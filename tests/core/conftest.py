@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
 import sys
+import tempfile
 
 import pytest
 from dist_info import install_distribution, provider_source
@@ -44,17 +47,30 @@ class Site:
         registry.block(block)
         return registry
 
+    @contextlib.contextmanager
+    def renewed(self):
+        """Another one in its place, for the next row of a table."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder.parent)) / "site"
+        with pytest.MonkeyPatch.context() as patch, opened_site(folder, patch) as site:
+            yield site
 
-@pytest.fixture
-def site(tmp_path, monkeypatch, clean_environment):
+
+@contextlib.contextmanager
+def opened_site(folder, monkeypatch):
     """An empty site folder on the import path; what was imported from it is forgotten afterwards."""
-    folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     reset_default_registry()
     before = set(sys.modules)
     yield Site(folder)
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
             del sys.modules[name]
     reset_default_registry()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch, clean_environment):
+    """An empty site folder on the import path."""
+    with opened_site(tmp_path / "site", monkeypatch) as site:
+        yield site

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from dist_info import provider_source
+from tables import table
 
 from iris_core import cli
 from iris_core.cli._output import print_table
@@ -41,7 +42,7 @@ def test_every_subcommand_has_the_same_shape(capsys):
         assert module.run.__doc__
 
 
-@pytest.mark.parametrize("arguments", [[], ["nope"], ["plugins", "--nope"], ["plugins", "nope"]])
+@table("arguments", [[], ["nope"], ["plugins", "--nope"], ["plugins", "nope"]])
 def test_wrong_usage_is_status_2(capsys, arguments):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")

@@ -16,6 +16,7 @@ import pytest
 import table_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from iris_core import documents
 from iris_core.bench import Report
@@ -236,18 +237,14 @@ IN_PLACE = {
     "a part of it": lambda path: path.write_bytes(path.read_bytes()[:-20]),
     "no text": lambda path: path.write_bytes(bytes(range(256))),
     "another encoding": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
-    "deep nesting": lambda path: path.write_bytes(b"[" * 200_000),
-    "a number": lambda path: path.write_bytes(b"5"),
+    "deep nesting": lambda path: path.write_bytes(b"[" * 200_000), "a number": lambda path: path.write_bytes(b"5"),
     "a list": lambda path: path.write_bytes(b"[1, 2]"),
-    "another format": lambda path: path.write_text('{"format": 1, "schema": 2}'),
-    "a folder": no_file,
-    "a pipe": pipe,
-    "a circle of links": circle,
-    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("there_is_no_such")),
-}
+    "another format": lambda path: path.write_text('{"format": 1, "schema": 2}'), "a folder": no_file, "a pipe": pipe,
+    "a circle of links": circle, "a link to nothing": lambda path: (path.unlink(), path.symlink_to("there_is_no_such")),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", IN_PLACE.values(), ids=IN_PLACE)
+@table("damage", IN_PLACE.values())
 def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
     for number, (document, lookup) in enumerate(
         [

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from dist_info import provider_source
+from tables import table
 
 from iris_core.cli import main, tune
 from iris_core.cli.doctor import examine_packages
@@ -45,10 +46,9 @@ def test_plugins_lists_what_is_damaged(capsys, site):
     assert found["host"]["state"] == "loaded"
 
 
-@pytest.mark.parametrize(
+@table(
     "field",
     ["level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)"],
-    ids=["without a default", "with a wrong default", "that raises"],
 )
 def test_config_lists_the_others(capsys, site, field):
     source = provider_source("bad").replace('"""No settings."""', field)
@@ -95,7 +95,7 @@ def measured(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("table", ["damaged", "of other ranks", "of another device", "a folder", "in a file"])
+@table("table", ["damaged", "of other ranks", "of another device", "a folder", "in a file"])
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, table):
     path = tmp_path / "table.json"
     if table == "damaged":

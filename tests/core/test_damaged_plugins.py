@@ -11,6 +11,7 @@ import sys
 import pytest
 from dist_info import install_distribution, provider_source
 from table_files import table_file
+from tables import table
 
 from iris_core.errors import PluginError, PluginLoadError
 from iris_core.registry import Registry
@@ -59,12 +60,9 @@ def circle_in_place_of(name):
 
 
 LISTED = {
-    "no METADATA": lambda info: (info / "METADATA").unlink(),
-    "METADATA is a folder": folder_in_place_of("METADATA"),
-    "METADATA is a circle of links": circle_in_place_of("METADATA"),
-    "METADATA is empty": metadata(b""),
-    "METADATA is no text": metadata(bytes(range(256))),
-    "no Name": metadata(b"Metadata-Version: 2.1\nVersion: 1.0\n"),
+    "no METADATA": lambda info: (info / "METADATA").unlink(), "METADATA is a folder": folder_in_place_of("METADATA"),
+    "METADATA is a circle of links": circle_in_place_of("METADATA"), "METADATA is empty": metadata(b""),
+    "METADATA is no text": metadata(bytes(range(256))), "no Name": metadata(b"Metadata-Version: 2.1\nVersion: 1.0\n"),
     "a Name that is none": metadata(b"Name: iris bad\nVersion: 1.0\n"),
     "no Version": metadata(b"Metadata-Version: 2.1\nName: iris-bad\n"),
     "entry_points.txt without =": entry_points(b"[iris.allocators]\nbad\n"),
@@ -73,12 +71,11 @@ LISTED = {
     "an entry without a value": entry_points(b"[iris.allocators]\nbad =\n"),
     "an invalid version, no module": metadata(b"Name: iris-bad\nVersion: not a version\n"),
     "a folder of another name": metadata(b"Name: iris-other\nVersion: 1.0\n"),
-    "left by an installer": rename_to("~ris_bad-1.0.dist-info"),
-    "a folder without a name": rename_to(".dist-info"),
-}
+    "left by an installer": rename_to("~ris_bad-1.0.dist-info"), "a folder without a name": rename_to(".dist-info"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", LISTED.values(), ids=LISTED)
+@table("damage", LISTED.values())
 def test_a_damaged_distribution_is_listed_as_broken(site, damage):
     damage(site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}}))
     site.provider("good")
@@ -126,7 +123,7 @@ def test_a_damaged_distribution_hides_a_later_one_of_its_name(site, tmp_path):
     assert record.state is PluginState.BROKEN
 
 
-@pytest.mark.parametrize("strange", [None, 5, b"/tmp", "a\0b", pathlib.Path("/tmp"), "\udcff"], ids=repr)
+@table("strange", [None, 5, b"/tmp", "a\0b", pathlib.Path("/tmp"), "\udcff"])
 def test_what_imports_ignore_on_the_path_is_ignored(site, monkeypatch, strange):
     site.provider("good")
     monkeypatch.setattr(sys, "path", [strange, *sys.path])
@@ -165,8 +162,8 @@ def call(registry, record, hook):
     return calls[hook]()
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("body", RAISES.values(), ids=RAISES)
+@table("hook", HOOKS)
+@table("body", RAISES.values())
 def test_whatever_a_hook_raises_is_an_error_of_its_plugin(site, hook, body):
     site.provider("bad", source=with_hook("bad", hook, body))
     registry = site.registry()
@@ -176,7 +173,7 @@ def test_whatever_a_hook_raises_is_an_error_of_its_plugin(site, hook, body):
     assert (record.state is PluginState.BROKEN) == (hook != "create")
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@table("hook", HOOKS)
 def test_an_interrupt_passes(site, hook):
     site.provider("bad", source=with_hook("bad", hook, "raise KeyboardInterrupt"))
     registry = site.registry()
@@ -233,9 +230,10 @@ BAD_SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", BAD_SOURCES.values(), ids=BAD_SOURCES)
+@table("source", BAD_SOURCES.values())
 def test_automatic_choice_warns_once_and_takes_another(site, log, source):
     """However many devices there are, and however often contexts are opened."""
+    log.clear()
     site.provider("bad", source=source)
     site.provider("good")
     site.provider("works", "BACKEND")
@@ -308,11 +306,8 @@ def test_a_rank_opens_and_computes_beside_all_of_it(site, tmp_path):
     done = subprocess.run(
         [sys.executable, str(site.folder / "program.py")],
         env={**os.environ, "PYTHONPATH": str(site.folder), "IRIS_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.stdout.splitlines() == ["True its `supports` raised SystemExit: 3"], done.stderr
     warned = [line for line in done.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
     for name in ("iris_gone", "iris-high", "iris-leaves", "odd", "iris-quits", "'unset'", "iris-watch", *"0123"):

@@ -4,8 +4,8 @@ import argparse
 import json
 import math
 
-import pytest
 import torch
+from tables import table
 
 import iris_core
 from iris_core.cli import demo, main
@@ -32,8 +32,8 @@ def test_the_worst_rank_counts():
     assert not merged["ok"]
 
 
-@pytest.mark.parametrize(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
-@pytest.mark.parametrize("as_json", [False, True])
+@table(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
+@table("as_json", [False, True])
 def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
     row = ROW | {"error": error, "ok": ok}
     monkeypatch.setattr(iris_core, "run", lambda *args: [([ROW], "chosen"), ([row], "chosen")])
@@ -71,22 +71,11 @@ def test_an_unknown_demonstration_lists_those_there_are(capsys, forked_ranks):
     assert "message-passing, gemm-all-scatter" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "device", "expected"),
-    [
-        (0, None, None, (4, "cpu")),
-        (0, 2, None, (2, "cpu")),
-        (8, None, None, (4, None)),
-        (2, None, None, (2, None)),
-        (1, None, None, (4, "cpu")),
-        (2, 4, None, (4, "cpu")),
-        (8, 3, "cpu", (3, "cpu")),
-        (8, None, "cuda", (4, "cuda")),
-        (1, None, "cuda", (1, "cuda")),
-        (2, 4, "cuda", (4, "cuda")),
-        (8, 2, "cuda:1", (2, "cuda:1")),
-    ],
-)
+@table(("gpus", "ranks", "device", "expected"), [
+    (0, None, None, (4, "cpu")), (0, 2, None, (2, "cpu")), (8, None, None, (4, None)), (2, None, None, (2, None)),
+    (1, None, None, (4, "cpu")), (2, 4, None, (4, "cpu")), (8, 3, "cpu", (3, "cpu")), (8, None, "cuda", (4, "cuda")),
+    (1, None, "cuda", (1, "cuda")), (2, 4, "cuda", (4, "cuda")), (8, 2, "cuda:1", (2, "cuda:1")),
+])  # fmt: skip
 def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

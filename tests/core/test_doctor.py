@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from tables import table
 
 from iris_core import cli
 from iris_core.cli import doctor
@@ -112,7 +113,7 @@ def test_without_torch_there_is_no_self_test(capsys, monkeypatch, here, clean_en
     assert "no backend and allocator can be used together here" in found["self-test"][1]
 
 
-@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan"])
+@table("timeout", ["soon", "0", "-1", "nan"])
 def test_a_bound_that_is_none_is_wrong_usage(capsys, timeout):
     assert cli.main(["doctor", "--timeout", timeout]) == 2
     assert "--timeout" in capsys.readouterr().err
@@ -146,14 +147,11 @@ def test_a_plugin_brings_its_own_findings_about_its_own_devices(capsys, here, si
     assert found["allocator other"][0] == "ok" or "unavailable" in found["allocator other"][1]
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ("raise OSError('no such wire')", "iris_plugin_diagnose raised OSError: no such wire"),
-        ("return ['text']", "must return a list of Finding, not ['text']"),
-        ("return None", "must return a list of Finding, not None"),
-    ],
-)
+@table(("body", "text"), [
+    ("raise OSError('no such wire')", "iris_plugin_diagnose raised OSError: no such wire"),
+    ("return ['text']", "must return a list of Finding, not ['text']"),
+    ("return None", "must return a list of Finding, not None"),
+])  # fmt: skip
 def test_a_diagnosis_that_fails_is_a_finding(capsys, here, site, body, text):
     site.provider("mine", source=diagnosing("mine", body))
     status, document, found = report(capsys, "--no-self-test")
@@ -228,7 +226,7 @@ def test_eight_gpus(gpus):
     assert "all 56 ordered pairs" in found["peer access"].text
 
 
-@pytest.mark.parametrize(("hip", "way"), [(None, "CUDA_VISIBLE_DEVICES"), ("7.0", "HIP_VISIBLE_DEVICES")])
+@table(("hip", "way"), [(None, "CUDA_VISIBLE_DEVICES"), ("7.0", "HIP_VISIBLE_DEVICES")])
 def test_gpus_that_do_not_reach_each_other_are_broken(gpus, hip, way):
     found, facts = gpus(4, lambda one, other: {one, other} == {2, 3}, hip=hip)
     assert found["peer access"].verdict is Verdict.BROKEN
@@ -237,17 +235,14 @@ def test_gpus_that_do_not_reach_each_other_are_broken(gpus, hip, way):
     assert facts["gpus"][0]["arch"] == ("gfx942" if hip else "sm_90")
 
 
-@pytest.mark.parametrize(
-    ("cuda", "present", "hidden", "init", "verdict", "text"),
-    [
-        (None, [], None, None, Verdict.OK, "built for CPUs only"),
-        (None, ["/dev/nvidia0"], None, None, Verdict.NOTE, "install a torch for them"),
-        ("13.0", [], None, None, Verdict.NOTE, "sees no GPU"),
-        ("13.0", ["/dev/nvidia0"], "", None, Verdict.NOTE, "CUDA_VISIBLE_DEVICES='' hides them"),
-        ("13.0", ["/dev/nvidia0"], None, RuntimeError("no driver"), Verdict.BROKEN, "no driver"),
-        ("13.0", ["/dev/nvidia0"], None, RuntimeError("Error 802: not ready"), Verdict.BROKEN, "nvidia-fabricmanager"),
-    ],
-)
+@table(("cuda", "present", "hidden", "init", "verdict", "text"), [
+    (None, [], None, None, Verdict.OK, "built for CPUs only"),
+    (None, ["/dev/nvidia0"], None, None, Verdict.NOTE, "install a torch for them"),
+    ("13.0", [], None, None, Verdict.NOTE, "sees no GPU"),
+    ("13.0", ["/dev/nvidia0"], "", None, Verdict.NOTE, "CUDA_VISIBLE_DEVICES='' hides them"),
+    ("13.0", ["/dev/nvidia0"], None, RuntimeError("no driver"), Verdict.BROKEN, "no driver"),
+    ("13.0", ["/dev/nvidia0"], None, RuntimeError("Error 802: not ready"), Verdict.BROKEN, "nvidia-fabricmanager"),
+])  # fmt: skip
 def test_no_gpu(gpus, monkeypatch, cuda, present, hidden, init, verdict, text):
     monkeypatch.setattr(glob, "glob", lambda pattern: present if "nvidia" in pattern else [])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -284,7 +279,7 @@ def test_limits_are_noted(monkeypatch, tmp_path):
     assert "ulimit -n 4096" in found["open files"].text
 
 
-@pytest.mark.parametrize(("call", "subject"), [("os.memfd_create", "memfd"), ("socket.send_fds", "descriptors")])
+@table(("call", "subject"), [("os.memfd_create", "memfd"), ("socket.send_fds", "descriptors")])
 def test_what_is_forbidden_is_broken(monkeypatch, call, subject):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
@@ -336,12 +331,12 @@ ON_GPUS = {("language", "pool"), ("language", "virtual"), ("another", "pool")}
 ON_CPUS = {("language", "pages"), ("another", "pages")}
 
 
-@pytest.mark.parametrize("hip", [False, True])
+@table("hip", [False, True])
 def test_self_tests_with_many_gpus(registry, hip):
     assert planned(registry, 8, hip) == {(*names, "cuda", 8) for names in ON_GPUS}
 
 
-@pytest.mark.parametrize(("cores", "ranks"), [(2, 2), (3, 2), (4, 4), (64, 4)])
+@table(("cores", "ranks"), [(2, 2), (3, 2), (4, 4), (64, 4)])
 def test_self_tests_with_one_gpu_or_none(registry, monkeypatch, cores, ranks):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     on_cpu = {(*names, "cpu", ranks) for names in ON_CPUS}

@@ -102,27 +102,21 @@ def test_a_third_party_brings_its_own(alone):
     assert document["checks"] == [{"op": "touch", "rank": 0, "peer": 0, "problem": "", "ok": True}]
 
 
-@pytest.mark.parametrize(
-    ("source", "problems"),
-    [
-        (
-            "def attach(self, memory):\n    raise RuntimeError('no such thing')",
-            ["rank 0: RuntimeError: no such thing", "rank 0 was in open"],
-        ),
-        (
-            "def self_test(self, context, begin):\n    begin('touch', 0)\n    yield 1 / 0",
-            ["rank 0: ZeroDivisionError: division by zero", "rank 0 was in touch with rank 0"],
-        ),
-        (
-            "def self_test(self, context, begin):\n    yield 'ok'",
-            ["rank 0: TypeError: the backend's self-test gave 'ok', not a PairCheck", "rank 0 was in close"],
-        ),
-        (
-            "def self_test(self, context, begin):\n    yield from ()",
-            ["the self-test of backend 'theirs' reported nothing"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "problems"), [
+    (
+        "def attach(self, memory):\n    raise RuntimeError('no such thing')",
+        ["rank 0: RuntimeError: no such thing", "rank 0 was in open"],
+    ),
+    (
+        "def self_test(self, context, begin):\n    begin('touch', 0)\n    yield 1 / 0",
+        ["rank 0: ZeroDivisionError: division by zero", "rank 0 was in touch with rank 0"],
+    ),
+    (
+        "def self_test(self, context, begin):\n    yield 'ok'",
+        ["rank 0: TypeError: the backend's self-test gave 'ok', not a PairCheck", "rank 0 was in close"],
+    ),
+    ("def self_test(self, context, begin):\n    yield from ()", ["the self-test of backend 'theirs' reported nothing"]),
+])  # fmt: skip
 def test_what_goes_wrong_on_a_rank_is_broken(alone, source, problems):
     test = alone(source)
     assert (test.state, test.finding().verdict) == ("failed", Verdict.BROKEN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 
-import pytest
+from tables import table
 
 from iris_core import errors
 
@@ -29,21 +29,13 @@ def test_every_class_is_an_iris_error_with_a_docstring_and_stands_in_the_overvie
         assert cls.__name__ in errors.__doc__, cls
 
 
-@pytest.mark.parametrize(
-    ("cls", "standard"),
-    [
-        (errors.PluginNotFoundError, LookupError),
-        (errors.PluginLoadError, ImportError),
-        (errors.SettingsError, ValueError),
-        (errors.UnsupportedError, NotImplementedError),
-        (errors.DeviceError, RuntimeError),
-        (errors.DeviceTimeoutError, TimeoutError),
-        (errors.HeapError, RuntimeError),
-        (errors.HeapExhaustedError, MemoryError),
-        (errors.NotOnHeapError, ValueError),
-        (errors.CollectiveTimeoutError, TimeoutError),
-    ],
-)
+@table(("cls", "standard"), [
+    (errors.PluginNotFoundError, LookupError), (errors.PluginLoadError, ImportError),
+    (errors.SettingsError, ValueError), (errors.UnsupportedError, NotImplementedError),
+    (errors.DeviceError, RuntimeError), (errors.DeviceTimeoutError, TimeoutError), (errors.HeapError, RuntimeError),
+    (errors.HeapExhaustedError, MemoryError), (errors.NotOnHeapError, ValueError),
+    (errors.CollectiveTimeoutError, TimeoutError),
+])  # fmt: skip
 def test_standard_errors_catch_ours(cls, standard):
     assert issubclass(cls, standard)
 
@@ -64,7 +56,7 @@ def test_driver_error_says_call_name_and_code():
     assert str(EXAMPLES[2]) == "cuMemMap failed with CUDA_ERROR_INVALID_VALUE (1): hint"
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+@table("error", EXAMPLES)
 def test_attributes_survive_the_way_from_another_process(error):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)

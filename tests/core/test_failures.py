@@ -1,6 +1,7 @@
 """A process without peers, and what all ranks refuse together."""
 
 import pytest
+from tables import table
 
 from iris_core.errors import IrisError, RankMismatchError, SettingsError, UnsupportedError
 from iris_core.world import SingleWorld, connect
@@ -43,7 +44,7 @@ def test_half_of_torchruns_variables_is_not_torchrun(environ):
     assert connect(None, 1.0).world_size == 1
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [("2", "2"), ("x", "2"), ("-1", "1")])
+@table(("rank", "world_size"), [("2", "2"), ("x", "2"), ("-1", "1")])
 def test_impossible_variables_of_torchrun(environ, rank, world_size):
     for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         environ(name, value)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import (
     HeapClosedError,
@@ -31,7 +32,7 @@ def blocks(heap: SymmetricHeap) -> list[int]:
 
 
 # -- allocation -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@table("world_size", [1, 2, 4])
 def test_same_offsets_on_every_rank(world_size: int) -> None:
     with Cluster(world_size) as c:
         held = []
@@ -56,7 +57,7 @@ def test_memory_is_the_tensors_own_and_writable() -> None:
         assert not a._is_view()
 
 
-@pytest.mark.parametrize("alignment", [1, 256, 1024, 4096])
+@table("alignment", [1, 256, 1024, 4096])
 def test_alignment_of_the_address(alignment: int) -> None:
     with Cluster(1) as c:
         (heap,) = c.heaps
@@ -173,8 +174,8 @@ def test_views_may_stand_for_their_tensor() -> None:
         assert blocks(heap) == []
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("reused", [False, True])
+@table("world_size", [1, 2])
+@table("reused", [False, True])
 def test_a_double_free_is_named(world_size: int, reused: bool) -> None:
     with Cluster(world_size) as c:
         tensors = c.each(lambda heap: heap.allocate(10, F32))
@@ -435,17 +436,10 @@ def test_close() -> None:
         heap.close()
         assert c.allocators[0].closed
         calls = [
-            lambda: heap.allocate(1, F32),
-            lambda: heap.free(t),
-            lambda: heap.barrier_agreement(),
-            lambda: heap.stats(),
-            lambda: heap.is_symmetric(t),
-            lambda: heap.translate(0, 0, 0),
-            lambda: heap.as_symmetric(t),
-            lambda: heap.scope(),
-            lambda: heap.refresh_peer_access(),
-            lambda: heap.allocate_symmetric(1),
-        ]
+            lambda: heap.allocate(1, F32), lambda: heap.free(t), lambda: heap.barrier_agreement(), lambda: heap.stats(),
+            lambda: heap.is_symmetric(t), lambda: heap.translate(0, 0, 0), lambda: heap.as_symmetric(t),
+            lambda: heap.scope(), lambda: heap.refresh_peer_access(), lambda: heap.allocate_symmetric(1),
+        ]  # fmt: skip
         for call in calls:
             with pytest.raises(HeapClosedError, match="closed before this call"):
                 call()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import (
     DeviceError,
@@ -100,8 +101,8 @@ def test_a_heap_that_cannot_be_exported_fails_everywhere() -> None:
         assert {str(e) for e in errors} == {"rank 0 could not export its heap: too many open files"}
 
 
-@pytest.mark.parametrize("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
-@pytest.mark.parametrize("world_size", [1, 2])
+@table("provides", [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)])
+@table("world_size", [1, 2])
 def test_memory_that_stays_free_is_given_back(world_size: int, provides: tuple[Capability, ...]) -> None:
     with Cluster(world_size, 1 << 16, *provides) as c:
         tensors = c.each(lambda heap: [heap.allocate(10000, torch.uint8) for _ in range(2)])
@@ -147,7 +148,7 @@ def test_memory_that_a_rank_alone_cannot_give_back_is_its_own_error() -> None:
         assert heap.offset_of(heap.as_symmetric(torch.ones(4))) == 0
 
 
-@pytest.mark.parametrize("call", ["barrier", "allocate", "as_symmetric"])
+@table("call", ["barrier", "allocate", "as_symmetric"])
 def test_a_device_that_fails_on_one_rank_is_told_everywhere(call: str) -> None:
     """While memory of others is taken off the heap, or may have to be."""
     failing = []
@@ -445,16 +446,13 @@ def test_as_symmetric_copies_where_memory_cannot_be_imported() -> None:
 COPIES, IMPORTS = (), (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
 
 
-@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
-@pytest.mark.parametrize(
-    ("wrong", "kind", "complaint"),
-    [
-        (lambda heap: torch.eye(3).to_sparse(), LayoutError, "only torch.strided tensors"),
-        (lambda heap: torch.empty(3, 3, device="meta"), DeviceError, "on meta, but this rank's heap is on cpu"),
-        (lambda heap: torch.ones(3, 3, dtype=torch.cfloat).conj(), UnsupportedError, "lazily conjugated"),
-        (lambda heap: [1.0], TypeError, "takes a torch tensor, not list"),
-    ],
-)
+@table("provides", [COPIES, IMPORTS])
+@table(("wrong", "kind", "complaint"), [
+    (lambda heap: torch.eye(3).to_sparse(), LayoutError, "only torch.strided tensors"),
+    (lambda heap: torch.empty(3, 3, device="meta"), DeviceError, "on meta, but this rank's heap is on cpu"),
+    (lambda heap: torch.ones(3, 3, dtype=torch.cfloat).conj(), UnsupportedError, "lazily conjugated"),
+    (lambda heap: [1.0], TypeError, "takes a torch tensor, not list"),
+])  # fmt: skip
 def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(
     provides: tuple[Capability, ...], wrong: Callable[..., torch.Tensor], kind: type[Exception], complaint: str
 ) -> None:
@@ -469,17 +467,14 @@ def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(
         c.each(lambda heap: heap.barrier_agreement())
 
 
-@pytest.mark.parametrize("provides", [COPIES, IMPORTS])
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        (lambda heap: torch.ones(9), "float32 of shape (9,), strides (1,), not on the heap"),
-        (lambda heap: torch.ones(0, 8), "float32 of shape (0, 8), strides (8, 1), not on the heap"),
-        (lambda heap: torch.ones(8, 1).t(), "float32 of shape (1, 8), strides"),
-        (lambda heap: torch.ones(8, dtype=torch.int32), "int32 of shape (8,), strides (1,), not on the heap"),
-        (lambda heap: heap.allocate(8, F32), "float32 of shape (8,), strides (1,), on the heap at offset 0"),
-    ],
-)
+@table("provides", [COPIES, IMPORTS])
+@table(("other", "told"), [
+    (lambda heap: torch.ones(9), "float32 of shape (9,), strides (1,), not on the heap"),
+    (lambda heap: torch.ones(0, 8), "float32 of shape (0, 8), strides (8, 1), not on the heap"),
+    (lambda heap: torch.ones(8, 1).t(), "float32 of shape (1, 8), strides"),
+    (lambda heap: torch.ones(8, dtype=torch.int32), "int32 of shape (8,), strides (1,), not on the heap"),
+    (lambda heap: heap.allocate(8, F32), "float32 of shape (8,), strides (1,), on the heap at offset 0"),
+])  # fmt: skip
 def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(
     provides: tuple[Capability, ...], other: Callable[[SymmetricHeap], torch.Tensor], told: str
 ) -> None:

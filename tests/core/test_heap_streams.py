@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import HeapError, NotOnHeapError, SymmetryError
 from iris_core.heap.streams import StreamOrder
@@ -78,12 +79,7 @@ class Ranks(Cluster):
 
     def __init__(self, world_size: int, nbytes: int = 1 << 12, *provides: Capability) -> None:
         self.devices = [Device() for _ in range(world_size)]
-        super().__init__(
-            world_size,
-            nbytes,
-            *provides,
-            options_of=lambda rank: {"streams": self.devices[rank]},
-        )
+        super().__init__(world_size, nbytes, *provides, options_of=lambda rank: {"streams": self.devices[rank]})
 
     def device(self, heap: SymmetricHeap) -> Device:
         return self.devices[heap.rank]
@@ -287,7 +283,7 @@ def test_pressure_waits_for_the_device_and_takes_everything() -> None:
         assert [heap.offset_of(t) for heap, t in zip(c.heaps, again, strict=True)] == [0, 0]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@table("seed", range(5))
 def test_offsets_are_equal_whatever_the_streams_do(seed: int) -> None:
     """Programs of all ranks are the same; how fast their devices are is not."""
     with Ranks(3, 1 << 14) as c:

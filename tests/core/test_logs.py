@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from tables import table
 
 from iris_core import logs
 
@@ -56,7 +57,7 @@ def test_a_traceback_is_written(stream):
     assert "ValueError: inner" in stream.getvalue()
 
 
-@pytest.mark.parametrize(("level", "number"), [("debug", 10), (" ERROR ", 40), (logs.INFO, 20)])
+@table(("level", "number"), [("debug", 10), (" ERROR ", 40), (logs.INFO, 20)])
 def test_level(stream, level, number):
     logs.set_logger_level(level)
     assert logs.logger.level == number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import pytest
+from tables import table
 
 from iris_core.errors import RankMismatchError
 from iris_core.open_context import plan_facts
@@ -40,27 +40,20 @@ def compare(*targets: DeviceTarget) -> list[BaseException | None]:
         return [future.exception() for future in futures]
 
 
-@pytest.mark.parametrize(
-    ("targets", "lines"),
-    [
-        (
-            (CPU, H100),
-            [
-                "device type: cpu on rank 0; cuda on rank 1",
-                "device architecture: any on rank 0; sm_90 on rank 1",
-                "allocator: host (iris 1) on rank 0; torch (iris 1) on rank 1",
-            ],
-        ),
-        ((H100, B200, H100), ["device architecture: sm_90 on ranks 0, 2; sm_100 on rank 1"]),
-        (
-            (H100, MI300),
-            [
-                "device type: cuda on rank 0; hip on rank 1",
-                "device architecture: sm_90 on rank 0; gfx942 on rank 1",
-            ],
-        ),
-    ],
-)
+@table(("targets", "lines"), [
+    (
+        (CPU, H100),
+        [
+            "device type: cpu on rank 0; cuda on rank 1", "device architecture: any on rank 0; sm_90 on rank 1",
+            "allocator: host (iris 1) on rank 0; torch (iris 1) on rank 1",
+        ],
+    ),
+    ((H100, B200, H100), ["device architecture: sm_90 on ranks 0, 2; sm_100 on rank 1"]),
+    (
+        (H100, MI300),
+        ["device type: cuda on rank 0; hip on rank 1", "device architecture: sm_90 on rank 0; gfx942 on rank 1"],
+    ),
+])  # fmt: skip
 def test_different_devices_are_the_same_error_everywhere(targets: tuple[DeviceTarget, ...], lines: list[str]) -> None:
     errors = compare(*targets)
     assert {type(e) for e in errors} == {RankMismatchError}

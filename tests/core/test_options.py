@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tables import table
 
 from iris_core import Iris
 from iris_core.errors import PluginLoadError, SettingsError
@@ -19,17 +20,14 @@ def open_with(options):
     Iris("1MiB", device="cpu", allocator="host", backend="triton", options=options).close()
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"vmem": {"granul": "4MiB"}}, r"options\['vmem'\] has 'granul', .*; did you mean granule\?"),
-        ({"vmem": {"granule": "3MiB"}}, r"options\['vmem'\]\['granule'\]='3MiB' is not valid: .* power of two"),
-        ({"host": {"granul": 1}}, r"options\['host'\] has 'granul', .*; known are huge_pages"),
-        ({"torch": {"pool": 1}}, r"options\['torch'\] has 'pool', .*; there are none"),
-        ({"vmemm": {}}, "'vmemm', which is not installed; did you mean vmem"),
-        ({"vmem": "4MiB"}, r"options\['vmem'\] must map names of settings to values"),
-    ],
-)
+@table(("options", "complaint"), [
+    ({"vmem": {"granul": "4MiB"}}, r"options\['vmem'\] has 'granul', .*; did you mean granule\?"),
+    ({"vmem": {"granule": "3MiB"}}, r"options\['vmem'\]\['granule'\]='3MiB' is not valid: .* power of two"),
+    ({"host": {"granul": 1}}, r"options\['host'\] has 'granul', .*; known are huge_pages"),
+    ({"torch": {"pool": 1}}, r"options\['torch'\] has 'pool', .*; there are none"),
+    ({"vmemm": {}}, "'vmemm', which is not installed; did you mean vmem"),
+    ({"vmem": "4MiB"}, r"options\['vmem'\] must map names of settings to values"),
+])  # fmt: skip
 def test_wrong_options_are_refused_also_for_plugins_that_are_not_chosen(options, complaint):
     with pytest.raises(SettingsError, match=complaint):
         open_with(options)

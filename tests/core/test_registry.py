@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from dist_info import install_distribution, provider_source
+from tables import table
 
 from iris_core.errors import (
     HeapExhaustedError,
@@ -93,16 +94,11 @@ def test_a_newer_version_without_plugins_hides_an_older_one_with(site, tmp_path)
 
 
 # -- load: plugins that are not right ---------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("source", "cause"),
-    [
-        ("import there_is_no_such_module", ModuleNotFoundError),
-        ("def plugin(:", SyntaxError),
-        ("raise RuntimeError('at import')", RuntimeError),
-        ("raise SystemExit(3)", SystemExit),
-        ("other = 1", AttributeError),
-    ],
-)
+@table(("source", "cause"), [
+    ("import there_is_no_such_module", ModuleNotFoundError), ("def plugin(:", SyntaxError),
+    ("raise RuntimeError('at import')", RuntimeError), ("raise SystemExit(3)", SystemExit),
+    ("other = 1", AttributeError),
+])  # fmt: skip
 def test_a_broken_import_is_chained(site, source, cause):
     site.provider("bad", source=source)
     site.provider("good")
@@ -123,22 +119,15 @@ def test_a_broken_import_is_chained(site, source, cause):
 OWN_HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("plugin = object()", "has no method marked with iris_core.hookimpl"),
-        ("plugin = None", "is None: name an instance"),
-        ("class plugin: pass", "is a class: name an instance"),
-        (
-            OWN_HOOK.format("iris_plugin_inof(self)"),
-            "no hook of the kind allocator: did you mean iris_plugin_info?",
-        ),
-        (OWN_HOOK.format("iris_plugin_probe(self, device)"), r"device.* can not be found in the hookspec"),
-        (OWN_HOOK.format("iris_plugin_info(self)"), "does not implement iris_plugin_settings, iris_plugin_probe"),
-        (OWN_HOOK.format("iris_opened(self)"), "iris_opened, which is no hook of the kind allocator"),
-        (OWN_HOOK.format("iris_plugin_info(self)").replace("@hookimpl", "@hookimpl(wrapper=True)"), "as a wrapper"),
-    ],
-)
+@table(("source", "complaint"), [
+    ("plugin = object()", "has no method marked with iris_core.hookimpl"),
+    ("plugin = None", "is None: name an instance"), ("class plugin: pass", "is a class: name an instance"),
+    (OWN_HOOK.format("iris_plugin_inof(self)"), "no hook of the kind allocator: did you mean iris_plugin_info?"),
+    (OWN_HOOK.format("iris_plugin_probe(self, device)"), r"device.* can not be found in the hookspec"),
+    (OWN_HOOK.format("iris_plugin_info(self)"), "does not implement iris_plugin_settings, iris_plugin_probe"),
+    (OWN_HOOK.format("iris_opened(self)"), "iris_opened, which is no hook of the kind allocator"),
+    (OWN_HOOK.format("iris_plugin_info(self)").replace("@hookimpl", "@hookimpl(wrapper=True)"), "as a wrapper"),
+])  # fmt: skip
 def test_hooks_are_checked(site, source, complaint):
     site.provider("bad", source=source)
     registry = site.registry()
@@ -147,17 +136,14 @@ def test_hooks_are_checked(site, source, complaint):
     assert only(registry).state is PluginState.BROKEN
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"name": "other"}, "says that its name is 'other'"),
-        ({"kind": "BACKEND"}, "is of kind backend, but stands in the group 'iris.allocators'"),
-        ({"info": "devices=frozenset()"}, "names no device type"),
-        ({"info": "devices={'cpu'}"}, "devices as a frozenset of DeviceType"),
-        ({"info": "devices=frozenset({DeviceType.CPU}), provides=frozenset({'x'})"}, "provides as a frozenset"),
-        ({"info": "api='1.0'"}, "api as \\(major, minor\\)"),
-    ],
-)
+@table(("change", "complaint"), [
+    ({"name": "other"}, "says that its name is 'other'"),
+    ({"kind": "BACKEND"}, "is of kind backend, but stands in the group 'iris.allocators'"),
+    ({"info": "devices=frozenset()"}, "names no device type"),
+    ({"info": "devices={'cpu'}"}, "devices as a frozenset of DeviceType"),
+    ({"info": "devices=frozenset({DeviceType.CPU}), provides=frozenset({'x'})"}, "provides as a frozenset"),
+    ({"info": "api='1.0'"}, "api as \\(major, minor\\)"),
+])  # fmt: skip
 def test_info_is_checked(site, change, complaint):
     site.provider("mine", source=provider_source(**{"name": "mine", **change}))
     registry = site.registry()
@@ -165,8 +151,8 @@ def test_info_is_checked(site, change, complaint):
         registry.load(only(registry))
 
 
-@pytest.mark.parametrize("hook", ["iris_plugin_info", "iris_plugin_settings", "iris_plugin_probe"])
-@pytest.mark.parametrize("body", ["raise KeyError('inside')", "return None", "return 5"])
+@table("hook", ["iris_plugin_info", "iris_plugin_settings", "iris_plugin_probe"])
+@table("body", ["raise KeyError('inside')", "return None", "return 5"])
 def test_a_hook_that_raises_or_returns_nonsense_breaks_only_its_plugin(site, hook, body):
     text = provider_source("bad")
     marker = f"def {hook}(self" + (", target)" if "probe" in hook else ")") + ":\n"
@@ -188,15 +174,10 @@ def test_a_hook_that_raises_or_returns_nonsense_breaks_only_its_plugin(site, hoo
     assert states == {"bad": PluginState.BROKEN, "good": PluginState.LOADED}
 
 
-@pytest.mark.parametrize(
-    ("api", "usable"),
-    [
-        (PLUGIN_API, True),
-        ((PLUGIN_API[0], PLUGIN_API[1] + 1), False),
-        ((PLUGIN_API[0] + 1, 0), False),
-        ((PLUGIN_API[0] - 1, 9), False),
-    ],
-)
+@table(("api", "usable"), [
+    (PLUGIN_API, True), ((PLUGIN_API[0], PLUGIN_API[1] + 1), False), ((PLUGIN_API[0] + 1, 0), False),
+    ((PLUGIN_API[0] - 1, 9), False),
+])  # fmt: skip
 def test_the_plugin_api_is_checked(site, api, usable):
     site.provider("mine", info=f"api={api}, devices=frozenset({{DeviceType.CPU}})")
     registry = site.registry()
@@ -231,7 +212,7 @@ def test_available_on_one_of_two_device_types_is_loaded(site):
     assert not registry.probe(only(registry), CPU)
 
 
-@pytest.mark.parametrize("blocked", ["mine", "mine@iris-mine", "mine@Iris_Mine"])
+@table("blocked", ["mine", "mine@iris-mine", "mine@Iris_Mine"])
 def test_blocked(site, blocked):
     module = site.provider("mine")
     registry = site.registry(block=[blocked])

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from tables import table
 
 from iris_core.cli import main
 from iris_core.world.scaling import OPS, Level, Machine
@@ -10,20 +11,27 @@ from iris_core.world.scaling import OPS, Level, Machine
 FREE = Level(0.0, math.inf)
 
 
-@pytest.mark.parametrize("op", OPS)
+@table("op", OPS)
 def test_one_node_has_no_rail_and_one_gpu_no_node(op):
     slow = Level(1.0, 1.0)
     assert Machine(1, rail=slow).seconds(op, 1 << 20) == Machine(1).seconds(op, 1 << 20)
     assert Machine(4, 1, node=slow, rail=FREE).seconds(op, 1 << 20) == 0
 
 
-@pytest.mark.parametrize(("op", "flat", "on_rail"), [
+@table(("op", "flat", "on_rail"), [
     ("all_gather", False, 3 / 4 / 8), ("reduce_scatter", False, 3 / 4 / 8), ("all_reduce", False, 2 * 3 / 4 / 8),
     ("all_to_all", False, 3 / 4), ("all_gather", True, 31 / 32 / 8), ("all_to_all", True, 3 / 4),
 ])  # fmt: skip
 def test_the_bytes_of_a_rail(op, flat, on_rail):
     machine = Machine(4, 8, node=FREE, rail=Level(0.0, 100.0))
     assert machine.seconds(op, 1e6, flat=flat) == pytest.approx(1e6 * on_rail / 100.0)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_all_to_all_is_direct_messages(flat):
+    machine = Machine(4, 8, node=Level(0.0, 100.0), rail=Level(0.0, 100.0))
+    assert Machine(4, 8, machine.node, FREE).seconds("all_to_all", 1e6, flat=flat) == pytest.approx(1e4 * 7 / 32)
+    assert machine.seconds("all_to_all", 1e6, flat=flat) == pytest.approx(1e4 * 3 / 4)
 
 
 def test_both_levels_work_at_the_same_time_but_for_one_chunk():

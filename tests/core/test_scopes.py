@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from iris_core.errors import (
-    HeapError,
-    HeapExhaustedError,
-)
+from iris_core.errors import HeapError, HeapExhaustedError
 
 from .fakes import Cluster
 

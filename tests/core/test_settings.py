@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from pydantic import ByteSize, ValidationError
+from tables import table
 
 from iris_core.errors import SettingsError
 from iris_core.settings import (
@@ -46,22 +47,12 @@ def test_defaults():
     assert {settings.source(name) for name in IrisSettings.model_fields} == {"default"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("heap_size", "64MiB", 64 << 20),
-        ("heap_size", "1.5GiB", 3 << 29),
-        ("heap_size", "4096", 4096),
-        ("allocator", "vmem@iris-allocators", "vmem@iris-allocators"),
-        ("backend", "gluon", "gluon"),
-        ("device", "cuda:1", "cuda:1"),
-        ("log_level", "debug", "DEBUG"),
-        ("block", "a, b@c,", ("a", "b@c")),
-        ("device_timeout", "2.5", 2.5),
-        ("barrier_timeout", "10", 10.0),
-        ("watchdog", "0", 0.0),
-    ],
-)
+@table(("name", "text", "value"), [
+    ("heap_size", "64MiB", 64 << 20), ("heap_size", "1.5GiB", 3 << 29), ("heap_size", "4096", 4096),
+    ("allocator", "vmem@iris-allocators", "vmem@iris-allocators"), ("backend", "gluon", "gluon"),
+    ("device", "cuda:1", "cuda:1"), ("log_level", "debug", "DEBUG"), ("block", "a, b@c,", ("a", "b@c")),
+    ("device_timeout", "2.5", 2.5), ("barrier_timeout", "10", 10.0), ("watchdog", "0", 0.0),
+])  # fmt: skip
 def test_environment(monkeypatch, name, text, value):
     monkeypatch.setenv(f"IRIS_{name.upper()}", text)
     settings = load_settings()
@@ -108,20 +99,11 @@ def test_settings_are_frozen():
         load_settings().heap_size = 1
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("HEAP_SIZE", "12 parsecs"),
-        ("HEAP_SIZE", "0"),
-        ("HEAP_SIZE", "-1"),
-        ("LOG_LEVEL", "loud"),
-        ("DEVICE_TIMEOUT", "0"),
-        ("DEVICE_TIMEOUT", "inf"),
-        ("DEVICE_TIMEOUT", "soon"),
-        ("BARRIER_TIMEOUT", "-3"),
-        ("BARRIER_TIMEOUT", "nan"),
-    ],
-)
+@table(("name", "text"), [
+    ("HEAP_SIZE", "12 parsecs"), ("HEAP_SIZE", "0"), ("HEAP_SIZE", "-1"), ("LOG_LEVEL", "loud"),
+    ("DEVICE_TIMEOUT", "0"), ("DEVICE_TIMEOUT", "inf"), ("DEVICE_TIMEOUT", "soon"), ("BARRIER_TIMEOUT", "-3"),
+    ("BARRIER_TIMEOUT", "nan"),
+])  # fmt: skip
 def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text):
     monkeypatch.setenv(f"IRIS_{name}", text)
     with pytest.raises(SettingsError) as caught:
@@ -168,21 +150,13 @@ def test_plugin_environment_options_and_precedence(monkeypatch):
     assert load_plugin_settings("other", Sample) == Sample()
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "complaint"),
-    [
-        (
-            "IRIS_S__BOUND_CHECK",
-            "1",
-            "IRIS_S__BOUND_CHECK .* is not a setting of plugin 's'; .*mean IRIS_S__BOUNDS_CHECK",
-        ),
-        ("IRIS_S__ZZZ", "1", "known are IRIS_S__BOUNDS_CHECK, IRIS_S__CHUNK"),
-        ("IRIS_S__BOUNDS_CHECK", "maybe", r"IRIS_S__BOUNDS_CHECK='maybe' \(from the environment\) is not valid"),
-        ("IRIS_S__INNER__DEPTH", "deep", r"IRIS_S__INNER__DEPTH='deep' \(from the environment\) is not valid"),
-        ("IRIS_S__INNER__DPETH", "1", "IRIS_S__INNER__DPETH='1'"),
-        ("IRIS_S__NUMBERS", "one", "not valid JSON.*numbers"),
-    ],
-)
+@table(("variable", "text", "complaint"), [
+    ("IRIS_S__BOUND_CHECK", "1", "IRIS_S__BOUND_CHECK .* is not a setting of plugin 's'; .*mean IRIS_S__BOUNDS_CHECK"),
+    ("IRIS_S__ZZZ", "1", "known are IRIS_S__BOUNDS_CHECK, IRIS_S__CHUNK"),
+    ("IRIS_S__BOUNDS_CHECK", "maybe", r"IRIS_S__BOUNDS_CHECK='maybe' \(from the environment\) is not valid"),
+    ("IRIS_S__INNER__DEPTH", "deep", r"IRIS_S__INNER__DEPTH='deep' \(from the environment\) is not valid"),
+    ("IRIS_S__INNER__DPETH", "1", "IRIS_S__INNER__DPETH='1'"), ("IRIS_S__NUMBERS", "one", "not valid JSON.*numbers"),
+])  # fmt: skip
 def test_wrong_plugin_variables(monkeypatch, variable, text, complaint):
     monkeypatch.setenv(variable, text)
     with pytest.raises(SettingsError, match=complaint):

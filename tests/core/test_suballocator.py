@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from iris_core.errors import HeapError, HeapExhaustedError
 from iris_core.heap.offsets import SubAllocator
@@ -15,10 +16,7 @@ NBYTES = 1 << 14
 
 # what to do: (size, alignment) allocates, a number frees the live block at that place of the list
 CALLS = st.lists(
-    st.one_of(
-        st.tuples(st.integers(0, 3000), st.sampled_from([1, 64, 256, 512, 4096])),
-        st.integers(0, 50),
-    ),
+    st.one_of(st.tuples(st.integers(0, 3000), st.sampled_from([1, 64, 256, 512, 4096])), st.integers(0, 50)),
     max_size=60,
 )
 
@@ -135,7 +133,7 @@ def test_a_tail_smaller_than_a_block_is_not_used() -> None:
         sub.allocate(769)
 
 
-@pytest.mark.parametrize("offset", [0, 256, 300, -256])
+@table("offset", [0, 256, 300, -256])
 def test_free_of_what_is_no_block(offset: int) -> None:
     sub = SubAllocator(4096)
     sub.free(sub.allocate(512))
@@ -144,7 +142,7 @@ def test_free_of_what_is_no_block(offset: int) -> None:
     assert sub.free_blocks() == [(0, 4096)]
 
 
-@pytest.mark.parametrize("alignment", [0, -256, 3, 768])
+@table("alignment", [0, -256, 3, 768])
 def test_alignment_must_be_a_power_of_two(alignment: int) -> None:
     with pytest.raises(ValueError, match=f"power of two, not {alignment}"):
         SubAllocator(4096).allocate(16, alignment)

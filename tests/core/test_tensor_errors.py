@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import (
     ArgumentError,
@@ -33,23 +34,13 @@ def ctx() -> Iterator[Context]:
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 FACTORIES = [
-    ("zeros", (3,)),
-    ("ones", (3,)),
-    ("empty", (3,)),
-    ("full", ((3,), 1)),
-    ("zeros_like", (BASE,)),
-    ("ones_like", (BASE,)),
-    ("empty_like", (BASE,)),
-    ("full_like", (BASE, 1)),
-    ("arange", (3,)),
-    ("linspace", (0, 1, 3)),
-    ("rand", (3,)),
-    ("randn", (3,)),
-    ("randint", (3, (3,))),
-]
+    ("zeros", (3,)), ("ones", (3,)), ("empty", (3,)), ("full", ((3,), 1)), ("zeros_like", (BASE,)),
+    ("ones_like", (BASE,)), ("empty_like", (BASE,)), ("full_like", (BASE, 1)), ("arange", (3,)),
+    ("linspace", (0, 1, 3)), ("rand", (3,)), ("randn", (3,)), ("randint", (3, (3,))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "args"), FACTORIES)
+@table(("name", "args"), FACTORIES)
 def test_options_that_the_heap_does_not_have(ctx: Context, name: str, args: Any) -> None:
     factory = getattr(ctx, name)
     with pytest.raises(
@@ -67,13 +58,13 @@ def test_options_that_the_heap_does_not_have(ctx: Context, name: str, args: Any)
     assert ctx.heap.live_blocks() == ()
 
 
-@pytest.mark.parametrize("name", ["empty", "rand", "randn"])
+@table("name", ["empty", "rand", "randn"])
 def test_pinning(ctx: Context, name: str) -> None:
     with pytest.raises(UnsupportedError, match="cannot be pinned"):
         getattr(ctx, name)(3, pin_memory=True)
 
 
-@pytest.mark.parametrize("name", ["rand", "randn", "randint", "uniform"])
+@table("name", ["rand", "randn", "randint", "uniform"])
 def test_a_generator_of_another_device(ctx: Context, name: str) -> None:
     args = (3, (2,)) if name == "randint" else ((2,),)
     with pytest.raises(DeviceError, match=r"generator is on meta.*torch\.Generator\(device='cpu'\)"):
@@ -88,49 +79,31 @@ class FakeGenerator:
 
 
 REFUSED = [
-    ("zeros", (-1,), {}, RuntimeError),
-    ("zeros", (2.5,), {}, TypeError),
-    ("zeros", (), {}, TypeError),
-    ("zeros", (2,), {"size": (2,)}, TypeError),
-    ("zeros", ((2, (3,)),), {}, TypeError),
-    ("ones", ("x",), {}, TypeError),
+    ("zeros", (-1,), {}, RuntimeError), ("zeros", (2.5,), {}, TypeError), ("zeros", (), {}, TypeError),
+    ("zeros", (2,), {"size": (2,)}, TypeError), ("zeros", ((2, (3,)),), {}, TypeError), ("ones", ("x",), {}, TypeError),
     ("empty", (2, 3), {"memory_format": torch.channels_last}, RuntimeError),
     ("empty", (2, 3), {"memory_format": torch.preserve_format}, RuntimeError),
-    ("full", ((2,), 300), {"dtype": torch.uint8}, RuntimeError),
-    ("full", ((2,), 2**64), {}, OverflowError),
+    ("full", ((2,), 300), {"dtype": torch.uint8}, RuntimeError), ("full", ((2,), 2**64), {}, OverflowError),
     ("full", ((2,), float("nan")), {"dtype": torch.int32}, RuntimeError),
-    ("full", ((2,), 1j), {"dtype": torch.float32}, RuntimeError),
-    ("full", ((2,), torch.tensor([1, 2])), {}, TypeError),
-    ("full", ((2,), "x"), {}, TypeError),
-    ("full_like", (IMAGES, 2**40), {}, RuntimeError),
+    ("full", ((2,), 1j), {"dtype": torch.float32}, RuntimeError), ("full", ((2,), torch.tensor([1, 2])), {}, TypeError),
+    ("full", ((2,), "x"), {}, TypeError), ("full_like", (IMAGES, 2**40), {}, RuntimeError),
     ("zeros_like", (torch.eye(2).to_sparse(),), {}, LayoutError),
-    ("zeros_like", (BASE,), {"memory_format": torch.channels_last}, RuntimeError),
-    ("arange", (), {}, TypeError),
-    ("arange", ("x",), {}, TypeError),
-    ("arange", (torch.tensor([3, 4]),), {}, TypeError),
-    ("arange", (0, 5, 0.5), {"dtype": torch.int64}, ArgumentError),
-    ("arange", (0, 5, 0), {}, ArgumentError),
-    ("arange", (5, 0), {}, ArgumentError),
-    ("arange", (0, 5, -1), {}, ArgumentError),
-    ("arange", (0, float("nan")), {}, ArgumentError),
-    ("arange", (0, float("inf")), {}, ArgumentError),
-    ("arange", (3,), {"dtype": torch.bool}, RuntimeError),
-    ("arange", (3,), {"dtype": torch.complex64}, RuntimeError),
-    ("arange", (0, 2**63 - 1, 2**62), {}, RuntimeError),
-    ("linspace", (0, 1, -1), {}, RuntimeError),
-    ("linspace", (0, 1, 2.5), {}, TypeError),
-    ("linspace", (0, 1j, 3), {"dtype": torch.float32}, RuntimeError),
-    ("rand", (2,), {"dtype": torch.int32}, RuntimeError),
-    ("randn", (2,), {"dtype": torch.int32}, RuntimeError),
-    ("randint", (5, 2, (3,)), {}, RuntimeError),
-    ("randint", (300, (3,)), {"dtype": torch.int8}, RuntimeError),
-    ("randint", (2.5, (3,)), {}, TypeError),
-    ("randint", (True, (3,)), {}, TypeError),
+    ("zeros_like", (BASE,), {"memory_format": torch.channels_last}, RuntimeError), ("arange", (), {}, TypeError),
+    ("arange", ("x",), {}, TypeError), ("arange", (torch.tensor([3, 4]),), {}, TypeError),
+    ("arange", (0, 5, 0.5), {"dtype": torch.int64}, ArgumentError), ("arange", (0, 5, 0), {}, ArgumentError),
+    ("arange", (5, 0), {}, ArgumentError), ("arange", (0, 5, -1), {}, ArgumentError),
+    ("arange", (0, float("nan")), {}, ArgumentError), ("arange", (0, float("inf")), {}, ArgumentError),
+    ("arange", (3,), {"dtype": torch.bool}, RuntimeError), ("arange", (3,), {"dtype": torch.complex64}, RuntimeError),
+    ("arange", (0, 2**63 - 1, 2**62), {}, RuntimeError), ("linspace", (0, 1, -1), {}, RuntimeError),
+    ("linspace", (0, 1, 2.5), {}, TypeError), ("linspace", (0, 1j, 3), {"dtype": torch.float32}, RuntimeError),
+    ("rand", (2,), {"dtype": torch.int32}, RuntimeError), ("randn", (2,), {"dtype": torch.int32}, RuntimeError),
+    ("randint", (5, 2, (3,)), {}, RuntimeError), ("randint", (300, (3,)), {"dtype": torch.int8}, RuntimeError),
+    ("randint", (2.5, (3,)), {}, TypeError), ("randint", (True, (3,)), {}, TypeError),
     ("randint", (3, (-1,)), {}, RuntimeError),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs", "error"), REFUSED)
+@table(("name", "args", "kwargs", "error"), REFUSED)
 def test_what_torch_refuses_is_refused_and_leaks_nothing(
     ctx: Context, name: str, args: Any, kwargs: Any, error: type[Exception]
 ) -> None:
@@ -148,23 +121,16 @@ def test_ranges_that_cannot_be_are_value_errors_too(ctx: Context) -> None:
             ctx.arange(*args)
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
-        ((), {}),
-        ((5,), {}),
-        ((1, 2, (3,), 4), {}),
-        ((1, 2, (3,)), {"high": 3}),
-        ((5, (3,)), {"high": 3, "low": 1}),
-        ((), {"low": 1, "size": (3,)}),
-    ],
-)
+@table(("args", "kwargs"), [
+    ((), {}), ((5,), {}), ((1, 2, (3,), 4), {}), ((1, 2, (3,)), {"high": 3}), ((5, (3,)), {"high": 3, "low": 1}),
+    ((), {"low": 1, "size": (3,)}),
+])  # fmt: skip
 def test_randint_takes_two_or_three_arguments(ctx: Context, args: Any, kwargs: Any) -> None:
     with pytest.raises(ValueError, match="randint"):
         ctx.randint(*args, **kwargs)
 
 
-@pytest.mark.parametrize("bounds", [(2, 1), (float("nan"), 1), (0, float("inf"))])
+@table("bounds", [(2, 1), (float("nan"), 1), (0, float("inf"))])
 def test_uniform_bounds(ctx: Context, bounds: tuple[float, float]) -> None:
     with pytest.raises(ArgumentError, match="uniform: low must not be above high"):
         ctx.uniform((3,), *bounds)

@@ -12,11 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
-from iris_core.errors import (
-    ArgumentError,
-    NotOnHeapError,
-)
+from iris_core.errors import ArgumentError, NotOnHeapError
 
 from .fakes import Cluster, Context
 
@@ -46,129 +44,59 @@ def call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 SIZES = [
-    call(3),
-    call(2, 3),
-    call((2, 3)),
-    call([2, 3]),
-    call(torch.Size([4, 1])),
-    call(()),
-    call(0),
-    call(2, 0, 3),
-    call(size=(2, 2)),
-    call(np.int64(3), 2),
-    call(T(3)),
-]
+    call(3), call(2, 3), call((2, 3)), call([2, 3]), call(torch.Size([4, 1])), call(()), call(0), call(2, 0, 3),
+    call(size=(2, 2)), call(np.int64(3), 2), call(T(3)),
+]  # fmt: skip
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.complex64]
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 TYPED = [call(5, dtype=dtype) for dtype in DTYPES]
 TYPED_INTEGERS = [call(5, dtype=dtype) for dtype in INTEGERS]
 GRAD = [call(3, requires_grad=True), call(2, 2, dtype=torch.complex64, requires_grad=True)]
 PLACES = [
-    call(3, device="cpu"),
-    call(3, device=torch.device("cpu")),
-    call(3, device="cpu:0"),
-    call(3, layout=torch.strided),
-]
+    call(3, device="cpu"), call(3, device=torch.device("cpu")), call(3, device="cpu:0"), call(3, layout=torch.strided),
+]  # fmt: skip
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
 IMAGES = torch.arange(48, dtype=torch.int32).reshape(2, 3, 4, 2)
 LIKE = [
-    call(BASE),
-    call(BASE, dtype=torch.int8),
-    call(BASE, requires_grad=True),
-    call(BASE.transpose(0, 2)),
-    call(BASE[:, ::2, 1:]),
-    call(BASE[0, 0, 0]),
-    call(BASE[:0]),
-    call(BASE.expand(5, 2, 3, 4)),
-    call(IMAGES.to(memory_format=torch.channels_last)),
-    call(IMAGES, memory_format=torch.channels_last),
+    call(BASE), call(BASE, dtype=torch.int8), call(BASE, requires_grad=True), call(BASE.transpose(0, 2)),
+    call(BASE[:, ::2, 1:]), call(BASE[0, 0, 0]), call(BASE[:0]), call(BASE.expand(5, 2, 3, 4)),
+    call(IMAGES.to(memory_format=torch.channels_last)), call(IMAGES, memory_format=torch.channels_last),
     call(IMAGES.to(memory_format=torch.channels_last), memory_format=torch.contiguous_format),
     call(torch.zeros(1, 2, 3, 4, 5, dtype=torch.bool), memory_format=torch.channels_last_3d),
     call(BASE.transpose(0, 1), layout=torch.strided, device="cpu"),
-]
+]  # fmt: skip
 
 SAME_VALUES = {
-    "zeros": SIZES + TYPED + TYPED_INTEGERS + GRAD + PLACES,
-    "ones": SIZES + TYPED + TYPED_INTEGERS + GRAD + PLACES,
+    "zeros": SIZES + TYPED + TYPED_INTEGERS + GRAD + PLACES, "ones": SIZES + TYPED + TYPED_INTEGERS + GRAD + PLACES,
     "full": [
-        call((2, 3), 1),
-        call((2, 3), 1.5),
-        call((2, 3), True),
-        call([4], False),
-        call((2,), 1 + 2j),
-        call((), 7),
-        call((0,), 7),
-        call((3,), float("nan")),
-        call((3,), float("-inf"), dtype=torch.bfloat16),
-        call((3,), 2**62 + 1),
-        call((3,), 3, dtype=torch.float16),
-        call((3,), 2.9, dtype=torch.int32),
-        call((3,), 2, dtype=torch.bool),
-        call((3,), 1, dtype=torch.complex64),
-        call((3,), T(5)),
-        call((3,), T(2.5, dtype=torch.float64)),
-        call((3,), T(True)),
-        call((3,), 0.1, requires_grad=True),
-        call((3,), 1, device="cpu", layout=torch.strided),
+        call((2, 3), 1), call((2, 3), 1.5), call((2, 3), True), call([4], False), call((2,), 1 + 2j), call((), 7),
+        call((0,), 7), call((3,), float("nan")), call((3,), float("-inf"), dtype=torch.bfloat16), call((3,), 2**62 + 1),
+        call((3,), 3, dtype=torch.float16), call((3,), 2.9, dtype=torch.int32), call((3,), 2, dtype=torch.bool),
+        call((3,), 1, dtype=torch.complex64), call((3,), T(5)), call((3,), T(2.5, dtype=torch.float64)),
+        call((3,), T(True)), call((3,), 0.1, requires_grad=True), call((3,), 1, device="cpu", layout=torch.strided),
         call(size=(2,), fill_value=3),
     ],
-    "zeros_like": LIKE,
-    "ones_like": LIKE,
+    "zeros_like": LIKE, "ones_like": LIKE,
     "full_like": [call(*args, fill_value=3, **kwargs) for args, kwargs in LIKE]
     + [call(BASE, 2.5), call(BASE, True), call(IMAGES, 7), call(BASE, T(4))],
     "arange": [
-        call(5),
-        call(0),
-        call(5.5),
-        call(True),
-        call(-3, 3),
-        call(1, 10, 3),
-        call(10, 1, -3),
-        call(0, 1, 0.1),
-        call(1, 0, -0.25),
-        call(3, 3),
-        call(3, 3, -1),
-        call(3.0, 3.0),
-        call(0, 5, 2.0),
-        call(0.0, 5),
-        call(end=5),
-        call(start=2, end=5),
-        call(start=2, end=9, step=2),
-        call(2, end=4),
-        call(7, dtype=torch.float16),
-        call(7, dtype=torch.int8),
-        call(0, 2, 0.5, dtype=torch.bfloat16),
-        call(0, 5.7, 1.9, dtype=torch.int64),
-        call(0.5, 6, dtype=torch.int32),
-        call(2**40, 2**40 + 3),
-        call(-(2**62), -(2**62) + 2),
-        call(T(4)),
-        call(T(1), T(4.0), T(2)),
-        call(np.int64(1), np.int64(6), np.int64(2)),
-        call(np.float64(0.5), 3),
-        call(4.0, requires_grad=True),
-        call(4, device="cpu", layout=torch.strided),
+        call(5), call(0), call(5.5), call(True), call(-3, 3), call(1, 10, 3), call(10, 1, -3), call(0, 1, 0.1),
+        call(1, 0, -0.25), call(3, 3), call(3, 3, -1), call(3.0, 3.0), call(0, 5, 2.0), call(0.0, 5), call(end=5),
+        call(start=2, end=5), call(start=2, end=9, step=2), call(2, end=4), call(7, dtype=torch.float16),
+        call(7, dtype=torch.int8), call(0, 2, 0.5, dtype=torch.bfloat16), call(0, 5.7, 1.9, dtype=torch.int64),
+        call(0.5, 6, dtype=torch.int32), call(2**40, 2**40 + 3), call(-(2**62), -(2**62) + 2), call(T(4)),
+        call(T(1), T(4.0), T(2)), call(np.int64(1), np.int64(6), np.int64(2)), call(np.float64(0.5), 3),
+        call(4.0, requires_grad=True), call(4, device="cpu", layout=torch.strided),
     ],
     "linspace": [
-        call(0, 1, 5),
-        call(0, 10, 1),
-        call(0, 10, 0),
-        call(3, -3, 7),
-        call(-2.5, 2.5, 4),
-        call(0, 10, 5, dtype=torch.int32),
-        call(0, 1, 9, dtype=torch.float64),
-        call(0, 1, 9, dtype=torch.bfloat16),
-        call(0, 1j, 3),
-        call(0, 1, 3, dtype=torch.complex64),
-        call(T(0.0), T(2), 4),
-        call(0, T(3.0), 4),
-        call(start=0, end=1, steps=3),
-        call(0, 1, 1000),
-        call(0, 1, 3, requires_grad=True),
+        call(0, 1, 5), call(0, 10, 1), call(0, 10, 0), call(3, -3, 7), call(-2.5, 2.5, 4),
+        call(0, 10, 5, dtype=torch.int32), call(0, 1, 9, dtype=torch.float64), call(0, 1, 9, dtype=torch.bfloat16),
+        call(0, 1j, 3), call(0, 1, 3, dtype=torch.complex64), call(T(0.0), T(2), 4), call(0, T(3.0), 4),
+        call(start=0, end=1, steps=3), call(0, 1, 1000), call(0, 1, 3, requires_grad=True),
         call(0, 1, 3, device="cpu", layout=torch.strided),
     ],
-}
+}  # fmt: skip
 SAME_SHAPE = {
     "empty": SIZES
     + TYPED
@@ -187,32 +115,17 @@ RANDOM = {
     "rand": SIZES + TYPED + GRAD + PLACES + [call(1000), call(17, pin_memory=False)],
     "randn": SIZES + TYPED + GRAD + PLACES + [call(15), call(16), call(1000), call(7, 31, dtype=torch.float64)],
     "randint": [
-        call(10, (3,)),
-        call(-5, 5, (2, 3)),
-        call(10, size=(4,)),
-        call(high=10, size=(4,)),
-        call(low=2, high=10, size=(4,)),
-        call(2, 10, size=[4]),
-        call(2, high=10, size=(4,)),
-        call(10, ()),
-        call(10, (0,)),
-        call(2**40, (5,)),
-        call(-(2**63), 2**63 - 1, (5,)),
-        call(100, (5,), dtype=torch.int8),
-        call(2, (50,), dtype=torch.bool),
-        call(100, (5,), dtype=torch.float32),
-        call(100, (5,), dtype=torch.float32, requires_grad=True),
-        call(5, (3,), device="cpu", layout=torch.strided),
+        call(10, (3,)), call(-5, 5, (2, 3)), call(10, size=(4,)), call(high=10, size=(4,)),
+        call(low=2, high=10, size=(4,)), call(2, 10, size=[4]), call(2, high=10, size=(4,)), call(10, ()),
+        call(10, (0,)), call(2**40, (5,)), call(-(2**63), 2**63 - 1, (5,)), call(100, (5,), dtype=torch.int8),
+        call(2, (50,), dtype=torch.bool), call(100, (5,), dtype=torch.float32),
+        call(100, (5,), dtype=torch.float32, requires_grad=True), call(5, (3,), device="cpu", layout=torch.strided),
     ],
-}
+}  # fmt: skip
 
 
-def table(cases: dict[str, list[Any]]) -> list[Any]:
-    return [
-        pytest.param(name, args, kwargs, id=f"{name}-{i}")
-        for name, calls in cases.items()
-        for i, (args, kwargs) in enumerate(calls)
-    ]
+def rows(cases: dict[str, list[Any]]) -> list[Any]:
+    return [(name, args, kwargs) for name, calls in cases.items() for args, kwargs in calls]
 
 
 def check_same_form(ctx: Context, mine: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -230,7 +143,7 @@ def dirty(ctx: Context) -> None:
 
 
 # -- the same as torch ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "args", "kwargs"), table(SAME_VALUES))
+@table(("name", "args", "kwargs"), rows(SAME_VALUES))
 def test_values(ctx: Context, name: str, args: Any, kwargs: Any) -> None:
     dirty(ctx)
     mine, theirs = getattr(ctx, name)(*args, **kwargs), getattr(torch, name)(*args, **kwargs)
@@ -238,13 +151,13 @@ def test_values(ctx: Context, name: str, args: Any, kwargs: Any) -> None:
     assert torch.equal(mine, theirs) or (torch.isnan(theirs).all() and torch.isnan(mine).all())
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), table(SAME_SHAPE))
+@table(("name", "args", "kwargs"), rows(SAME_SHAPE))
 def test_forms(ctx: Context, name: str, args: Any, kwargs: Any) -> None:
     check_same_form(ctx, getattr(ctx, name)(*args, **kwargs), getattr(torch, name)(*args, **kwargs))
 
 
-@pytest.mark.parametrize("seeded", ["generator", "global"])
-@pytest.mark.parametrize(("name", "args", "kwargs"), table(RANDOM))
+@table("seeded", ["generator", "global"])
+@table(("name", "args", "kwargs"), rows(RANDOM))
 def test_random_numbers(ctx: Context, name: str, args: Any, kwargs: Any, seeded: str) -> None:
     results = []
     for owner in (ctx, torch):
@@ -258,7 +171,7 @@ def test_random_numbers(ctx: Context, name: str, args: Any, kwargs: Any, seeded:
     assert torch.equal(after_mine, after_theirs)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float64, torch.float16, torch.complex64])
+@table("dtype", [None, torch.float64, torch.float16, torch.complex64])
 def test_uniform(ctx: Context, dtype: torch.dtype | None) -> None:
     mine = ctx.uniform((3, 5), -2, 7.5, dtype, generator=torch.Generator().manual_seed(3), requires_grad=True)
     theirs = torch.empty(3, 5, dtype=dtype).uniform_(-2, 7.5, generator=torch.Generator().manual_seed(3))
@@ -268,20 +181,10 @@ def test_uniform(ctx: Context, dtype: torch.dtype | None) -> None:
 
 
 @pytest.mark.usefixtures("default_float64")
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("zeros", (2,)),
-        ("ones", (2,)),
-        ("empty", (2,)),
-        ("full", ((2,), 1.5)),
-        ("full", ((2,), 1j)),
-        ("arange", (0, 1, 0.5)),
-        ("linspace", (0, 1, 2)),
-        ("rand", (2,)),
-        ("randn", (2,)),
-    ],
-)
+@table(("name", "args"), [
+    ("zeros", (2,)), ("ones", (2,)), ("empty", (2,)), ("full", ((2,), 1.5)), ("full", ((2,), 1j)),
+    ("arange", (0, 1, 0.5)), ("linspace", (0, 1, 2)), ("rand", (2,)), ("randn", (2,)),
+])  # fmt: skip
 def test_default_dtype(ctx: Context, name: str, args: Any) -> None:
     theirs = getattr(torch, name)(*args)
     assert theirs.dtype in (torch.float64, torch.complex128)
@@ -328,14 +231,9 @@ def test_autograd_goes_through(ctx: Context) -> None:
 def test_contexts_of_torch_do_not_interfere(ctx: Context) -> None:
     with torch.device("meta"):
         made = [
-            ctx.zeros(2),
-            ctx.full((2,), 3),
-            ctx.arange(3),
-            ctx.linspace(0, 1, 3),
-            ctx.rand(2),
-            ctx.randint(3, (2,)),
+            ctx.zeros(2), ctx.full((2,), 3), ctx.arange(3), ctx.linspace(0, 1, 3), ctx.rand(2), ctx.randint(3, (2,)),
             ctx.ones_like(torch.ones(2)),
-        ]
+        ]  # fmt: skip
     assert all(t.device.type == "cpu" and ctx.heap.is_symmetric(t) for t in made)
     with torch.inference_mode():
         assert ctx.ones(2).is_inference()
@@ -347,15 +245,10 @@ def test_like_takes_its_input_from_anywhere(ctx: Context) -> None:
 
 # -- out= -------------------------------------------------------------------------------------------------------------
 OUT = [
-    ("zeros", (2, 3), {}),
-    ("ones", (2, 3), {}),
-    ("full", ((2, 3), 1.5), {}),
-    ("arange", (6,), {}),
-    ("linspace", (0, 1, 6), {}),
-    ("rand", (2, 3), {"generator": 3}),
-    ("randn", (2, 3), {"generator": 3}),
+    ("zeros", (2, 3), {}), ("ones", (2, 3), {}), ("full", ((2, 3), 1.5), {}), ("arange", (6,), {}),
+    ("linspace", (0, 1, 6), {}), ("rand", (2, 3), {"generator": 3}), ("randn", (2, 3), {"generator": 3}),
     ("randint", (9, (2, 3)), {"generator": 3}),
-]
+]  # fmt: skip
 
 
 def with_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -363,8 +256,8 @@ def with_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {} if seed is None else {"generator": torch.Generator().manual_seed(seed)}
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), OUT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@table(("name", "args", "kwargs"), OUT)
+@table("dtype", [torch.float32, torch.float64])
 def test_out_is_filled_and_returned(ctx: Context, name: str, args: Any, kwargs: Any, dtype: torch.dtype) -> None:
     theirs = getattr(torch, name)(*args, dtype=dtype, **with_generator(kwargs))
     out = ctx.empty(theirs.shape, dtype=dtype).fill_(-1)
@@ -376,7 +269,7 @@ def test_out_is_filled_and_returned(ctx: Context, name: str, args: Any, kwargs: 
     assert ctx.heap.live_blocks() == blocks
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), OUT)
+@table(("name", "args", "kwargs"), OUT)
 def test_out_of_another_shape_gets_a_view(ctx: Context, name: str, args: Any, kwargs: Any) -> None:
     out = ctx.empty(1, 6, 1)
     result = getattr(ctx, name)(*args, out=out, **with_generator(kwargs))
@@ -398,7 +291,7 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx: Context) -> Non
         ctx.zeros(12, out=part)  # cannot be viewed as one row
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), OUT)
+@table(("name", "args", "kwargs"), OUT)
 def test_out_is_checked_in_order(ctx: Context, name: str, args: Any, kwargs: Any) -> None:
     factory = getattr(ctx, name)
     kwargs = {"dtype": torch.float32, **with_generator(kwargs)}

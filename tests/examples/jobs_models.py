@@ -87,7 +87,7 @@ class _Replay:
 def _flash_decode(ctx, example, generator, again):
     # few signals: on the CPU, a delay at random then often keeps one peer waiting while another one goes on
     world, batch, heads, kv_heads, head_dim, capacity = ctx.num_ranks, 1, 2, 1, 16, 40
-    decode = example.FlashDecode(ctx, batch, heads, kv_heads, head_dim, pieces=2)
+    decode = ctx.ops.flash_decode(batch, heads, kv_heads, head_dim, dtype=torch.float16, pieces=2)
 
     def make():
         lengths = torch.randint(0, capacity + 1, (world, batch), generator=generator, dtype=torch.int32)
@@ -106,7 +106,7 @@ def _flash_decode(ctx, example, generator, again):
 
 def _ring_attention(ctx, example, generator, again):
     heads, length, head_dim = 2, 45, 16
-    attention = example.RingAttention(ctx, heads, length, head_dim)
+    attention = ctx.ops.ring_attention(heads, heads, length, head_dim, dtype=torch.float16)
 
     def make():
         q, k, v = (torch.randn(heads, length, head_dim, generator=generator).half() for _ in range(3))
@@ -114,7 +114,7 @@ def _ring_attention(ctx, example, generator, again):
         want[attention.part(torch.ones(heads, length, head_dim)) == 0] = float("nan")  # beyond the sequence
         return [attention.part(x) for x in (q, k, v)], want
 
-    return attention, make
+    return lambda *parts: attention(*parts)[0], make
 
 
 def _moe(ctx, example, generator, again):

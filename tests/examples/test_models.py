@@ -150,12 +150,6 @@ def slow(tmp_path, name, line, variable, loops):
     return str(path)
 
 
-def test_a_slow_reader_in_the_ring(pool, tmp_path):
-    """Four ranks: the next block but one could be here before the first is read; the sender waits for its slot."""
-    path = slow(tmp_path, "32_ring_attention.py", " " * 16 + "largest = tl.load(sums", "scale", 1000)
-    assert all(pool.run(jobs_models.in_a_row, 4, path, 2, "cpu", False))
-
-
 def test_a_slow_reader_of_the_table(pool, tmp_path):
     """Rank 0 has no token in its first call, and its experts get none: it goes on, and writes the other half."""
     path = slow(tmp_path, "33_moe.py", " " * 8 + "tl.store(table", "turn", 5000)
@@ -164,9 +158,8 @@ def test_a_slow_reader_of_the_table(pool, tmp_path):
 
 # What makes an example compute nonsense, and it has to say so.
 MISTAKES = [
-    ("31_flash_decode.py", "weight[:, None]\n", "1.0\n"),
-    ("32_ring_attention.py", "acc * shrink[:, None])", "acc)"),
-    ("32_ring_attention.py", "ctx.put(v + i", "ctx.put(k + i"),
+    ("31_flash_decode.py", "sum(t < n for t", "sum(t <= n for t"),
+    ("32_ring_attention.py", "causal=causal", "causal=not causal"),
     ("33_moe.py", "inner * tl.sigmoid(inner)", "inner"),
     ("34_norm.py", "stream += part", "stream = part"),
     ("35_collectives.py", "op=ReduceOp.MAX", "op=ReduceOp.MIN"),
@@ -190,22 +183,17 @@ SHARED_MEMORY = {"sm_90": 227 << 10, "gfx942": 64 << 10}  # bytes that a program
 PRODUCTS = {"sm_90": r"wgmma|mma\.sync", "gfx942": "v_mfma"}
 HALF, FLOAT, INT, LONG = torch.float16, torch.float32, torch.int32, torch.int64
 TYPES = {
-    **dict.fromkeys(("q", "k", "v", "x", "out", "ring_k", "ring_v", "inbox", "back", "w1", "w2"), HALF),
-    **dict.fromkeys(("parts", "sums", "accs", "residual", "weight", "weights", "tiles", "changes"), FLOAT),
-    **dict.fromkeys(("lengths", "own", "counts", "table", "origin"), INT),
-    **dict.fromkeys(("arrived", "turns", "context", "full", "free", "state", "met", "returned", "done"), LONG),
+    **dict.fromkeys(("x", "out", "inbox", "back", "w1", "w2"), HALF),
+    **dict.fromkeys(("parts", "sums", "residual", "weight", "weights", "tiles", "changes"), FLOAT),
+    **dict.fromkeys(("own", "counts", "table", "origin"), INT),
+    **dict.fromkeys(("arrived", "turns", "context", "state", "met", "returned", "done"), LONG),
     **dict.fromkeys(("order", "first", "starts", "totals"), LONG),
-    **dict.fromkeys(("hidden", "ffn", "tokens", "slots", "max_slots", "length", "capacity", "first_step"), 4096),
-    **dict.fromkeys(("batch", "heads", "kv_heads"), 4),
-    **{"scale": 0.1, "eps": 1e-6, "WORLD": 8, "HEAD_DIM": 128, "BLOCK_H": 256, "EXPERTS": 64, "TOP_K": 2},
+    **dict.fromkeys(("hidden", "ffn", "tokens", "slots", "max_slots", "first_step"), 4096),
+    **{"eps": 1e-6, "WORLD": 8, "BLOCK_H": 256, "EXPERTS": 64, "TOP_K": 2},
 }
 EXPERTS = {"BLOCK_ROWS": 64}
-DECODE = {"GROUP": 4, "PIECES": 8, "BLOCK_H": 16, "BLOCK_KEYS": 32}
-RING = {"rows": 1024, "SENDERS": 4, "BLOCK_Q": 64, "BLOCK_KEYS": 64, "BLOCK_COPY": 1024, "num_stages": 2}
 PLATE = {"STEPS": 500, "RANKS_X": 4, "TILES_Y": 4, "TILES_X": 8, "ROWS": 8, "COLUMNS": 16}
 KERNELS = [
-    ("31_flash_decode.py", "flash_decode_kernel", DECODE),
-    ("32_ring_attention.py", "ring_attention_kernel", {**RING, "CAUSAL": True, "STRIPED": True}),
     ("33_moe.py", "exchange", {"BLOCK": 64}),
     ("33_moe.py", "dispatch", {"rows": LONG, **EXPERTS}),
     ("33_moe.py", "run_experts", {"BLOCK_FFN": 32, "num_warps": 8, **EXPERTS}),
@@ -231,7 +219,7 @@ def test_kernels_compile(name, kernel, given, target):
     options = {key: value for key, value in given.items() if key not in function.arg_names}
     compiled = compile_for(function, arguments, options, target)
     assert compiled.metadata.shared <= SHARED_MEMORY[target]
-    if kernel in ("flash_decode_kernel", "ring_attention_kernel", "run_experts"):
+    if kernel == "run_experts":
         assert re.search(PRODUCTS[target], assembly(compiled))
 
 

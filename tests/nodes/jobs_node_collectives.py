@@ -12,6 +12,7 @@ from unittest import mock
 import jobs_ccl
 import jobs_ops
 import torch
+import torch.distributed as dist
 from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
 from jobs_nodes import refusal
 from ops_cases import Case as Product
@@ -21,6 +22,8 @@ from iris_core.ccl import Config
 from iris_core.errors import UnsupportedError
 from iris_core.providers import baseline, hierarchical, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
+from iris_core.providers.straight import StraightAllToAll
+from iris_core.providers.torch_distributed import TorchCollective
 from iris_core.types import Availability
 
 
@@ -56,6 +59,35 @@ def cases(size, which):
             yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
             yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
             yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
+    if which == "lists":
+        for splits, place in itertools.product(("", "uneven", "one way"), PLACES):
+            yield Case("all_to_all", "int32", splits=splits, shape=(10, 3), place=place)
+        yield from (Case("all_to_all", dtype, shape=(3, 0, 2)) for dtype in ("bool", "float8_e4m3fn", "complex64"))
+        yield from (Case("all_to_all", dtype, shape=(5,)) for dtype in ("bool", "float8_e4m3fn", "complex64"))
+
+
+@contextlib.contextmanager
+def parts_as_lists():
+    """Let parts for other nodes go as NCCL takes them, which gloo cannot."""
+    leave_out = TorchCollective._leave_out_node
+
+    def as_nccl(self, plan, *rest):
+        plan.on_host = False
+        leave_out(self, plan, *rest)
+
+    def all_to_all(outputs, inputs, group, async_op):
+        assert async_op
+        received = torch.cat(outputs)
+        sizes = [[each.numel() for each in parts] for parts in (outputs, inputs)]
+        dist.all_to_all_single(received, torch.cat(inputs), *sizes, group)
+        for part, each in zip(outputs, received.split(sizes[0]), strict=True):
+            part.copy_(each)
+        return mock.Mock(wait=lambda: None)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(TorchCollective, "_leave_out_node", as_nccl))
+        stack.enter_context(mock.patch.object(dist, "all_to_all", all_to_all))
+        yield
 
 
 @contextlib.contextmanager
@@ -71,26 +103,34 @@ def small_chunks(nbytes=1024):
 @contextlib.contextmanager
 def late(rank, share=0.2):
     """Let this rank be late at random, before a chunk and at its end."""
-    chance, real = random.Random(rank), {name: getattr(Hierarchical, name) for name in ("_begin_chunk", "_end_chunk")}
+    chance = random.Random(rank)
 
-    def delayed(name):
+    def delayed(real):
         def step(*arguments):
             if chance.random() < share:
                 time.sleep(chance.random() * 0.02)
-            return real[name](*arguments)
+            return real(*arguments)
 
         return step
 
+    steps = (
+        (Hierarchical, "_begin_chunk"),
+        (Hierarchical, "_end_chunk"),
+        (StraightAllToAll, "_near"),
+        (StraightAllToAll, "_end"),
+    )
     with contextlib.ExitStack() as stack:
-        for name in real:
-            stack.enter_context(mock.patch.object(Hierarchical, name, delayed(name)))
+        for of, name in steps:
+            stack.enter_context(mock.patch.object(of, name, delayed(getattr(of, name))))
         yield
 
 
 def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
-    """What is wrong with calls of some ranks, with and without a handle; what has served, and in how many chunks."""
-    wrong, served = [], set()
-    with small_chunks(), Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
+    """What is wrong with calls of some ranks, with and without a handle; what has served which operation, and in how
+    many chunks."""
+    wrong = []
+    way = parts_as_lists() if which == "lists" else contextlib.nullcontext()
+    with small_chunks(), way, Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
         everyone = list(range(ctx.num_ranks)) if members is None else members
         is_member, size = ctx.cur_rank in everyone, len(everyone)
         rank = everyone.index(ctx.cur_rank) if is_member else 0
@@ -103,10 +143,10 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
                     if work is not None:
                         work.wait()
                     wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
-        served = {text.split("'")[1] for text in ctx._binder.members.served_by.values()}
+        served = {(op, text.split("'")[1]) for (_, op, *_), text in ctx._binder.members.served_by.items()}
         plans = [each.plan for each in ctx._binder.bound.values() if each.algorithm == "hierarchical"]
         ctx.barrier()
-    return wrong, served, max([len(plan.chunks) for plan in plans], default=0)
+    return wrong, served, max([len(plan.chunks) for plan in plans if hasattr(plan, "chunks")], default=0)
 
 
 def messages():

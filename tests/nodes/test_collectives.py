@@ -8,16 +8,23 @@ from jobs_nodes import divided
 
 from iris_core.errors import PeerLostError
 
+BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "all_gather", "gather"}
 GROUPS = {
-    "a grid": ("2x2", None, {"hierarchical"}),
-    "three nodes": ("3x2", None, {"hierarchical"}),
-    "a permuted grid": ("2x2", [3, 0, 2, 1], {"hierarchical"}),
-    "node after node": ("2x2", [0, 2, 1, 3], {"hierarchical"}),
-    "unequal nodes": ("3+1", None, set()),
-    "a mixture": ("2x2", [2, 0, 1], set()),
+    "a grid": ("2x2", None, BY_LEVELS | {"all_to_all"}),
+    "three nodes": ("3x2", None, BY_LEVELS | {"all_to_all"}),
+    "a permuted grid": ("2x2", [3, 0, 2, 1], BY_LEVELS | {"all_to_all"}),
+    "node after node": ("2x2", [0, 2, 1, 3], BY_LEVELS | {"all_to_all"}),
+    "unequal nodes": ("3+1", None, {"all_to_all"}),
+    "a mixture": ("2x2", [2, 0, 1], {"all_to_all"}),
     "a rail": ("2x2", [3, 1], set()),
 }
-FLAT = {"gloo", "exchanged"}
+FLAT = {"gloo", "nccl", "exchanged"}
+
+
+def of_levels(served):
+    """The operations of which calls were served by levels; all others by what is flat."""
+    assert {name for _, name in served} <= FLAT | {"hierarchical"}
+    return {op for op, name in served if name == "hierarchical"}
 
 
 @pytest.mark.parametrize("which", ["elements", "shapes", "ways"])
@@ -28,9 +35,18 @@ def test_collectives_are_right(pool, group, which, some):
     every = 4 // len(some(range(4), 4))
     for wrong, served, chunks in pool.run(divided, size, nodes, jobs.collectives, members, which, every, number):
         assert wrong == []
-        assert served <= FLAT | levels
-        assert levels <= served
-        assert chunks > 3 or not levels or which == "elements"
+        assert not served or of_levels(served) == levels  # a rank that is no member has none
+        assert chunks > 3 or not levels & BY_LEVELS or not served or which == "elements"
+
+
+@pytest.mark.parametrize("group", ["three nodes", "a permuted grid", "unequal nodes", "a mixture"])
+def test_parts_for_other_nodes_go_as_lists(pool, group):
+    """As NCCL takes them: gloo, in whose place they are, has them copied."""
+    nodes, members, _ = GROUPS[group]
+    size = 6 if nodes == "3x2" else 4
+    for wrong, served, _ in pool.run(divided, size, nodes, jobs.collectives, members, "lists"):
+        assert wrong == []
+        assert served <= {("all_to_all", "hierarchical")}
 
 
 @pytest.mark.parametrize(("num_ranks", "nodes"), [
@@ -38,13 +54,11 @@ def test_collectives_are_right(pool, group, which, some):
     pytest.param(4, "2x2", marks=pytest.mark.multigpu(4, shared=False)),
 ])  # fmt: skip
 def test_collectives_over_nccl_are_right(pool, num_ranks, nodes):
-    levels = set() if nodes == "2x1" else {"hierarchical"}  # with NCCL along the rail
     for which in ("elements", "shapes", "ways"):
         for wrong, served, _ in pool.run(divided, num_ranks, nodes, jobs.collectives, None, which, 3, 1, 4, "cuda"):
             assert wrong == []
-            assert served <= {"nccl", "exchanged"} | levels
-            assert levels <= served
-            assert levels or "nccl" in served
+            assert bool(of_levels(served)) == (nodes == "2x2")  # which of them, first calls measure
+            assert nodes == "2x2" or "nccl" in {name for _, name in served}
 
 
 def test_only_what_spans_nodes_serves_between_them(pool):

@@ -66,8 +66,11 @@ class Environment:
         self.site_packages = pathlib.Path(where)
         python = ("--python", self.scripts / "python")
         command = ("install", "--no-index", "--find-links", wheels, *requirements)
+        environ = {
+            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+        }  # of the environment alone
         done = subprocess.run(
-            [*_PIP, *python, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+            [*_PIP, *python, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

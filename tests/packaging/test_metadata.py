@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import re
 
 import pytest
 from packaging.requirements import Requirement
@@ -85,12 +87,51 @@ def test_triton_is_never_a_hard_requirement(folder):
     assert "triton" not in {Requirement(text).name for text in project(folder)["dependencies"]}
 
 
+def test_the_extra_for_cpus_is_the_pair_of_the_demo_and_of_torch_s_own_metadata():
+    pins = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line]
+    torch, triton = (Version(line.partition("==")[2]) for line in pins)
+    extra = {
+        each.name: each.specifier for each in map(Requirement, project("iris_triton")["optional-dependencies"]["cpu"])
+    }
+    assert torch in extra["torch"]
+    assert extra["triton"] == Requirement(f"triton=={triton}").specifier
+    head, _, row = re.search(
+        r"torch and triton, by .*? -->\n(.*?)<!-- end", (ROOT / "README.md").read_text(), re.DOTALL
+    )[1].splitlines()
+    required = dict(zip(re.findall(r"torch ([\d.]+)", head), re.findall("`(.*?)`", row), strict=True))
+    assert required[f"{torch.major}.{torch.minor}"] == f"=={triton}"
+
+
+def test_the_installed_torch_requires_what_the_readme_says():
+    spec = importlib.util.spec_from_file_location("triton_versions", ROOT / "docs" / "triton_versions.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = script.required(importlib.metadata.requires("torch"))
+    torch = Version(importlib.metadata.version("torch"))
+    if not found:
+        pytest.skip("this torch is for CPUs: it requires no Triton")
+    assert f"| torch {torch.major}.{torch.minor} |" in (ROOT / "README.md").read_text()
+    assert script.table({"2.0": found}) == f"| | torch 2.0 |\n|---|---|\n| requires triton | `{found}` |\n"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_its_long_description_stands_alone(folder):
+    """It is read without the repository: it says what it is, how to begin, where it runs, and links to no file."""
+    text = (ROOT / folder / "README.md").read_text()
+    assert text.startswith(f"# {folder.replace('_', '-')}\n")
+    assert "```python" in text
+    assert "MIT licence" in text
+    assert "](" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_common_metadata(folder):
     about = project(folder)
     assert about["requires-python"] == ">=3.11"
-    assert about["license"] == {"text": "MIT"}
-    assert "Typing :: Typed" in about["classifiers"]
+    assert (about["license"], about["license-files"]) == ("MIT", ["LICENSE"])
+    assert (ROOT / folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(about["classifiers"])
+    assert about["keywords"]
     assert (ROOT / folder / about["readme"]).is_file()
     assert (ROOT / folder / "src" / folder / "py.typed").is_file()
     assert pyproject(folder)["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]

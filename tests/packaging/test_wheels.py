@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import zipfile
 
 import pytest
@@ -22,7 +23,9 @@ def output(done):
 def test_the_wheels_have_every_file_and_nothing_else(wheels):
     for folder in FOLDERS:
         (wheel,) = wheels.glob(f"{folder}-*.whl")
-        packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+        names = zipfile.ZipFile(wheel).namelist()
+        packed = {name for name in names if ".dist-info/" not in name}
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
         source = wheels.parent / "sources" / folder / "src"  # the copies: somebody may be at work on the originals
         files = (path for path in (source / folder).rglob("*") if path.is_file())
         assert packed == {str(path.relative_to(source)) for path in files}
@@ -59,6 +62,19 @@ def test_the_command_line_works(gluon_only):
     names = {each["name"] for each in listed}
     assert {"host", "torch", "vmem", "triton", "gluon"} <= names
     assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
+
+
+@pytest.mark.parametrize("backend", ["triton", "gluon"])
+def test_the_demo_runs(gluon_only, backend):
+    rows = json.loads(output(gluon_only.run("iris", "demo", "--json", "--ranks", 2, "--backend", backend)))["rows"]
+    assert [row["ok"] for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_program_of_its_long_description_runs(gluon_only, folder):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / folder / "README.md").read_text(), re.DOTALL)
+    (gluon_only.folder / "described.py").write_text(program)
+    assert output(gluon_only.run("python", "described.py")).strip()
 
 
 KERNELS = """

@@ -17,14 +17,8 @@ _ADDRESS = 1 << 40
 _ONE, _MATRIX = (1,), (33, 70)
 _RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
 _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
-_WIDE_STORE = {
-    _CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32",
-    _HIP: r"(global|flat|buffer)_store_dwordx4",
-}
-_WIDE = {
-    _CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32",
-    _HIP: r"(global|flat|buffer)_load_dwordx4",
-}
+_WIDE_STORE = {_CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
+_WIDE = {_CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32", _HIP: r"(global|flat|buffer)_load_dwordx4"}
 
 
 def compile_cases():
@@ -97,10 +91,6 @@ def compile_cases():
 def _case(name, kernel, args, common, *, wide=True, more=(), **constants):
     patterns = [_RELEASE, _ACQUIRE, *([_WIDE] if wide else []), *more]
     return CompileCase(
-        name=f"collective-{name}",
-        kernel=kernel,
-        args=args,
-        kwargs={**common, **constants},
-        options={"num_warps": 8},
+        name=f"collective-{name}", kernel=kernel, args=args, kwargs={**common, **constants}, options={"num_warps": 8},
         expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
-    )
+    )  # fmt: skip

@@ -254,12 +254,9 @@ def language_cases(Context=DeviceContext, in_language=lambda kernel: kernel):
 def compile_cases():
     """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
     initialized = CompileCase(
-        name="initialize",
-        kernel=initialize,
-        args=(torch.float32, torch.int64),
-        kwargs={"rank": 3, "W": _WORLD},
+        name="initialize", kernel=initialize, args=(torch.float32, torch.int64), kwargs={"rank": 3, "W": _WORLD},
         expect={kind: (_VECTOR_STORE[kind],) for kind in (_CUDA, _HIP)},
-    )
+    )  # fmt: skip
     intrinsics = CompileCase(
         name="intrinsics",
         kernel=measure,

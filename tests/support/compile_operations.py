@@ -6,10 +6,12 @@ from iris_core.types import CompileCase, DeviceType
 from iris_triton.collectives import experts
 from iris_triton.gemm.copy_engine_product import await_word
 from iris_triton.gemm.fetch_product import fetch_product
+from iris_triton.gemm.flash_decode import flash_decode
 from iris_triton.gemm.matmul_reduce import matmul_reduce
 from iris_triton.gemm.parts.sum_slots import sum_slots
 from iris_triton.gemm.push_product import push_product
 from iris_triton.gemm.reduce_norm import norm_one_shot, norm_two_shot
+from iris_triton.gemm.ring_attention import ring_attention, ring_gradients
 
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
@@ -58,6 +60,7 @@ def compile_cases():
         ),
         *_norm_cases(),
         *_expert_cases(),
+        *_attention_cases(),
     ]  # fmt: skip
 
 
@@ -127,19 +130,54 @@ def _expert_cases():
     ]  # fmt: skip
 
 
+def _attention_cases():
+    """Kernels of `ctx.ops.flash_decode` and `ctx.ops.ring_attention`: heads of 128 elements, in groups of four."""
+    i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
+    place = (i32, i64, 1)  # members, context, this rank's number
+    ring = {
+        "WORLD": 4,
+        "SIZE": 4,
+        "GROUP": 4,
+        "SENDERS": 4,
+        "CAUSAL": True,
+        "STRIPED": True,
+        "HEAD_DIM": 128,
+        "BLOCK": 64,
+    }
+    numbers = (*place, 32, 2048, 8190, 0.1)
+    decode = {"WORLD": 4, "SIZE": 4, "GROUP": 4, "PIECES": 8, "HEAD_DIM": 128, "BLOCK_H": 16, "BLOCK_KEYS": 64}
+    cases = (
+        (flash_decode, (
+            bf16, bf16, bf16, i32, bf16, f32, f32, i32, f32, f32, i64, i64, *place, 0.1, 32, 8, 4096,
+            *(4194304, 524288, 128) * 2,
+        ), decode, 4, 3),
+        (ring_attention, (
+            bf16, bf16, bf16, bf16, f32, f32, f32, bf16, bf16, i64, i64, i64, *numbers
+        ), ring | {"BLOCK_COPY": 1024}, 4, 2),
+        (ring_gradients, (
+            bf16, bf16, bf16, bf16, f32, f32, bf16, bf16, bf16, f32, bf16, bf16, f32, f32, *(i64,) * 5, *numbers
+        ), ring | {"BLOCK_COPY": 1024}, 8, 2),
+    )  # fmt: skip
+    return [
+        CompileCase(
+            name=f"operation-{kernel.__name__.replace('_', '-')}", kernel=kernel, args=args, kwargs=kwargs,
+            options={"num_warps": warps, "num_stages": stages},
+            expect={kind: (_PRODUCT[kind], _RELEASE[kind], _ACQUIRE[kind]) for kind in (_CUDA, _HIP)},
+        )
+        for kernel, args, kwargs, warps, stages in cases
+    ]  # fmt: skip
+
+
 def _sum(name, args, **constants):
     wide = {
         _CUDA: (r"ld\.global(\.\w+)*\.v4\.b32", _STORES[_CUDA]),
         _HIP: (r"(global|flat|buffer)_load_dwordx4", _STORES[_HIP]),
     }
     return CompileCase(
-        name=f"operation-sum-{name}",
-        kernel=sum_slots,
-        args=args,
+        name=f"operation-sum-{name}", kernel=sum_slots, args=args,
         kwargs={"SIZE": 4, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024, **constants},
-        options={"num_warps": 4},
-        expect=wide,
-    )
+        options={"num_warps": 4}, expect=wide,
+    )  # fmt: skip
 
 
 def _case(name, kernel, args, common, *, wide=True, **constants):
@@ -149,10 +187,6 @@ def _case(name, kernel, args, common, *, wide=True, **constants):
     if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
         patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
     return CompileCase(
-        name=f"operation-{name}",
-        kernel=kernel,
-        args=args,
-        kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
-        options={"num_warps": 4},
-        expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
-    )
+        name=f"operation-{name}", kernel=kernel, args=args, kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
+        options={"num_warps": 4}, expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+    )  # fmt: skip

@@ -78,19 +78,12 @@ _LOCK = {_CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", _HIP: r"gl
 _ADD = {_CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", _HIP: r"global_atomic_(add|pk_add|cmpswap)"}
 
 _EXPECTED = {
-    "all_gather": (_STORES,),
-    "gather": (_LOADS,),
-    "all_to_all": (_LOADS,),
-    "all_reduce": (_ADD, _LOADS, _TELL, _WAIT),
-    "all_reduce_atomic": (_ADD,),
-    "all_reduce_spinlock": (_LOCK, _LOADS, _STORES, _TELL),
-    "all_reduce_one_shot": (_TELL, _WAIT, _LOADS),
-    "all_reduce_two_shot": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
-    "all_reduce_two_shot_by_owner": (_TELL, _WAIT, _LOADS, _STORES),
-    "all_reduce_ring": (_TELL, _WAIT, _LOADS, _STORES),
-    "reduce_scatter": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
-    "await_tile": (_WAIT,),
-}
+    "all_gather": (_STORES,), "gather": (_LOADS,), "all_to_all": (_LOADS,), "all_reduce": (_ADD, _LOADS, _TELL, _WAIT),
+    "all_reduce_atomic": (_ADD,), "all_reduce_spinlock": (_LOCK, _LOADS, _STORES, _TELL),
+    "all_reduce_one_shot": (_TELL, _WAIT, _LOADS), "all_reduce_two_shot": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
+    "all_reduce_two_shot_by_owner": (_TELL, _WAIT, _LOADS, _STORES), "all_reduce_ring": (_TELL, _WAIT, _LOADS, _STORES),
+    "reduce_scatter": (_WAIT, _COUNT, _LOADS, _STORES, _TELL), "await_tile": (_WAIT,),
+}  # fmt: skip
 
 
 _RAISED = {

@@ -64,13 +64,7 @@ def install_distribution(folder, name, version="1.0", *, entry_points=None, modu
 
 
 def provider_source(
-    name,
-    kind="ALLOCATOR",
-    *,
-    info="",
-    settings="Settings",
-    probe="return Availability.yes()",
-    create="return object()",
+    name, kind="ALLOCATOR", *, info="", settings="Settings", probe="return Availability.yes()", create="return object()"
 ):
     """Return the source of a module with a valid provider plugin, `plugin`.
 

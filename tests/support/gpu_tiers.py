@@ -124,12 +124,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "which must not be skipped then",
     )
     group.addoption(
-        "--ranks-per-gpu",
-        metavar="NUMBER",
-        type=int,
-        default=1,
+        "--ranks-per-gpu", metavar="NUMBER", type=int, default=1,
         help="let so many ranks share a GPU: larger tiers run on few GPUs, slowly, without what needs GPUs of its own",
-    )
+    )  # fmt: skip
     group.addoption(
         "--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json"
     )
@@ -247,14 +244,11 @@ def _added(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     slowest = sorted({**whole["slowest"], **part["slowest"]}.items(), key=lambda each: -each[1])[:_NUM_SLOWEST]
     skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
     return {
-        "gpus": part["gpus"],
-        "collected": max(whole["collected"], part["collected"]),
+        "gpus": part["gpus"], "collected": max(whole["collected"], part["collected"]),
         **{key: whole[key] + part[key] for key in ("passed", "failed", "skipped")},
-        "seconds": round(whole["seconds"] + part["seconds"], 1),
-        "failures": whole["failures"] + part["failures"],
-        "skip_reasons": dict(skips),
-        "slowest": dict(slowest),
-    }
+        "seconds": round(whole["seconds"] + part["seconds"], 1), "failures": whole["failures"] + part["failures"],
+        "skip_reasons": dict(skips), "slowest": dict(slowest),
+    }  # fmt: skip
 
 
 class _Run:

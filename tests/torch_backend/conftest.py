@@ -8,7 +8,8 @@ from iris_core.testing import RankPool
 @pytest.fixture(scope="package")
 def ranks():
     """Rank processes for which torch.distributed is not initialised; most have imported torch.compile."""
-    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
+    environ = {"IRIS_HEAP_SIZE": "32MiB", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else ranks start compilers, too
+    with RankPool(timeout_s=600.0, environ=environ) as pool:
         yield pool
 
 

@@ -320,17 +320,16 @@ class SupportsOperations(Protocol):
         """Folders with measured tables of operations (docs/collectives.md has the format)."""
 
 
-class SupportsExperts(Protocol):
-    """A backend with kernels that pass tokens to experts and back, for `ctx.ops.experts`."""
+class SupportsGroups(Protocol):
+    """A backend with kernels for the objects of `ctx.ops` that groups make: experts, flash_decode, ring_attention."""
 
-    def experts(self, space: Any) -> Any:
-        """Return the kernels of a group, an `iris_triton.collectives.experts.ExpertKernels` or alike.
-
-        Its methods `dispatch(turn, x, scales, weights)`, `meet()`, `receive(flags, place)`, `give_back(turn, y)`,
-        `gather(turn, out)` and `weigh(turn, grad, results, out)` launch on the current stream.
+    def group_kernels(self, name: str, space: Any) -> Any:
+        """Return the kernels of an object, which launch on the current stream.
 
         Args:
-            space: the group's `iris_core.ops.experts.Workspace`.
+            name: of the operation; `iris_triton` has ExpertKernels (`collectives.experts`), DecodeKernels and
+                RingKernels (`gemm.flash_decode`, `gemm.ring_attention`), or alike.
+            space: what they work with, such as `iris_core.ops.experts.Workspace`.
         """
 
 

@@ -62,5 +62,7 @@ class GluonBackend(TritonBackend):
         return compile_cases(self.device_api(), in_gluon)
 
     def demos(self) -> Sequence[Demo]:
-        """No programs of its own for `iris demo`: the Triton backend has them."""
-        return ()
+        """Return the programs of `iris demo`, in Gluon."""
+        from iris_gluon.demos import demos
+
+        return demos()

@@ -167,10 +167,12 @@ class TritonBackend:
         assert spec is not None
         device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
 
-    def experts(self, space: Any) -> Any:
+    def group_kernels(self, name: str, space: Any) -> Any:
         from iris_triton.collectives.experts import ExpertKernels
+        from iris_triton.gemm.flash_decode import DecodeKernels
+        from iris_triton.gemm.ring_attention import RingKernels
 
-        return ExpertKernels(space)
+        return {"experts": ExpertKernels, "flash_decode": DecodeKernels, "ring_attention": RingKernels}[name](space)
 
     def collectives(self) -> Sequence[Collective]:
         from iris_triton.collectives import collectives

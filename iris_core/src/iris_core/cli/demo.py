@@ -126,10 +126,10 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
     between = {"between-nodes": Demo("between-nodes", "collectives of all nodes", _between_nodes)} if sizes else {}
     rows = []
     with Iris("64MiB", group=group, **choice) as ctx:
-        offered = getattr(ctx.backend, "demos", None)
-        if offered is None:
+        offered: Sequence[Demo] = getattr(ctx.backend, "demos", tuple)()
+        if not offered:
             return None, f"backend {ctx.backend.info.name!r} brings no demonstrations; try --backend triton"
-        demos = {demo.name: demo for demo in offered()}
+        demos = {demo.name: demo for demo in offered}
         if unknown := set(only) - demos.keys() - between.keys():
             names = ", ".join([*demos, *between])
             return None, f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}"

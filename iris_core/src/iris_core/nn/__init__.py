@@ -35,7 +35,7 @@ from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm
-from iris_core.nn.sequence import ulysses
+from iris_core.nn.sequence import ring_attention, ulysses
 from iris_core.nn.setting import Setting
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ __all__ = [
     "linear_all_gather",
     "linear_all_reduce",
     "linear_reduce_scatter",
+    "ring_attention",
     "ulysses",
 ]
 

@@ -12,6 +12,7 @@ from iris_core.nn.setting import Setting
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
+    from iris_core.ops.attention import RingAttention
     from iris_core.types import Group
 
 
@@ -58,4 +59,37 @@ def ulysses(context: Iris, x: Tensor, scatter_dim: int, gather_dim: int, *, grou
     """
     given = scatter_dim, gather_dim, Setting(context, group)
     out: Tensor = _Ulysses.apply(x, *given)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Ring(torch.autograd.Function):
+    """Keys and values travel again in the backward pass, and their gradients with them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention) -> Tensor:
+        out, lse = ring(q, k, v)
+        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return *ctx.ring.gradients(grad.contiguous(), *ctx.saved_tensors), None
+
+
+def ring_attention(ring: RingAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return this member's rows of the attention over a divided sequence; see `ctx.ops.ring_attention`.
+
+    Collective; so is its backward pass, which computes the weights again.
+
+    Args:
+        ring: what `ctx.ops.ring_attention` returns, with `gradients`; layers may share one.
+        q: (heads, rows, head_dim) of the ring's dtype.
+        k, v: (kv_heads, rows, head_dim).
+
+    Raises:
+        ArgumentError: shapes or dtypes do not fit.
+    """
+    out: Tensor = _Ring.apply(q.contiguous(), k.contiguous(), v.contiguous(), ring)  # type: ignore[no-untyped-call]
     return out

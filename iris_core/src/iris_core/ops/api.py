@@ -18,6 +18,7 @@ from iris_core.dispatch.products import NORM, OPS, FusedCall, NormCall, check_ap
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace, trace_norm
 from iris_core.errors import ArgumentError
+from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup
 
 if TYPE_CHECKING:
@@ -394,6 +395,22 @@ class Operations(Calls):
     ) -> ExpertGroup:  # fmt: skip
         """Make a group of ranks that divide the experts of a layer; see `iris_core.ops.experts.ExpertGroup`."""
         return ExpertGroup(self._binder, max_tokens, hidden, experts, top_k, dtype, result, scales, group)
+
+    def flash_decode(
+        self, batch: int, heads: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype = torch.bfloat16,
+        scale: float | None = None, pieces: int | None = None, group: Group = None,
+    ) -> FlashDecode:  # fmt: skip
+        """Make attention of new tokens to a divided cache; see `iris_core.ops.attention.FlashDecode`."""
+        return FlashDecode(self._binder, batch, heads, kv_heads, head_dim, dtype, scale, pieces, group)
+
+    def ring_attention(
+        self, heads: int, kv_heads: int, length: int, head_dim: int, *, dtype: torch.dtype = torch.bfloat16,
+        scale: float | None = None, causal: bool = False, striped: bool = False, gradients: bool = False,
+        group: Group = None,
+    ) -> RingAttention:  # fmt: skip
+        """Make attention over a divided sequence; see `iris_core.ops.attention.RingAttention`."""
+        given = heads, kv_heads, length, head_dim, dtype, scale, causal, striped, gradients, group
+        return RingAttention(self._binder, *given)
 
     def members_of(self, group: Group = None) -> tuple[int, ...]:
         """Return the ranks of this context's world that form a group, in the group's order.

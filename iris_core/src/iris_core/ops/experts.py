@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.requests import check_tensors, check_unrecorded, name_of
-from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
+from iris_core.dispatch.requests import name_of
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.ops.made import RESULTS, Made, name_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,12 +18,9 @@ if TYPE_CHECKING:
     from iris_core.dispatch.bind import Binder
     from iris_core.types import Group
 
-_ALIGNMENT_NBYTES = 256
 _ROW_NBYTES = 16
 SENT, RETURNED = 1, 2
 """Places in a group's state of the turns in which tokens were sent, and results given back."""
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
-"""Element types of experts' results."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ class Dispatched(NamedTuple):
     turn: Turn
 
 
-class ExpertGroup:
+class ExpertGroup(Made):
     """Ranks that divide the experts of a layer (MoE): member r has the experts r * n to r * n + n - 1.
 
     Collective: every member makes it, with equal arguments, and calls its methods equally often in the same order.
@@ -147,78 +143,54 @@ class ExpertGroup:
         result: torch.dtype | None, scales: int, group: Group,
     ) -> None:  # fmt: skip
         result = result or (dtype if dtype in RESULTS else torch.bfloat16)
-        members = binder.members_of(group)
-        facts = {
-            "operation": "experts", "max_tokens": str(max_tokens), "hidden": str(hidden), "experts": str(experts),
-            "top_k": str(top_k), "dtype": name_of(dtype), "result": name_of(result), "scales": str(scales),
+        facts: dict[str, Any] = {
+            "max_tokens": max_tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "dtype": dtype,
+            "result": result, "scales": scales,
         }  # fmt: skip
-        try:
-            self._check(binder, members, max_tokens, hidden, experts, top_k, dtype, result, scales)
-        except Exception as error:  # noqa: BLE001 - raised again, on all members
-            binder.refuse("experts", error, members)
-        binder.members.agree(members, facts)
-        self._binder, self.hidden, self.dtype, self.result = binder, hidden, dtype, result
+        super().__init__(binder, "experts", group, facts, lambda members: self._check(len(members), **facts))
+        self.hidden, self.dtype, self.result = hidden, dtype, result
         self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
-        self.local = experts // len(members)
-        self._members, self._gone = members, set[int]()
+        self.local, self._gone = experts // len(self._members), set[int]()
         self._latest: Turn | None = None  # the last dispatch
         self._returning: Turn | None = None  # what is given back, but not received
         self._has_returned = False  # whether results were given back since all members were done with those before
         with on_device(binder.target):
-            self._space = self._allocate(members, scales)
-            backend: Any = binder.open().backend
-            self._kernels = backend.experts(self._space)
+            self._space = self._allocate(scales)
+            self._kernels = self._backend.group_kernels("experts", self._space)
 
     @staticmethod
     def _check(
-        binder: Binder, members: tuple[int, ...], max_tokens: int, hidden: int, experts: int, top_k: int,
-        dtype: torch.dtype, result: torch.dtype, scales: int,
+        size: int, *, max_tokens: int, hidden: int, experts: int, top_k: int, dtype: torch.dtype, result: torch.dtype,
+        scales: int,
     ) -> None:  # fmt: skip
-        backend = binder.open().backend
-        if not hasattr(backend, "experts"):
-            raise CapabilityError(f"experts: backend {backend.info.name!r} has no kernels for experts")
         if not min(max_tokens, hidden, top_k, experts) > 0 or scales < 0 or top_k > experts:
             raise ArgumentError(
                 f"experts: max_tokens={max_tokens}, hidden={hidden}, experts={experts}, top_k={top_k} and "
                 f"scales={scales} make no layer"
             )
-        if experts % len(members):
-            raise ArgumentError(f"experts: {len(members)} members cannot divide {experts} experts equally")
+        if experts % size:
+            raise ArgumentError(f"experts: {size} members cannot divide {experts} experts equally")
         if hidden * min(dtype.itemsize, result.itemsize) % _ROW_NBYTES:
             raise ArgumentError(f"experts: rows of {hidden} {name_of(dtype)} are no multiple of {_ROW_NBYTES} bytes")
         if result not in RESULTS:
-            raise UnsupportedError(f"experts: results are {', '.join(map(name_of, RESULTS))}, not {name_of(result)}")
-        if binder.on_several_nodes(members):
-            raise UnsupportedError("experts: the ranks are on several nodes, and kernels reach those of one only")
+            raise UnsupportedError(f"experts: results are {name_all(RESULTS)}, not {name_of(result)}")
 
-    def _allocate(self, members: tuple[int, ...], scales: int) -> Workspace:
+    def _allocate(self, scales: int) -> Workspace:
         """Make the memory: what peers store to in one region of the heap."""
-        binder, size, me = self._binder, len(members), members.index(self._binder.rank)
-        device, slots = binder.target.torch_device, self.max_tokens * self.top_k
+        device, size, slots = self._binder.target.torch_device, len(self._members), self.max_tokens * self.top_k
         capacity = size * self.max_tokens * min(self.top_k, self.local)
         if size * slots > 1 << 31:
             raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
-        shared: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        shared = {
             "inbox": ((capacity, self.hidden), self.dtype), "inbox_scales": ((capacity, scales), torch.float32),
             "origin": ((capacity,), torch.int32), "back": ((slots, self.hidden), self.result),
             "table": ((2, size, self.experts), torch.int32), "told": ((size,), torch.int64),
             "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
         }  # fmt: skip
-        sizes = [-(-math.prod(shape) * dtype.itemsize // _ALIGNMENT_NBYTES) for shape, dtype in shared.values()]
-        begins = [each * _ALIGNMENT_NBYTES for each in itertools.accumulate(sizes, initial=0)]
-        region = binder.take(members, begins[-1], "a group of experts")
-        tensors = {
-            name: region[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            for (name, (shape, dtype)), begin in zip(shared.items(), begins[:-1], strict=True)
-        }
         zeros = {"own": self.experts, "first": self.experts, "done": 1}
-        tensors |= {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
-        context = binder.open()
-        return Workspace(
-            context.num_ranks, size, me, self.local, self.top_k, scales, slots, binder.processors,
-            members=torch.tensor(members, dtype=torch.int32, device=device), context=context.get_device_context(),
-            state=torch.zeros(3, dtype=torch.int64, device=device), **tensors,
-        )  # fmt: skip
+        tensors: dict[str, Any] = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
+        tensors |= {"state": torch.zeros(3, dtype=torch.int64, device=device), **self._place(), **self._take(shared)}
+        return Workspace(local=self.local, top_k=self.top_k, scales=scales, most_slots=slots, **tensors)
 
     def leave_out(self, ranks: Sequence[int]) -> None:
         """Do without some ranks from now on: nothing is sent to them, no member waits for them, their experts are gone.
@@ -382,26 +354,9 @@ class ExpertGroup:
             self._kernels.weigh(turn, grad, results, out)
         return out
 
-    def __deepcopy__(self, memo: Any) -> ExpertGroup:
-        return self  # a copied layer shares it, as layers do
-
     def _check_turn(self, what: str, turn: Turn, is_there: bool) -> None:
         self._binder.open()
         if turn.group is not self or not is_there:
             raise ArgumentError(
                 f"{what}: another call of this group came after this turn's, which was not kept, or it is another's"
             )
-
-    def _check_each(self, what: str, wanted: dict[str, Any]) -> None:
-        self._binder.open()
-        given = {name: each for name, (each, _, _) in wanted.items()}
-        check_tensors(what, self._binder.here, **given)
-        check_unrecorded(what, *given.values())
-        for name, (each, shape, dtypes) in wanted.items():
-            if each is not None and (
-                tuple(each.shape) != shape or each.dtype not in dtypes or not each.is_contiguous()
-            ):
-                raise ArgumentError(
-                    f"{what}: {name} must be {shape}, {' or '.join(map(name_of, dtypes))}, contiguous, not "
-                    f"{tuple(each.shape)}, {name_of(each.dtype)}{'' if each.is_contiguous() else ', with gaps'}"
-                )

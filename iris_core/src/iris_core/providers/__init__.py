@@ -16,6 +16,7 @@ from iris_core.providers.exchanged import Exchanged
 from iris_core.providers.hierarchical import STEPS, Hierarchical
 from iris_core.providers.model import everywhere
 from iris_core.providers.norms import UnfusedNorm
+from iris_core.providers.straight import StraightAllToAll
 from iris_core.registry import default_registry
 from iris_core.types import Availability, DeviceType, PluginKind, PluginState
 
@@ -103,10 +104,11 @@ class Providers:
             torchs = torch_distributed.products(self._torch, self._ranks)
         else:
             own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
-            if self._spans_nodes:
-                own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
             kinds = OPS if self._spans_nodes else torch_distributed.IN_NODES
             torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
+            if self._spans_nodes:
+                own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
+                own += [StraightAllToAll(each) for each in torchs if each.op == "all_to_all"]
         offered: Sequence[Algorithm[Any]] = getattr(self._backend, "operations" if is_fused else "collectives", tuple)()
         if self._plugins is None:
             self._plugins = self._load()

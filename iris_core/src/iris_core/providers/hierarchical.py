@@ -3,9 +3,9 @@
 A rail connects the ranks that have the same place on their nodes.  all_reduce is a reduce_scatter in the node, an
 all_reduce along the rail and an all_gather in the node, so that each byte crosses the network once for each node (Jia
 et al., Highly scalable deep learning training system with mixed-precision, 2018); the others are made in the same way
-(Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005), an all_to_all
-hands over within the node what goes along another rail.  It goes in chunks: while the rail carries one, the kernels of
-the node work on the next one and on the one before.
+(Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005).  It goes in
+chunks: while the rail carries one, the kernels of the node work on the next one and on the one before.  An all_to_all
+has nothing to gain from levels: see `straight`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ STEPS = {
     "broadcast": ("scatter", "broadcast", "all_gather"),
     "reduce_scatter": ("reduce_scatter", "reduce_scatter", ""),
     "scatter": ("scatter", "scatter", ""),
-    "all_to_all": ("all_to_all", "all_to_all", ""),
     "all_gather": ("", "all_gather", "all_gather"),
     "gather": ("", "gather", "gather"),
 }
@@ -207,12 +206,7 @@ class Hierarchical:
             all_in = all_out = apart
             part: Side = (length,), (1,), False
             one = (nodes, length), (length, 1), False
-            if op == "all_to_all":
-                one = wide, (length, places * length, 1), False
-                stacked = nodes, places, length
-                rail_in, rail_out = (stacked, dense(stacked), False), (stacked, (per_node, per_place, 1), False)
-            else:
-                rail_in, rail_out = (part, one) if op in PARTED_OUT else (one, part)
+            rail_in, rail_out = (part, one) if op in PARTED_OUT else (one, part)
 
         first, middle, last = STEPS[op]
         more = {"reduction": options["reduction"]} if "reduction" in options else {}
@@ -287,9 +281,6 @@ class Hierarchical:
                 chunk.space[0][: chunk.count].copy_(inp[chunk.begin * places :])
                 chunk.space[0][chunk.count :].zero_()
             rail_in = rail_out = one
-        elif op == "all_to_all":
-            rail_in = between[: nodes * places * length].view(nodes, places, length)
-            one, rail_out = rail_in.transpose(0, 1), all_out.transpose(0, 1)
         else:
             one = between[: nodes * length].view(nodes, length)
             mine = inp if op in PARTED_OUT else out
@@ -327,10 +318,10 @@ class Hierarchical:
 def _sizes(request: CollectiveRequest, nodes: int, places: int) -> tuple[int, int, int, int]:
     """Return elements of the tensor, or of a part; of what a rank sends along its rail, and by how many; of a chunk."""
     op, size = request.op, nodes * places
-    has_all = op in ("reduce_scatter", "all_to_all") or (op == "scatter" and request.rank == request.options["root"])
+    has_all = op == "reduce_scatter" or (op == "scatter" and request.rank == request.options["root"])
     count = math.prod(request.shape) // (size if has_all else 1)
     share = -(-count // places) if op in _DIVIDED else count
-    width = {"all_to_all": size}.get(op, 1 if op in _DIVIDED else nodes)  # what a rank has between two steps
+    width = 1 if op in _DIVIDED else nodes  # what a rank has between two steps
     nbytes = share * width * getattr(torch, request.dtype).itemsize
     pieces = max(1, min(CHUNKS, nbytes // _LEAST_NBYTES), -(-nbytes // _MOST_NBYTES))
     return count, share, width, -(-share // pieces // _LANES) * _LANES if pieces > 1 else share

@@ -84,7 +84,7 @@ def between_nodes_s(request: CollectiveRequest, *, flat: bool) -> float:
         return _machine(request, nodes).seconds("all_gather", request.nbytes)
     has_part = op in ("all_gather", "gather") or (op == "scatter" and request.rank != request.options["root"])
     message_s = _CPU_MESSAGE_S if request.target.type is DeviceType.CPU else _GPU_MESSAGE_S
-    messages = size - 1 if flat else size // nodes + nodes - 2
+    messages = size - 1 if flat else size - size // nodes if op == "all_to_all" else size // nodes + nodes - 2
     whole = request.nbytes * (size if has_part else 1)
     return _machine(request, nodes).seconds(_LIKE.get(op, op), whole, flat=flat) + messages * message_s
 

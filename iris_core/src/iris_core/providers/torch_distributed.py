@@ -24,7 +24,7 @@ from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import DeviceError, IrisError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, staged
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
 from iris_core.types import Availability, DeviceType
 from iris_core.world.failures import name_ranks
 
@@ -135,6 +135,8 @@ class _Plan:
         reduction, root: of torch.distributed; the root by its number there.
         inp, out: how tensors are passed on.
         splits: elements for and from each member where they differ, in torch's order.
+        parts: parts go as a list: elements for and from each member, in the group's order, and which of them torch gets
+            in its order, None for nothing.
         pending: a call whose buffers are in use.
     """
 
@@ -149,6 +151,7 @@ class _Plan:
     inp: Staged = field(default_factory=Staged)
     out: Staged = field(default_factory=Staged)
     splits: tuple[list[int], list[int]] | None = None
+    parts: tuple[list[int], list[int], list[int | None]] | None = None
     matrix: torch.Tensor | None = None  # of split sizes, which members compare
     pending: Begun | None = None
 
@@ -249,13 +252,17 @@ class TorchCollective:
             is_root = request.rank == root
             plan = _Plan(group, request.members, whole.check_peers, on_host, op, reduction, numbers[root], is_root)
         in_order = sorted(range(request.group_size), key=numbers.__getitem__)
-        splits = [options[name] if options.get("uneven") else None for name in ("in_splits", "out_splits")]
+        splits = [options.get(name) for name in ("in_splits", "out_splits")]
         if splits[0] is not None and splits[1] is not None:
             rows = math.prod(request.shape[1:])
             plan.splits = [splits[1][i] * rows for i in in_order], [splits[0][i] * rows for i in in_order]
+        if options["uneven"]:
             plan.matrix = torch.zeros(2, len(numbers), len(numbers), dtype=torch.int64)
             for side, sizes in enumerate(splits):
                 plan.matrix[side, request.rank] = torch.tensor(sizes)
+        if options.get("to_other_nodes"):
+            self._leave_out_node(plan, request, host, in_order)
+            return plan
         is_columns = options["layout"] == COLUMNS
         order = None if in_order == list(range(request.group_size)) and not is_columns else in_order
         has_in, has_out = "in_stride" in options, "out_shape" in options
@@ -269,6 +276,21 @@ class TorchCollective:
             stride = options.get("out_stride")  # of a reduce, all but the root need memory for what they pass on
             plan.out = staged(host, f"{op} to", request.dtype, shape, stride, parted, splits[1], is_columns)
         return plan
+
+    def _leave_out_node(self, plan: _Plan, request: CollectiveRequest, host: Host, in_order: list[int]) -> None:
+        """Let an all_to_all of flat tensors exchange with other nodes only: in lists, or copied to where gloo can."""
+        is_near = [node == request.nodes[request.rank] for node in request.nodes]
+        row, far = math.prod(request.shape[1:]), [i for i in in_order if not is_near[i]]
+        given, taken = ([n * row for n in request.options[name]] for name in ("in_splits", "out_splits"))
+        if not plan.on_host:
+            plan.parts = given, taken, [None if is_near[i] else i for i in in_order]
+            return
+        left = [[0 if is_near[i] else sizes[i] for i in in_order] for sizes in (taken, given)]
+        plan.splits = left[0], left[1]
+        plan.out, plan.inp = (
+            Staged(scratch_of(host, f"{what} other nodes", sum(of_far), request.dtype), far, sizes)
+            for what, of_far, sizes in zip(("from", "to"), left, (taken, given), strict=True)
+        )
 
     # -- launching ----------------------------------------------------------------------------------------------------
     def launch(self, plan: _Plan, out: Any, inp: Any, stream: Any = None) -> None:
@@ -322,12 +344,19 @@ class TorchCollective:
             return dist.broadcast(given if plan.is_root else out, root, group, **of)
         if op == "all_gather":
             return _all_gather(out, given, group, **of)
-        size = len(plan.members)
+        size, item = len(plan.members), 1 if inp is None else inp.element_size()
         if op == "gather":
             return dist.gather(given, list(out.chunk(size)) if plan.is_root else None, root, group, **of)
         if op == "scatter":
             return dist.scatter(out, list(given.chunk(size)) if plan.is_root else None, root, group, **of)
-        item = 1 if inp is None else inp.element_size()
+        if plan.parts is not None:
+            *sizes, chosen = plan.parts
+            inputs, outputs = (
+                [each[:0] if i is None else parts[i] for i in chosen]
+                for each, of_all in zip((given, out), sizes, strict=True)
+                for parts in [each.split([n * item for n in of_all])]
+            )
+            return dist.all_to_all(outputs, inputs, group, **of)
         taken, from_me = ([n * item for n in sizes] for sizes in plan.splits) if plan.splits else (None, None)
         return dist.all_to_all_single(out, given, taken, from_me, group, **of)
 

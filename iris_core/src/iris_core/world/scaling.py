@@ -53,19 +53,20 @@ class Machine:
         Args:
             op: one of OPS.
             nbytes: the full buffer of one rank: what all_gather gives, what reduce_scatter and all_to_all take.
-            flat: as rings over all GPUs, or as direct messages in all_to_all; else level by level, in chunks.
+            flat: as rings over all GPUs; else level by level, in chunks.  all_to_all is direct messages in both.
         """
         gpus, nodes = self.gpus, self.num_nodes
         ranks, times = gpus * nodes, 2 if op == "all_reduce" else 1
-        steps = math.ceil(math.log2(nodes)) if op != "all_to_all" else int(nodes > 1)
+        direct = op == "all_to_all"
+        whole, steps = flat and not direct, int(nodes > 1) if direct else math.ceil(math.log2(nodes))
         latency_s = times * (self.node.latency_s * (gpus > 1) + steps * self.rail.latency_s)
-        whole = flat and op != "all_to_all"
-        node_s = times * nbytes * ((ranks - 1) / ranks if whole else (gpus - 1) / gpus) / self.node.bytes_per_s
-        on_rail = nbytes if op == "all_to_all" else nbytes / gpus
+        in_node = (ranks - 1) / ranks if whole else (gpus - 1) / (ranks if direct else gpus)
+        node_s = times * nbytes * in_node / self.node.bytes_per_s
+        on_rail = nbytes if direct else nbytes / gpus
         part = 0 if nodes == 1 else (ranks - 1) / ranks if whole else (nodes - 1) / nodes
         rail_s = times * on_rail * part / self.rail.bytes_per_s
         most, least = max(node_s, rail_s), min(node_s, rail_s)
-        return latency_s + most + (0 if flat else least / CHUNKS)
+        return latency_s + most + (0 if flat or direct else least / CHUNKS)
 
     def bus_bytes_per_s(self, op: str, nbytes: float, *, flat: bool = False) -> float:
         """Return the rate as nccl-tests state it: bytes over time, times what an ideal ring sends of each byte."""

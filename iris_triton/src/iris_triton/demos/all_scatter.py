@@ -38,8 +38,19 @@ def gemm_all_scatter(
         ctx.store(where, tile, (rank + 1 + i) % world_size)
 
 
-def run(ctx) -> DemoResult:
-    """Run it on every rank of `ctx` and compare with torch's product of the whole matrices."""
+def launch(ctx, a, b, c) -> None:
+    """Launch it on this rank: one program for each tile of its slab."""
+    gemm_all_scatter[(M // TILE_M * (N_PER_RANK // TILE_N),)](
+        a, b, c, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, N_PER_RANK, K,
+        TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=TILE_K,
+    )  # fmt: skip
+
+
+def run(ctx, launch=launch) -> DemoResult:
+    """Run it on every rank of `ctx` and compare with torch's product of the whole matrices.
+
+    `launch` is called with ctx, a, b and c; that of another language is in iris_gluon.
+    """
     rank, world = ctx.cur_rank, ctx.num_ranks
     n = N_PER_RANK * world
     generator = torch.Generator().manual_seed(7)
@@ -47,9 +58,7 @@ def run(ctx) -> DemoResult:
     a, b = whole_a.to(ctx.device), whole_b[:, rank * N_PER_RANK : (rank + 1) * N_PER_RANK].contiguous().to(ctx.device)
     c = ctx.full((M, n), float("nan"), dtype=torch.bfloat16)
     ctx.barrier()
-    gemm_all_scatter[(M // TILE_M * (N_PER_RANK // TILE_N),)](
-        a, b, c, ctx.get_device_context(), rank, world, N_PER_RANK, K, TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=TILE_K
-    )
+    launch(ctx, a, b, c)
     ctx.barrier()
     error = (c.cpu().float() - whole_a.float() @ whole_b.float()).abs().max().item()  # sums of small numbers: exact
     return DemoResult(error, 0.0, f"C {M} x {n}, K {K}, bf16, tiles {TILE_M} x {TILE_N}")

@@ -48,8 +48,18 @@ def pass_messages(
         tl.store(result + block, total)
 
 
-def run(ctx) -> DemoResult:
-    """Run it on every rank of `ctx` and compare with the sum computed directly."""
+def launch(ctx, *tensors) -> None:
+    """Launch it on this rank: one program for each side of each block."""
+    pass_messages[(2 * BLOCKS,)](
+        *tensors, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, ROUNDS, BLOCKS, BLOCK=BLOCK
+    )
+
+
+def run(ctx, launch=launch) -> DemoResult:
+    """Run it on every rank of `ctx` and compare with the sum computed directly.
+
+    `launch` is called with ctx, source, slots, result, flags and credits; that of another language is in iris_gluon.
+    """
     rank, world = ctx.cur_rank, ctx.num_ranks
     numel = BLOCK * BLOCKS
     slots = ctx.zeros(numel, dtype=torch.float32)
@@ -57,8 +67,7 @@ def run(ctx) -> DemoResult:
     source, came = (torch.linspace(-1, 1, numel) + each for each in (rank, (rank - 1) % world))
     result = torch.full((numel,), float("nan"), device=ctx.device)
     ctx.barrier()
-    arguments = source.to(ctx.device), slots, result, flags, credits, ctx.get_device_context(), rank, world
-    pass_messages[(2 * BLOCKS,)](*arguments, ROUNDS, BLOCKS, BLOCK=BLOCK)
+    launch(ctx, source.to(ctx.device), slots, result, flags, credits)
     ctx.barrier()
     error = (result.cpu() - came * sum(range(1, ROUNDS + 1))).abs().max().item()
     return DemoResult(error, 1e-4, f"{ROUNDS} rounds x {BLOCKS} blocks of {BLOCK}")

@@ -1,0 +1,145 @@
+"""Attention of new tokens to a cache that is divided among ranks (`ctx.ops.flash_decode`).
+
+Decoding reads the whole cache for one query, so the cache is divided: among the ranks, and on each rank into pieces,
+one program for each.  A piece gives a partial result: the largest score, the sum of exp(score - largest), and the
+values summed with these weights.  The last program of a sequence's key head adds the pieces up, stores the sum into an
+inbox on every rank, and sets this rank's word there; once those of all ranks have come, another program adds them up.
+It is one kernel, one small partial result of each rank is all that travels, and all ranks get the same bits.
+
+Launches are counted on the device, so that a graph can be replayed.  Two halves of the inbox alternate: who begins
+launch n + 2 has the results of n + 1, so all ranks have finished n and read its half.  A rank that has begun n + 1 sets
+its words while another one is late in n: each word has one sender, which raises it by one in each launch.
+
+Dao, Haziza, Massa, Sizov: Flash-Decoding for long-context inference, 2023.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_triton.context import DeviceContext
+from iris_triton.gemm.parts.attend import attend, programs_at_once
+
+_PIECES_OF_A_HEAD = 64  # at most, unless the caller says
+
+
+@triton.jit
+def merge(parts, sums, place, step, mine, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Weigh COUNT partial results of some heads against each other and add them up, in the same order everywhere."""
+    d = tl.arange(0, HEAD_DIM)
+    largest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, HEAD_DIM), tl.float32)
+    for i in range(COUNT):
+        at = place + i * step
+        theirs = tl.load(sums + at * 2, mask=mine, other=float("-inf"))
+        higher = tl.maximum(largest, theirs)
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far: all weights are exp(-inf)
+        shrink, weight = tl.exp(largest - base), tl.exp(theirs - base)
+        total = total * shrink + tl.load(sums + at * 2 + 1, mask=mine, other=0.0) * weight
+        part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=mine[:, None], other=0.0)
+        acc = acc * shrink[:, None] + part * weight[:, None]
+        largest = higher
+    return largest, total, acc
+
+
+@triton.jit
+def flash_decode(
+    q, k, v, lengths, out, parts, sums, done, inbox, inbox_sums, arrived, turns, members, context, me, scale, rows,
+    kv_heads, capacity, k_batch, k_head, k_stride, v_batch, v_head, v_stride,
+    WORLD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):  # fmt: skip
+    """Programs take pieces in turn, then results: nobody waits before all of its own pieces are done.
+
+    Args:
+        q, out: rows * GROUP heads of HEAD_DIM elements, those of a key head (a row) beside each other.
+        parts, sums: float32[PIECES, heads, HEAD_DIM] and [PIECES, heads, 2]: partial results of pieces.
+        done: int32[rows], 0: pieces that are done.
+        inbox, inbox_sums: on the heap, the same of each rank, twice: [2, SIZE, heads, ...].
+        arrived: int64[SIZE, rows] on the heap: the last launch of each sender.
+        turns: int64[programs]: launches before this one.
+    """
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    turn = tl.load(turns + tl.program_id(0)) + 1
+    heads = tl.cast(rows, tl.int64) * GROUP
+    half = turn % 2 * SIZE
+    d = tl.arange(0, HEAD_DIM)
+    lane = tl.arange(0, BLOCK_H)  # heads of a row, filled up to what a dot takes
+    mine = lane < GROUP
+
+    for item in range(tl.program_id(0), rows * PIECES, tl.num_programs(0)):
+        row, piece = item // PIECES, item % PIECES
+        head = tl.cast(row, tl.int64) * GROUP + lane
+        at = head[:, None] * HEAD_DIM + d[None, :]
+        batch, kv_head = (row // kv_heads).to(tl.int64), row % kv_heads
+        length = tl.load(lengths + row // kv_heads)
+        tl.device_assert(length <= capacity, "a sequence has more keys than there is room for")
+        length = tl.minimum(length, capacity)
+        step = tl.cdiv(tl.cdiv(length, PIECES), BLOCK_KEYS) * BLOCK_KEYS
+        first = tl.minimum(piece * step, length)
+        largest, total, acc = attend(
+            tl.load(q + at, mask=mine[:, None], other=0.0), k + batch * k_batch + kv_head * k_head,
+            v + batch * v_batch + kv_head * v_head, tl.full((BLOCK_H,), float("-inf"), tl.float32),
+            tl.zeros((BLOCK_H,), tl.float32), tl.zeros((BLOCK_H, HEAD_DIM), tl.float32), first,
+            tl.minimum(first + step, length), k_stride, v_stride, lane, 0, 1, scale, False, HEAD_DIM, BLOCK_KEYS,
+        )  # fmt: skip
+        is_last = True
+        if PIECES > 1:
+            place = piece * heads + head
+            tl.store(parts + place[:, None] * HEAD_DIM + d[None, :], acc, mask=mine[:, None])
+            tl.store(sums + place * 2, largest, mask=mine)
+            tl.store(sums + place * 2 + 1, total, mask=mine)
+            tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
+            is_last = tl.atomic_add(done + row, 1, sem="acq_rel", scope="gpu") == PIECES - 1
+            if is_last:
+                tl.store(done + row, 0)
+                tl.debug_barrier()
+                largest, total, acc = merge(parts, sums, head, heads, mine, PIECES, HEAD_DIM, BLOCK_H)
+        if is_last:
+            place = (half + me) * heads + head
+            for i in range(SIZE):  # the next rank first, so that the ranks do not all store to the first one
+                peer = tl.load(members + (me + 1 + i) % SIZE)
+                ctx.store(inbox + place[:, None] * HEAD_DIM + d[None, :], acc, peer, mask=mine[:, None])
+                ctx.store(inbox_sums + place * 2, largest, peer, mask=mine)
+                ctx.store(inbox_sums + place * 2 + 1, total, peer, mask=mine)
+                ctx.signal(arrived + me * rows + row, turn, peer)
+
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        for sender in range(SIZE):
+            ctx.wait(arrived + sender * rows + row, turn)
+        head = tl.cast(row, tl.int64) * GROUP + lane
+        largest, total, acc = merge(inbox, inbox_sums, half * heads + head, heads, mine, SIZE, HEAD_DIM, BLOCK_H)
+        acc = acc / tl.where(total == 0, 1.0, total)[:, None]
+        tl.store(out + head[:, None] * HEAD_DIM + d[None, :], acc.to(out.dtype.element_ty), mask=mine[:, None])
+    tl.store(turns + tl.program_id(0), turn)
+
+
+class DecodeKernels:
+    """Launches the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
+
+    def __init__(self, space) -> None:
+        self._space, units, device = space, programs_at_once(space), space.members.device
+        rows, heads, dim = space.batch * space.kv_heads, space.batch * space.heads, space.head_dim
+        pieces = space.pieces or max(1, min(units // rows, _PIECES_OF_A_HEAD))
+        self._grid = (min(rows * pieces, units),)
+        self._parts = torch.empty(pieces, heads, dim, dtype=torch.float32, device=device)
+        self._sums = torch.empty(pieces, heads, 2, dtype=torch.float32, device=device)
+        self._done = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._turns = torch.zeros(self._grid, dtype=torch.int64, device=device)
+        group = space.heads // space.kv_heads
+        self._constants = {
+            "WORLD": space.world, "SIZE": space.size, "GROUP": group, "PIECES": pieces, "HEAD_DIM": dim,
+            "BLOCK_H": max(16, triton.next_power_of_2(group)), "num_stages": 2 if torch.version.hip else 3,
+            "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // (dim * space.dtype.itemsize))),
+        }  # fmt: skip
+
+    def __call__(self, q, k, v, lengths, out, scale) -> None:
+        """Decode."""
+        s = self._space
+        flash_decode[self._grid](
+            q, k, v, lengths, out, self._parts, self._sums, self._done, s.inbox, s.inbox_sums, s.arrived, self._turns,
+            s.members, s.context, s.me, scale, s.batch * s.kv_heads, s.kv_heads, k.shape[2], *k.stride()[:3],
+            *v.stride()[:3], **self._constants,
+        )  # fmt: skip

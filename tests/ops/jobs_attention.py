@@ -1,0 +1,180 @@
+"""Rank jobs of test_attention: `ctx.ops.flash_decode` and `ctx.ops.ring_attention`, against torch in float64."""
+
+import contextlib
+import random
+import time
+from unittest import mock
+
+import delays
+import torch
+from jobs_examples import load
+from jobs_experts import current_rank
+from jobs_nodes import refusal
+
+from iris_core import Iris
+from iris_core.nn import ring_attention
+from iris_triton.gemm import flash_decode as decode_kernels
+from iris_triton.gemm import ring_attention as ring_kernels
+
+UNITS = {"float32": 4e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+"""Of the sums of absolute values: what weights and results may lose when they are rounded."""
+
+
+def weights_of(q, k, causal=False):
+    """softmax(q k^T / sqrt(head_dim)) with key heads for groups of heads; zeros where there is no key."""
+    scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1)
+
+
+def problems(name, got, want, bound):
+    """Which elements of a result are further away than they may be."""
+    error = (got.detach().double().cpu() - want.detach()).abs()
+    wrong = ~(error <= bound + 1e-30)
+    return [(name, int(wrong.sum()), error[wrong].max().item())] if wrong.any() else []
+
+
+def decodes(device, group, case, turns, path=""):
+    """What is wrong with tokens of sequences that are spread over the members, each late at random."""
+    wrong = []
+    with _kernels(path), Iris("16MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
+        batch, heads, kv_heads, dim, capacity, dtype, pieces = case
+        dtype, unit = getattr(torch, dtype), UNITS[dtype]
+        decode = ctx.ops.flash_decode(batch, heads, kv_heads, dim, dtype=dtype, pieces=pieces, group=group)
+        drawn, outs, wants = torch.Generator().manual_seed(3), [], []
+        for turn in range(turns):
+            q = torch.randn(batch, heads, dim, generator=drawn).to(dtype)
+            k, v = (torch.randn(size, batch, capacity, kv_heads, dim, generator=drawn).to(dtype) for _ in range(2))
+            lengths = torch.randint(0, capacity + 1, (size, batch), generator=drawn, dtype=torch.int32)
+            lengths[turn % size] = 0  # on one member there is no key, and of one sequence on none
+            lengths[:, turn % batch] *= turn % 3 > 0
+            mine = [each[me].to(ctx.device).transpose(1, 2) for each in (k, v)]  # with strides
+            mine = mine if turn % 2 else [each.contiguous() for each in mine]
+            time.sleep(late.choice([0, 0, 0.02]))
+            given = q.to(ctx.device, copy=True)
+            outs.append(decode(given, *mine, lengths[me].to(ctx.device), given if turn % 2 else None))
+            for b in range(batch):
+                keys, values = (
+                    torch.cat([each[m, b, : lengths[m, b]] for m in range(size)]).transpose(0, 1).double()
+                    for each in (k, v)
+                )
+                weights = weights_of(q[b].double()[:, None], keys)[:, 0]
+                values = values.repeat_interleave(heads // kv_heads, 0)
+                want, bound = (torch.einsum("hk,hkd->hd", weights, each) for each in (values, values.abs()))
+                wants.append((turn, b, want, unit * bound))
+        for turn, b, want, bound in wants:
+            wrong += problems((turn, b), outs[turn][b], want, bound)
+        bits = torch.stack(outs).view(torch.uint8)
+        of_all = bits.new_empty(size, *bits.shape)
+        ctx.ccl.all_gather(of_all, bits, group)
+        if not (of_all == bits).all():
+            wrong.append("other bits")
+    return wrong
+
+
+def rings(device, group, case, turns, path=""):
+    """What is wrong with outputs and gradients of layers of attention that share a ring, each rank late at random."""
+    wrong = []
+    with _kernels(path), Iris("16MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        late = random.Random(ctx.cur_rank)
+        heads, kv_heads, length, dim, dtype, causal, striped = case
+        dtype, unit = getattr(torch, dtype), UNITS[dtype]
+        how = {"dtype": dtype, "causal": causal, "striped": striped, "group": group, "gradients": True}
+        ring = ctx.ops.ring_attention(heads, kv_heads, length, dim, **how)
+        drawn, made = torch.Generator().manual_seed(4), []
+        is_mine = ring.part(torch.ones(heads, length, dim)) > 0
+        for _ in range(turns):
+            wholes = [
+                torch.randn(n, length, dim, generator=drawn).to(dtype) for n in (heads, kv_heads, kv_heads, heads)
+            ]
+            parts = [ring.part(each).to(ctx.device).requires_grad_() for each in wholes[:3]]
+            time.sleep(late.choice([0, 0, 0.02]))
+            out = ring_attention(ring, *parts)
+            _, lse = ring(*(each.detach() for each in parts))
+            made.append((wholes, parts, out, lse))
+        for wholes, _, out, _ in reversed(made):  # other calls lie between a forward pass and its backward pass
+            time.sleep(late.choice([0, 0, 0.02]))
+            out.backward(ring.part(wholes[3]).to(ctx.device))
+        for turn, (wholes, parts, out, lse) in enumerate(made):
+            q, k, v, grad = (each.double().requires_grad_() for each in wholes)
+            times, scale = heads // kv_heads, dim**-0.5
+            weights, values = weights_of(q, k, causal), v.repeat_interleave(times, 0)
+            want = weights @ values
+            want.backward(grad)
+            with torch.no_grad():
+                keys = k.repeat_interleave(times, 0)
+                most = weights * (
+                    grad.abs() @ values.abs().mT + (grad.abs() * (weights @ values.abs())).sum(-1)[..., None]
+                )
+                bounds = most @ keys.abs() * scale, most.mT @ q.abs() * scale, weights.mT @ grad.abs()
+                logs = (q @ keys.mT * scale).masked_fill(weights == 0, float("-inf")).logsumexp(-1)
+            pairs = [("out", out, want, weights @ values.abs())]
+            pairs += [
+                (name, x.grad, y.grad, bound.view(len(y), -1, length, dim).sum(1))
+                for name, x, y, bound in zip("qkv", parts, (q, k, v), bounds, strict=True)
+            ]
+            for name, got, exact, bound in pairs:
+                mine = is_mine[: len(got)]
+                exact, bound = ring.part(exact.detach()), unit * ring.part(bound.detach())
+                got = got.detach().cpu()
+                wrong += problems((turn, name), got[mine], exact[mine], bound[mine])
+                if name != "out" and (got[~mine] != 0).any():
+                    wrong.append((turn, name, "beyond the sequence"))
+            mine = is_mine[:, :, 0]
+            wrong += problems((turn, "lse"), lse.cpu()[mine], ring.part(logs[..., None])[:, :, 0][mine], 1e-5)
+    return wrong
+
+
+def late_inside(file, case, rounds, job):
+    """What is wrong where programs are late at random in the middle of kernels, too."""
+    with delays.late_after_signals(file, *current_rank(), 0.1):
+        return job("cpu", None, case, rounds)
+
+
+@contextlib.contextmanager
+def _kernels(path):
+    """Kernels of a file instead of the library's, if there is one."""
+    if not path:
+        yield
+        return
+    module = load(path)
+    for ours, name in ((decode_kernels, "DecodeKernels"), (ring_kernels, "RingKernels")):
+        if hasattr(module, name):
+            with mock.patch.object(ours, name, getattr(module, name)):
+                yield
+
+
+def refused():
+    """What is refused, on both ranks."""
+    with Iris("4MiB", device="cpu") as ctx:
+        decode, ring = ctx.ops.flash_decode, ctx.ops.ring_attention
+        said = [
+            refusal(lambda: decode(1, 3, 2, 16)),
+            refusal(lambda: decode(1, 2, 2, 16 + 8 * ctx.cur_rank)),  # one of the ranks
+            refusal(lambda: decode(1, 2, 2, 16, dtype=torch.int32)),
+            refusal(lambda: decode(1 + ctx.cur_rank, 2, 2, 16)),
+            refusal(lambda: ring(2, 1, 0, 16)),
+            refusal(lambda: ring(2, 1, 8, 16, causal=ctx.cur_rank == 0)),
+            refusal(lambda: ring(2, 1, 1 << 22, 16)),
+        ]
+        made, q = decode(1, 2, 1, 16), torch.ones(1, 2, 16, dtype=torch.bfloat16)
+        k, n = torch.ones(1, 1, 5, 16, dtype=torch.bfloat16), torch.ones(1, dtype=torch.int32)
+        rows = ring(2, 1, 8, 16)
+        x = torch.ones(2, rows.rows, 16, dtype=torch.bfloat16)
+        said += [
+            refusal(lambda: made(q, k, k[:, :, :4], n)),
+            refusal(lambda: made(q, k.transpose(2, 3).contiguous().transpose(2, 3), k, n)),
+            refusal(lambda: made(q, k, k, n.long())),
+            refusal(lambda: rows(x, x, x)),
+            refusal(lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
+            refusal(lambda: made(q.requires_grad_(), k, k, n)),
+        ]
+    return [*said, refusal(lambda: made(q.detach(), k, k, n))]

@@ -1,0 +1,57 @@
+"""Tables of cases of which each is one item."""
+
+import contextlib
+import functools
+import inspect
+
+import pytest
+
+
+def table(names, rows):
+    """As `pytest.mark.parametrize`, but one item goes through all rows, and names those that fail.
+
+    For rows that take less time than an item's fixtures.  `monkeypatch`, `tmp_path` and fixtures that have a context
+    manager `renewed()` are new for each row, others are the same for all.  Rows marked `exhaustive` are for
+    --exhaustive alone.
+    """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    rows = [row if hasattr(row, "marks") else pytest.param(*(row if len(names) > 1 else [row])) for row in rows]
+    assert rows
+    assert {mark.name for row in rows for mark in row.marks} <= {"exhaustive"}
+
+    def decorate(test):
+        wanted = inspect.signature(test).parameters
+
+        @functools.wraps(test)
+        def run(request, **fixtures):
+            given = {"request": request, **fixtures}
+            errors = []
+            for number, row in enumerate(rows):
+                if row.marks and not request.config.getoption("exhaustive"):
+                    continue
+                case = dict(zip(names, row.values, strict=True))
+                with contextlib.ExitStack() as stack:
+                    if "monkeypatch" in given:
+                        given["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+                    if "tmp_path" in given:
+                        given["tmp_path"] = fixtures["tmp_path"] / f"row{number}"
+                        given["tmp_path"].mkdir()
+                    for name, value in fixtures.items():
+                        if hasattr(value, "renewed"):
+                            given[name] = stack.enter_context(value.renewed())
+                    try:
+                        test(**{name: case[name] if name in case else given[name] for name in wanted})
+                    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised below, with the others
+                        error.add_note(f"row {number}: {case}")
+                        errors.append(error)
+            if len(errors) == 1:
+                raise errors[0]
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} of {len(rows)} rows", errors)
+
+        fixtures = [value for name, value in wanted.items() if name not in names and name != "request"]
+        request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        run.__signature__ = inspect.Signature([request, *fixtures])
+        return run
+
+    return decorate
