@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tables import table
 
 import iris_triton
 from iris_triton.rocm_iris.names import NAMED, TABLE, WHOLE
@@ -24,7 +25,7 @@ def _code(words):
     return ", ".join(f"`{word}`" for word in words.split()) if words != "*" else "all"
 
 
-@pytest.mark.parametrize(("path", "name"), NAMES, ids=".".join)
+@table(("path", "name"), NAMES)
 def test_a_name_of_the_table(path, name):
     """Also below iris_triton, but for the modules that are there anyway."""
     home, ours = NAMED[path][name]
@@ -32,7 +33,7 @@ def test_a_name_of_the_table(path, name):
     assert getattr(module, name) is getattr(importlib.import_module(home), ours)
 
 
-@pytest.mark.parametrize("path", WHOLE)
+@table("path", WHOLE)
 def test_a_whole_module(path):
     module, ours = importlib.import_module(path.replace("iris", "iris_triton", 1)), importlib.import_module(WHOLE[path])
     public = [name for name in getattr(ours, "__all__", dir(ours)) if not name.startswith("_")]
