@@ -83,11 +83,7 @@ class FakeGPU:
     def context(self, num_ranks):
         """Something that looks like an open context on this GPU."""
         return SimpleNamespace(
-            device="cuda:0",
-            num_ranks=num_ranks,
-            num_nodes=self.num_nodes,
-            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")),
-            scope=contextlib.nullcontext,
-            barrier=lambda: self.log.append("barrier"),
-            device_barrier=lambda: self.log.append("align"),
-        )
+            device="cuda:0", num_ranks=num_ranks, num_nodes=self.num_nodes,
+            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")), scope=contextlib.nullcontext,
+            barrier=lambda: self.log.append("barrier"), device_barrier=lambda: self.log.append("align"),
+        )  # fmt: skip

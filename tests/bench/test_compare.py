@@ -1,6 +1,6 @@
 """Comparing reports."""
 
-import pytest
+from tables import table
 
 from iris_core.bench import Report, Result
 from iris_core.bench.compare import compare, differences
@@ -14,12 +14,8 @@ RUN = {"num_ranks": 2, "device": "cuda", "allocator": "torch", "backend": "trito
 
 def result(provider="ours", us=10.0, rounds=(), nbytes=1024, **more):
     given = {
-        "benchmark": "b.copy",
-        "provider": provider,
-        "params": {"nbytes": nbytes},
-        "num_ranks": 2,
-        "timer": "graph",
-    }
+        "benchmark": "b.copy", "provider": provider, "params": {"nbytes": nbytes}, "num_ranks": 2, "timer": "graph",
+    }  # fmt: skip
     return Result(**given | {"time_us": us, "rounds_us": tuple(rounds) or (us,)} | more)
 
 
@@ -27,7 +23,7 @@ def report(*results, **machine):
     return Report("b", {**MACHINE, **machine}, RUN, results)
 
 
-@pytest.mark.parametrize(
+@table(
     ("old", "new", "verdict"),
     [
         (result(us=10), result(us=10.4), "same"),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tables import table
 
 from iris_core import bench
 from iris_core.bench import registry
@@ -163,7 +164,7 @@ def test_ranges():
             bench.linear_range(first, last, step)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "value"),
     [
         *(("num_ranks", 0), ("rounds", 0), ("warmup", -1), ("repeat", 0), ("batch_ms", 0), ("warm_ms", -1)),

@@ -46,15 +46,10 @@ def test_json_says_what_was_measured_and_where(tmp_path):
     assert sum("rma.pair" in line for line in path.read_text().splitlines()) == 2  # a line for each result
 
 
-@pytest.mark.parametrize(
-    ("target", "reached"),
-    [
-        (Target("time_us", 3.5, False), True),
-        (Target("time_us", 3.4, False), False),
-        (Target("gb_per_s", 285, True), True),
-        (Target("gb_per_s", 286, True), False),
-    ],
-)
+@pytest.mark.parametrize(("target", "reached"), [
+    (Target("time_us", 3.5, False), True), (Target("time_us", 3.4, False), False),
+    (Target("gb_per_s", 285, True), True), (Target("gb_per_s", 286, True), False),
+])  # fmt: skip
 def test_targets_are_judged(target, reached):
     assert target.judged(MEASURED).reached is reached
     assert target.judged(WRONG).reached is None
@@ -66,15 +61,10 @@ def test_what_is_wrong_and_what_is_missed():
     assert whole.missed == [MISSED]
 
 
-@pytest.mark.parametrize(
-    ("results", "enforce", "status"),
-    [
-        ((MEASURED, SKIPPED), True, 0),
-        ((MEASURED, WRONG), False, 1),
-        ((MEASURED, MISSED), False, 0),
-        ((MEASURED, MISSED), True, 1),
-    ],
-)
+@pytest.mark.parametrize(("results", "enforce", "status"), [
+    ((MEASURED, SKIPPED), True, 0), ((MEASURED, WRONG), False, 1), ((MEASURED, MISSED), False, 0),
+    ((MEASURED, MISSED), True, 1),
+])  # fmt: skip
 def test_exit_status(results, enforce, status, tmp_path, capsys):
     out = tmp_path / "results.json"
     assert bench.finish(report(*results), out=str(out), enforce=enforce) == status

@@ -25,8 +25,7 @@ def test_axes_are_read_by_key_and_unknown_ones_are_named(state):
 
 
 @pytest.mark.parametrize(
-    ("method", "value"),
-    [("set_bytes", 0), ("set_flops", -1), ("set_repeat", 0), ("set_rounds", 0), ("set_warmup", -1)],
+    ("method", "value"), [("set_bytes", 0), ("set_flops", -1), ("set_repeat", 0), ("set_rounds", 0), ("set_warmup", -1)]
 )
 def test_numbers_out_of_range_are_refused(state, method, value):
     with pytest.raises(BenchmarkError, match=method):

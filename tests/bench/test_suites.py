@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from tables import table
 
 from iris_core import bench
 from iris_core.bench.registry import parse_axis
@@ -66,18 +67,13 @@ def gpus(monkeypatch, number):
 
 @pytest.mark.parametrize(
     ("text", "values"),
-    [
-        ("n=1,2.5,name", [1, 2.5, "name"]),
-        ("n=pow2:4:16", [4, 8, 16]),
-        ("n=lin:1:9:4", [1, 5, 9]),
-        ("n=7", [7]),
-    ],
+    [("n=1,2.5,name", [1, 2.5, "name"]), ("n=pow2:4:16", [4, 8, 16]), ("n=lin:1:9:4", [1, 5, 9]), ("n=7", [7])],
 )
 def test_axes(text, values):
     assert parse_axis(text) == ("n", values)
 
 
-@pytest.mark.parametrize("text", ["n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:4"])
+@table("text", ["n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:4"])
 def test_what_is_no_axis(text):
     with pytest.raises(BenchmarkError):
         parse_axis(text)

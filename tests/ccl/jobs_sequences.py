@@ -235,10 +235,8 @@ def refused(device):
         x, y, wide = ctx.zeros(6, 4), ctx.zeros(6, 4), ctx.zeros(size * 6, 4)
         other, recorded = torch.zeros(6, 4, device="meta"), x.clone().requires_grad_()
         calls = {
-            "shape": lambda: ccl.all_reduce(y[:5], x),
-            "dtype": lambda: ccl.all_reduce(y.int(), x),
-            "device": lambda: ccl.all_reduce(other, x),
-            "no tensor": lambda: ccl.all_reduce(y, [1.0]),
+            "shape": lambda: ccl.all_reduce(y[:5], x), "dtype": lambda: ccl.all_reduce(y.int(), x),
+            "device": lambda: ccl.all_reduce(other, x), "no tensor": lambda: ccl.all_reduce(y, [1.0]),
             "reduction": lambda: ccl.all_reduce(y, x, op="median"),
             "bitwise": lambda: ccl.all_reduce(y, x, op=ReduceOp.BAND),
             "average of bool": lambda: ccl.all_reduce(y.bool(), x.bool(), op=ReduceOp.AVG),
@@ -246,16 +244,12 @@ def refused(device):
             "overlap": lambda: ccl.all_reduce(wide[:6], wide[1:7]),
             "gradient": lambda: [ccl.all_reduce(y, each) for each in (recorded.detach(), recorded)],
             "gradient of the output": lambda: ccl.broadcast(2 * recorded),
-            "shared memory": lambda: ccl.all_reduce(y[:1].expand(6, 4), x),
-            "gathered": lambda: ccl.all_gather(y, x),
-            "scattered": lambda: ccl.reduce_scatter(y, x),
-            "indivisible": lambda: ccl.all_to_all(y[:5], x[:5]),
+            "shared memory": lambda: ccl.all_reduce(y[:1].expand(6, 4), x), "gathered": lambda: ccl.all_gather(y, x),
+            "scattered": lambda: ccl.reduce_scatter(y, x), "indivisible": lambda: ccl.all_to_all(y[:5], x[:5]),
             "splits": lambda: ccl.all_to_all(y, x, input_split_sizes=[1] * size),
             "columns": lambda: ccl.all_to_all(y[:, :3], x[:, :3], layout="columns"),
-            "layout": lambda: ccl.all_to_all(y, x, layout="rows"),
-            "in place": lambda: ccl.all_to_all(x, x),
-            "root": lambda: ccl.broadcast(x, src=size),
-            "kind of root": lambda: ccl.broadcast(x, src="0"),
+            "layout": lambda: ccl.all_to_all(y, x, layout="rows"), "in place": lambda: ccl.all_to_all(x, x),
+            "root": lambda: ccl.broadcast(x, src=size), "kind of root": lambda: ccl.broadcast(x, src="0"),
             "no output": lambda: ccl.gather(None, x, dst=rank),
             "algorithm": lambda: ccl.all_reduce(y, x, config=Config(algorithm="magic")),
             "contradiction": lambda: ccl.all_reduce(
@@ -264,7 +258,7 @@ def refused(device):
             "config": lambda: ccl.all_reduce(y, x, config={"comm_sms": 3}),
             "unused": lambda: ccl.all_reduce(y, x, config=Config(algorithm="two_shot", swizzle_size=8)),
             "stranger": lambda: ccl.all_reduce(y, x, group=alone if rank != 1 else "no group"),
-        }
+        }  # fmt: skip
         for name, wrong in calls.items():
             try:
                 wrong()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from table_files import table_file
+from tables import table
 
 from iris_core.ccl import Config, ReduceOp
 from iris_core.dispatch.choice import Chooser, Tables
@@ -71,14 +72,11 @@ def test_a_named_one_is_used_or_refused():
     assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
 
 
-@pytest.mark.parametrize(
-    ("head", "row", "where"),
-    [
-        ({"group_size": 8}, {}, "1024 bytes, heap tensors, 8 ranks"),
-        ({}, {"place": "ordinary"}, "1024 bytes, ordinary tensors, 4 ranks"),
-        ({}, {"nbytes": 4096}, "4096 bytes, heap tensors, 4 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("head", "row", "where"), [
+    ({"group_size": 8}, {}, "1024 bytes, heap tensors, 8 ranks"),
+    ({}, {"place": "ordinary"}, "1024 bytes, ordinary tensors, 4 ranks"),
+    ({}, {"nbytes": 4096}, "4096 bytes, heap tensors, 4 ranks"),
+])  # fmt: skip
 def test_the_time_of_another_point_is_not_shown_as_the_time(tmp_path, head, row, where):
     path = table_file(tmp_path, row, **head)
     found = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path]).explain(REQUEST, None)
@@ -144,13 +142,13 @@ def raising(error):
     return raises
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()], ids=repr)
-@pytest.mark.parametrize("question", ["supports", "cost", "host_seconds", "tunings"])
+@table("error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()])
+@table("question", ["supports", "cost", "host_seconds", "tunings"])
 def test_an_algorithm_that_raises_is_left_out_with_one_warning(tmp_path, caplog, question, error):
     check_left_out(tmp_path, caplog, question, raising(error), f"its `{question}` raised {type(error).__name__}")
 
 
-@pytest.mark.parametrize(
+@table(
     ("question", "answer"),
     [
         ("supports", True), ("supports", None),
@@ -162,6 +160,7 @@ def test_an_algorithm_that_says_nonsense_is_left_out_with_one_warning(tmp_path, 
 
 
 def check_left_out(folder, caplog, question, says, reason):
+    caplog.clear()
     table_file(folder, {"algorithm": "bad"})
     bad = Algorithm("bad", 0.1, plugin="third", **{question: says})
     choice = chooser(bad, Algorithm("good", 1.0), folders=[folder])
@@ -292,30 +291,26 @@ def test_an_algorithm_says_what_to_try():
     assert offered == {"fast": ({}, {"num_warps": 4}), "slow": ({},)}
 
 
-@pytest.mark.parametrize(
+@table(
     "field",
     [
         "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+@table("value", [0, -1, 1.5, True, "4"])
 def test_numbers_of_a_config_are_positive(field, value):
     with pytest.raises(ValueError, match=f"{field} must be a positive integer"):
         Config(**{field: value})
 
 
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
-        ({"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
-        ({"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
-        ({"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
-        ({"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
-        ({"waves_per_eu": -1}, "waves_per_eu must be 0 or more"),
-        ({"algorithm": ""}, "algorithm must be a name or None"),
-    ],
-)
+@table(("fields", "part"), [
+    ({"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
+    ({"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
+    ({"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
+    ({"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
+    ({"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
+    ({"waves_per_eu": -1}, "waves_per_eu must be 0 or more"), ({"algorithm": ""}, "algorithm must be a name or None"),
+])  # fmt: skip
 def test_other_fields_of_a_config(fields, part):
     with pytest.raises(ValueError, match=part):
         Config(**fields)
@@ -344,17 +339,17 @@ def test_a_config_is_a_value():
     assert Config(all_reduce_distribution=0).given("reduce_scatter") == {"all_reduce_distribution": 0}
 
 
-@pytest.mark.parametrize("op", [None, 0, ReduceOp.SUM, "sum", "SUM", dist.ReduceOp.SUM])
+@table("op", [None, 0, ReduceOp.SUM, "sum", "SUM", dist.ReduceOp.SUM])
 def test_ways_to_say_sum(op):
     assert reduce_op(op) is ReduceOp.SUM
 
 
-@pytest.mark.parametrize("name", list(ReduceOp.__members__))
+@table("name", list(ReduceOp.__members__))
 def test_reductions_of_torch(name):
     assert reduce_op(getattr(dist.ReduceOp, name)) is ReduceOp[name]
 
 
-@pytest.mark.parametrize("op", ["median", 8, -1, True, 1.0, dist.ReduceOp.PREMUL_SUM])
+@table("op", ["median", 8, -1, True, 1.0, dist.ReduceOp.PREMUL_SUM])
 def test_unknown_reductions(op):
     with pytest.raises(ArgumentError, match="is no reduction; known are SUM, PRODUCT"):
         reduce_op(op)

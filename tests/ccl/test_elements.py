@@ -2,10 +2,10 @@
 
 import re
 
-import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
 from iris_triton import interpreter
 from iris_triton.collectives.parts.elements import copy_part
@@ -55,10 +55,8 @@ def shifted(dtype):
 LAYOUTS = (dense, columns, odd_columns, every_other, transposed, shifted)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize(
-    ("target", "source"), [*((dense, each) for each in LAYOUTS), *((each, dense) for each in LAYOUTS[1:])]
-)
+@table("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@table(("target", "source"), [*((dense, each) for each in LAYOUTS), *((each, dense) for each in LAYOUTS[1:])])
 def test_every_layout(target, source, dtype):
     interpreter.enable()
     for dst_at, src_at, count in ((0, 0, 192), (32, 16, 96), (16, 32, 33), (5, 7, 90), (0, 0, 0), (0, 0, -16)):

@@ -5,6 +5,7 @@ from unittest import mock
 
 import jobs_first_calls as jobs
 import pytest
+from tables import table
 
 from iris_core.dispatch import first_calls
 from iris_core.dispatch.tables import read_table
@@ -81,15 +82,10 @@ def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tm
 
 
 @two_ranks
-@pytest.mark.parametrize(
-    ("names", "group", "chosen"),
-    [
-        (("one_shot", ""), None, "one_shot"),
-        (("one_shot", "third"), None, "one_shot"),
-        (("one_shot", "third"), (1, 0), "third"),
-        (("", "third"), None, ""),
-    ],
-)
+@pytest.mark.parametrize(("names", "group", "chosen"), [
+    (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
+    (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""),
+])  # fmt: skip
 def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_path, names, group, chosen):
     for rank, (launched, sums, said, files) in enumerate(
         pool.run(jobs.caches_that_differ, num_ranks, str(tmp_path), names, group)
@@ -132,7 +128,7 @@ def test_what_not_all_members_offer_is_not_measured(pool, num_ranks, cache):
 
 
 @two_ranks
-@pytest.mark.parametrize(
+@table(
     ("what", "launched"),
     [
         ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
@@ -171,20 +167,11 @@ def test_a_launch_that_fails_on_one_rank_raises_on_all(pool, num_ranks, cache, w
 
 
 @two_ranks
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        (
-            "dtype",
-            "RankMismatchError: all_reduce: the members of the group call differently:\n  dtype: float32 on rank",
-        ),
-        (
-            "named",
-            "RankMismatchError: all_reduce: the members of the group call differently:\n  algorithm: measured at",
-        ),
-        ("refused", "ArgumentError: "),
-    ],
-)
+@pytest.mark.parametrize(("what", "text"), [
+    ("dtype", "RankMismatchError: all_reduce: the members of the group call differently:\n  dtype: float32 on rank"),
+    ("named", "RankMismatchError: all_reduce: the members of the group call differently:\n  algorithm: measured at"),
+    ("refused", "ArgumentError: "),
+])  # fmt: skip
 def test_calls_that_differ_raise_on_all_and_are_not_measured(pool, num_ranks, cache, what, text):
     for said, nothing, again, after in pool.run(jobs.calls_that_differ, num_ranks, cache, what):
         assert re.match(text, said)

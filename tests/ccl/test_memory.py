@@ -6,6 +6,7 @@ import pytest
 import torch
 from jobs_memory import areas, groups_beside_allocations, off_the_heap, regions, used_before, what_a_group_gets
 from rank_counts import rank_counts
+from tables import table
 
 from iris_triton.collectives.parts.sizes import carrier_of, columns_first, layout_of
 
@@ -79,21 +80,10 @@ def test_kernels_reach_the_memory_of_groups(pool, device):
         assert any("workspace" in label for label in labels)
 
 
-@pytest.mark.parametrize(
-    ("shape", "stride", "dims"),
-    [
-        ((), (), 0),
-        ((5,), (1,), 0),
-        ((5,), (2,), 1),
-        ((5, 3), (3, 1), 0),
-        ((5, 3), (1, 5), 2),
-        ((5, 3), (6, 2), 1),
-        ((5, 1, 3), (3, 77, 1), 0),
-        ((2, 5, 3), (40, 3, 1), 2),
-        ((2, 5, 3), (0, 3, 1), 2),
-        ((0, 4), (9, 2), 0),
-    ],
-)
+@table(("shape", "stride", "dims"), [
+    ((), (), 0), ((5,), (1,), 0), ((5,), (2,), 1), ((5, 3), (3, 1), 0), ((5, 3), (1, 5), 2), ((5, 3), (6, 2), 1),
+    ((5, 1, 3), (3, 77, 1), 0), ((2, 5, 3), (40, 3, 1), 2), ((2, 5, 3), (0, 3, 1), 2), ((0, 4), (9, 2), 0),
+])  # fmt: skip
 def test_layouts(shape, stride, dims):
     layout = layout_of(shape, stride)
     assert layout.num_dims == dims
@@ -111,7 +101,7 @@ def test_columns_come_one_chunk_behind_the_other():
     assert torch.equal(chunks, torch.stack(matrix.chunk(3, dim=1)))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "float8_e4m3fn", "bfloat16", "float32", "complex64", "complex128", "uint32"])
+@table("dtype", ["bool", "float8_e4m3fn", "bfloat16", "float32", "complex64", "complex128", "uint32"])
 def test_carriers_are_views_of_the_same_bytes(dtype):
     tensor = torch.arange(12).to(getattr(torch, dtype)).view(3, 4)[:, ::2]
     carrier = carrier_of(dtype)

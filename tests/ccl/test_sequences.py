@@ -115,16 +115,13 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool, num_ranks, de
             assert "rank 0 is not a member of the process group" in said["stranger"]
 
 
-@pytest.mark.parametrize(
-    ("what", "part"),
-    [
-        ("shape", "elements: 12 on rank 0; 12 on rank 1; 16 on rank 2"),
-        ("operation", "operation: all_reduce on rank 0; all_reduce on rank 1; reduce on rank 2"),
-        ("place", "input on the heap and contiguous: True on rank 0; True on rank 1; False on rank 2"),
-        ("root", "root: 0 on rank 0; 0 on rank 1; 1 on rank 2"),
-        ("algorithm", "algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2"),
-    ],
-)
+@pytest.mark.parametrize(("what", "part"), [
+    ("shape", "elements: 12 on rank 0; 12 on rank 1; 16 on rank 2"),
+    ("operation", "operation: all_reduce on rank 0; all_reduce on rank 1; reduce on rank 2"),
+    ("place", "input on the heap and contiguous: True on rank 0; True on rank 1; False on rank 2"),
+    ("root", "root: 0 on rank 0; 0 on rank 1; 1 on rank 2"),
+    ("algorithm", "algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2"),
+])  # fmt: skip
 @pytest.mark.parametrize("num_ranks", [3])
 def test_ranks_that_call_differently_are_told(pool, num_ranks, what, part, device):
     for said in pool.run(different, num_ranks, device, what):

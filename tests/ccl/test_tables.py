@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from table_files import HEAD, ROW, table_file
+from tables import table
 
 from iris_core.dispatch.choice import Tables, file_name, place_of, size_of
 from iris_core.dispatch.tables import Entry, merged, read_table, write_table
@@ -43,8 +44,8 @@ def one_point(folder, algorithm, **row):
     return table_file(folder, row, **head)
 
 
-@pytest.mark.parametrize("way", [2, 0.5])
-@pytest.mark.parametrize(
+@table("way", [2, 0.5])
+@table(
     ("octaves", "is_near", "config"),
     [(0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False),
      (3, False, False)],
@@ -70,16 +71,12 @@ def test_what_is_farther_says_nothing(tmp_path, nbytes):
 def test_the_order_of_what_is_near(tmp_path):
     """First the number of ranks, then the place; then whether the size is near, the type, and the distance."""
     order = [
-        ("the same", {}),
-        ("in size", {"nbytes": int(MIB * 1.3)}),
-        ("as fast a type", {"dtype": "float16"}),
-        ("any type", {"dtype": "*"}),
-        ("its type, at twice the size", {"nbytes": 2 * MIB}),
+        ("the same", {}), ("in size", {"nbytes": int(MIB * 1.3)}), ("as fast a type", {"dtype": "float16"}),
+        ("any type", {"dtype": "*"}), ("its type, at twice the size", {"nbytes": 2 * MIB}),
         ("its type, at four times the size", {"nbytes": 4 * MIB}),
-        ("any type, at twice the size", {"nbytes": 2 * MIB, "dtype": "*"}),
-        ("another place", {"place": "ordinary"}),
+        ("any type, at twice the size", {"nbytes": 2 * MIB, "dtype": "*"}), ("another place", {"place": "ordinary"}),
         ("other ranks", {"group_size": 2}),
-    ]
+    ]  # fmt: skip
     others = ({"dtype": "float32"}, {"op": "reduce"}, {"device": "a GPU"}, {"nbytes": 9 * MIB})
     for number, other in enumerate(others):
         one_point(tmp_path, f"other {number}", **other)
@@ -102,7 +99,7 @@ def test_the_nearest_number_of_ranks(tmp_path):
         assert (names(found), found.is_near, bool(found.entries[0].config)) == ([name], *[str(size) == name] * 2)
 
 
-@pytest.mark.parametrize(
+@table(
     ("op", "direct_in", "direct_out", "place"),
     [
         ("all_reduce", True, True, "heap"), ("all_reduce", False, False, "ordinary"),

@@ -40,16 +40,13 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(pool, num_ranks):
     for said, chosen in pool.run(jobs.refusals, num_ranks, "cpu"):
         reasons = {
             "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
-            "order": "torch.distributed orders the members by rank",
-            "strided input": "its tensors are contiguous",
+            "order": "torch.distributed orders the members by rank", "strided input": "its tensors are contiguous",
             "strided output": "its tensors are contiguous",
             "splits": "it divides tensors in equal parts, along the first dimension",
             "dtype": "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64",
-            "reduction": "it does not reduce by bxor",
-            "average of integers": "it does not reduce by avg",
-            "config": "it has no use for comm_sms of the config",
-            "a rank alone": "a group of one rank has no peer",
-        }
+            "reduction": "it does not reduce by bxor", "average of integers": "it does not reduce by avg",
+            "config": "it has no use for comm_sms of the config", "a rank alone": "a group of one rank has no peer",
+        }  # fmt: skip
         assert {what: text.partition("cannot serve this call: ")[2] for what, text in said.items()} == reasons
         assert not {"gloo", ""} & chosen  # if nothing is named
 
@@ -59,13 +56,10 @@ def test_products_that_it_cannot_serve_are_refused_with_the_reason(pool, num_ran
     for said in pool.run(jobs.refused_products, num_ranks, "cpu"):
         reasons = {
             "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
-            "order": "torch.distributed orders the members by rank",
-            "columns": "its parts are rows, in torch's order",
-            "tiles": "its parts are rows, in torch's order",
-            "output": "its output is contiguous",
-            "A": "its A is contiguous",
-            "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
-        }
+            "order": "torch.distributed orders the members by rank", "columns": "its parts are rows, in torch's order",
+            "tiles": "its parts are rows, in torch's order", "output": "its output is contiguous",
+            "A": "its A is contiguous", "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
+        }  # fmt: skip
         assert {what: text.partition("cannot serve this call: ")[2] or text for what, text in said.items()} == reasons
 
 

@@ -48,16 +48,12 @@ def test_wrong_data_is_left_out_and_named(pool):
         assert "all_reduce one_shot at 1024 bytes: ranks 0, 1" in found.wrong
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"ops": ("all_shuffle",)}, "no operation all_shuffle can be tuned"),
-        ({"dtypes": ("uint8",)}, "no element type uint8"),
-        ({"dtypes": ()}, "one at least"),
-        ({"ops": ("reduce", "reduce")}, "each operation once"),
-        ({"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"ops": ("all_shuffle",)}, "no operation all_shuffle can be tuned"),
+    ({"dtypes": ("uint8",)}, "no element type uint8"), ({"dtypes": ()}, "one at least"),
+    ({"ops": ("reduce", "reduce")}, "each operation once"),
+    ({"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
+])  # fmt: skip
 def test_options_that_cannot_be(wrong, message):
     with pytest.raises(ArgumentError, match=message):
         TuneOptions(**wrong)
@@ -90,15 +86,12 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     assert entries[0].seconds < 9.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--max", "many"], "--max many: a size is"),
-        (["--ranks", "1", "--device", "cpu"], "one rank leaves nothing to choose"),
-        (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
-        (["--op", "magic"], "no operation magic"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--max", "many"], "--max many: a size is"),
+    (["--ranks", "1", "--device", "cpu"], "one rank leaves nothing to choose"),
+    (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
+    (["--op", "magic"], "no operation magic"),
+])  # fmt: skip
 def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
     assert main(["tune", *arguments]) == 1
     assert message in capsys.readouterr().err

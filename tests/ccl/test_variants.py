@@ -11,6 +11,7 @@ from ccl_cases import Case
 from jobs_ccl import run_cases
 from jobs_sequences import in_pieces
 from jobs_variants import in_a_group, inexact, mixed, with_nans
+from tables import table
 from variant_cases import request
 
 from iris_core.dispatch.choice import Chooser, Tables
@@ -33,8 +34,7 @@ def check(pool, num_ranks, job, device, cases, *more):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "number"),
-    [(1, 1), (3, 5), (8, 1), *(pytest.param(*each, marks=SELDOM) for each in ((2, 5), (4, 2)))],
+    ("num_ranks", "number"), [(1, 1), (3, 5), (8, 1), *(pytest.param(*each, marks=SELDOM) for each in ((2, 5), (4, 2)))]
 )
 def test_calls_of_many_kinds(pool, num_ranks, number, device):
     check(pool, num_ranks, run_cases, device, variant_cases.some_cases(num_ranks, number), 1)
@@ -93,16 +93,13 @@ def test_in_a_group(pool, num_ranks, device):
 
 
 # -- what they serve, and what they cost ------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("op", "name", "changes", "reason"),
-    [
-        ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
-        ("all_gather", "partitioned", {"config": {"comm_sms": 6}}, "comm_sms=6 is no multiple of 4"),
-        ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
-        ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
-        ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
-    ],
-)
+@pytest.mark.parametrize(("op", "name", "changes", "reason"), [
+    ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
+    ("all_gather", "partitioned", {"config": {"comm_sms": 6}}, "comm_sms=6 is no multiple of 4"),
+    ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
+    ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
+    ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
+])  # fmt: skip
 def test_what_is_refused(op, name, changes, reason):
     algorithm = ALGORITHMS[op, name]
     assert algorithm.supports(request(Case(op), 4))
@@ -124,9 +121,9 @@ def chosen(tmp_path):
     return choose
 
 
-@pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 30])
-@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.HIP])
+@table("size", [2, 8])
+@table("nbytes", [1 << 10, 1 << 30])
+@table("target", [DeviceType.CPU, DeviceType.HIP])
 def test_what_the_models_choose_among_portable_algorithms(chosen, target, size, nbytes):
     here = target, size, nbytes
     assert chosen("all_reduce", *here) in ("one_shot", "two_shot")
@@ -154,8 +151,8 @@ def test_what_the_models_choose_on_nvidia(chosen, size):
         assert chosen(op, DeviceType.CUDA, size, 1 << 30) == "persistent"
 
 
-@pytest.mark.parametrize("target", [DeviceType.CPU, DeviceType.CUDA])
-@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+@table("target", [DeviceType.CPU, DeviceType.CUDA])
+@table(("op", "name"), ALGORITHMS)
 def test_cost_grows_with_bytes_and_with_members(op, name, target):
     sizes = [1 << 10, 1 << 20, 1 << 30]
     costs = [
@@ -170,8 +167,8 @@ def test_cost_grows_with_bytes_and_with_members(op, name, target):
     assert all(few < many for few, many in zip(*costs, strict=True))
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
-@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+@table("size", [2, 3, 8])
+@table(("op", "name"), ALGORITHMS)
 def test_what_is_worth_measuring_is_served(op, name, size):
     asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA))
     offered = ALGORITHMS[op, name].tunings(asked)

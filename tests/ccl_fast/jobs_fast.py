@@ -130,10 +130,7 @@ def plan_again(device, algorithms):
 def leave_one_out(device, algorithm, op):
     """Rank 0 does not come in time; the others say that they waited, and in which call.  After a reset all is well."""
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
-    with (
-        emulation(IRIS_DEVICE_TIMEOUT="10"),
-        Iris("24MiB", device=device) as ctx,
-    ):
+    with emulation(IRIS_DEVICE_TIMEOUT="10"), Iris("24MiB", device=device) as ctx:
         tensors = jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
         inputs = tensors.fill(0)
         jobs_ccl.call(ctx, case, tensors)
@@ -166,10 +163,7 @@ def run_overlapping(device, backend, op, algorithm):
     Returns what the ranks' next barrier raises, and what was wrong after a reset.
     """
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
-    with (
-        emulation(IRIS_DEVICE_TIMEOUT="4"),
-        Iris("24MiB", device=device, backend=backend) as ctx,
-    ):
+    with emulation(IRIS_DEVICE_TIMEOUT="4"), Iris("24MiB", device=device, backend=backend) as ctx:
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for _ in range(2)]
         for tensors in both:
             tensors.fill(0)
@@ -212,10 +206,7 @@ def call_in_other_order(device, algorithm):
         Case("all_reduce", "float32", shape=(40,), reduction=reduction, config={"algorithm": algorithm})
         for reduction in ("sum", "max")
     ]
-    with (
-        emulation(IRIS_DEVICE_TIMEOUT="5"),
-        Iris("24MiB", device=device) as ctx,
-    ):
+    with emulation(IRIS_DEVICE_TIMEOUT="5"), Iris("24MiB", device=device) as ctx:
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
         for tensors in both:
             tensors.fill(0)

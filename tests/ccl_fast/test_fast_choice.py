@@ -8,6 +8,7 @@ import pytest
 import torch
 from fast_cases import ENCODINGS, algorithms
 from table_files import table_file
+from tables import table
 
 from iris_core.ccl import Config
 from iris_core.dispatch.choice import Chooser, Tables
@@ -89,16 +90,13 @@ def test_packets_are_for_nvidia(encoding):
         assert "NVIDIA" in one(op, name).supports(request(op, AMD)).reason
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        ("sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
-        ("sentinel_two_shot", {"dtype": "float64"}, "may have any value"),
-        ("ll_one_shot", {"dtype": "complex64"}, "does not know elements"),
-        ("sentinel_split", {"place": "ordinary"}, "not on the heap"),
-        ("sentinel_split", {"dtype": "int32"}, "may have any value"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "reason"), [
+    ("sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
+    ("sentinel_two_shot", {"dtype": "float64"}, "may have any value"),
+    ("ll_one_shot", {"dtype": "complex64"}, "does not know elements"),
+    ("sentinel_split", {"place": "ordinary"}, "not on the heap"),
+    ("sentinel_split", {"dtype": "int32"}, "may have any value"),
+])  # fmt: skip
 def test_what_is_refused(name, changes, reason):
     assert reason in one("all_reduce", name).supports(request("all_reduce", **changes)).reason
 
@@ -119,7 +117,7 @@ def test_facts_are_read(tmp_path, holds):
     assert fabric.says_whole_lines(path) is holds
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',

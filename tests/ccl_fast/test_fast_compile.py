@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
 from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
@@ -64,7 +65,7 @@ def exchanges():
         yield pytest.param(encoding, size, *operation, marks=[pytest.mark.exhaustive] if seldom else [])
 
 
-@pytest.mark.parametrize(("encoding", "size", "sharded", "reduces"), list(exchanges()))
+@table(("encoding", "size", "sharded", "reduces"), list(exchanges()))
 def test_exchange(encoding, size, sharded, reduces):
     given = {"SHARDED": sharded, "REDUCES": reduces, "DT": tl.bfloat16 if reduces else None, "OP": "sum"}
     given |= {"ENC": encoding, "STEP": size == 8, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "EARLY": size == 2}
@@ -83,7 +84,7 @@ def test_two_shot(encoding, dtype, reduction):
     check(compile_for(exchange, [torch.int16] * 2, common(4) | given), encoding, 8, 2)
 
 
-@pytest.mark.parametrize(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
+@table(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
 def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
     """See tests/compile/test_early_launch.py."""
     given = {"SHARDED": True, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
@@ -96,7 +97,7 @@ def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, enco
     assert "bar.sync" in text[waits[-1] : end]
 
 
-@pytest.mark.parametrize("encoding", VECTOR)
+@table("encoding", VECTOR)
 def test_nothing_waits_for_the_check_of_overlaps(encoding):
     """What it loads comes with the epoch, and the answer of its atomic is looked at when all packets have come."""
     given = {"SHARDED": False, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
@@ -123,8 +124,8 @@ def norm(size, dtype, **more):
     return {**common, **tensors, **of_type, **more}
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@table("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])
+@table("dtype", [torch.bfloat16, torch.float32])
 def test_norms(size, dtype):
     compiled = compile_for(norm_packets, (), norm(size, dtype))
     check(compiled, "sentinel", size)
@@ -134,7 +135,7 @@ def test_norms(size, dtype):
     assert text.rindex("ld.relaxed.sys") < end  # nothing waits for a peer afterwards
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@table("size", [2, 8])
 def test_norms_in_two_hops(size):
     check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
 
@@ -148,22 +149,15 @@ def test_norms_to_eight_bits():
 def test_split():
     given = {"DT": tl.bfloat16, "OP": "sum", "ITER": 4}
     given |= {
-        "control": WORDS,
-        "local": FLAGS,
-        "bases": WORDS,
-        "peers": peers(8),
-        "nbytes": 1 << 19,
-        "slots": 4096,
-        "EVEN": True,
-        "BLOCK": 256,
-        "SUB": 64,
-    }
+        "control": WORDS, "local": FLAGS, "bases": WORDS, "peers": peers(8), "nbytes": 1 << 19, "slots": 4096,
+        "EVEN": True, "BLOCK": 256, "SUB": 64,
+    }  # fmt: skip
     compiled = compile_for(split, [torch.int16] * 2, common(8) | given)
     check(compiled, "sentinel", 8, 2)
     assert assembly(compiled).count("nanosleep") == 2
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@table("hops", [1, 2])
 def test_lines_stay_with_eight_neighbours(hops):
     """Elements that are loaded one by one must not make the compiler give a thread several packets of a line."""
     given = {"ENC": "ll128", "IN_WHOLE": False, "OUT_WHOLE": False, "EVEN": False, "DT": tl.bfloat16, "OP": "sum"}
@@ -187,16 +181,10 @@ def usage(compiled):
     return int(registers), int(stack)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "hops", "encoding", "warps", "most"),
-    [
-        (exchange, 1, "sentinel", 4, 64),
-        (exchange, 2, "sentinel", 8, 64),
-        (exchange, 1, "ll128", 2, 72),
-        (exchange, 1, "ll", 4, 64),
-        (split, 2, "sentinel", 8, 80),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "hops", "encoding", "warps", "most"), [
+    (exchange, 1, "sentinel", 4, 64), (exchange, 2, "sentinel", 8, 64), (exchange, 1, "ll128", 2, 72),
+    (exchange, 1, "ll", 4, 64), (split, 2, "sentinel", 8, 80),
+])  # fmt: skip
 def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     """With 64, a thousand programs of four warps are on an H200 at once, and none waits for its turn."""
     given = {"ENC": encoding, "EVEN": True, "DT": tl.bfloat16, "OP": "sum", "SHARDED": True, "REDUCES": True}

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import pytest
 import torch
 from emulation import emulation
 from fast_kernels import spots
+from tables import table
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -39,7 +39,7 @@ def launch(op, name, request):
     return shape.programs, shape.options["num_warps"], shape.step
 
 
-@pytest.mark.parametrize(
+@table(
     ("op", "name", "nbytes", "programs", "warps", "step"),
     [
         ("all_reduce", "ll128_one_shot", KB, 2, 2, False),
@@ -77,9 +77,9 @@ def test_measured_launches(op, name, nbytes, programs, warps, step):
     assert launch(op, name, request_of(op, nbytes)) == (programs, warps, step)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("nbytes", [KB, 64 * KB, MB, 16 * MB, 64 * MB])
-@pytest.mark.parametrize(("op", "name"), [key for key in ALGORITHMS if not key[1].endswith("split")])
+@table("size", [2, 3, 4, 8])
+@table("nbytes", [KB, 64 * KB, MB, 16 * MB, 64 * MB])
+@table(("op", "name"), [key for key in ALGORITHMS if not key[1].endswith("split")])
 def test_every_packet_has_a_thread_while_programs_are_left(op, name, size, nbytes):
     nbytes = nbytes // size * size
     request = request_of(op, nbytes, size)
@@ -105,8 +105,8 @@ def test_config_decides():
         assert launch("all_reduce", "ll128_one_shot", request)[:2] == expected
 
 
-@pytest.mark.parametrize("nbytes", [KB, 64 * KB, MB, 16 * MB])
-@pytest.mark.parametrize(("op", "name"), ALGORITHMS)
+@table("nbytes", [KB, 64 * KB, MB, 16 * MB])
+@table(("op", "name"), ALGORITHMS)
 def test_tunings_can_be_asked_for_and_differ(op, name, nbytes):
     algorithm, request = ALGORITHMS[op, name], request_of(op, nbytes)
     tunings = algorithm.tunings(request)
@@ -137,8 +137,8 @@ def test_alignment_makes_another_kind_of_call():
             assert plans[-1].kernels[0]._arguments["IN_WHOLE"] is whole
 
 
-@pytest.mark.parametrize("first", [0, 143165576, 2**31 - 64])
-@pytest.mark.parametrize("encoding", ["ll", "ll128", "sentinel"])
+@table("first", [0, 143165576, 2**31 - 64])
+@table("encoding", ["ll", "ll128", "sentinel"])
 def test_places_of_packets_in_large_messages(encoding, first):
     """The first of them whose data lies behind 2 GiB, and the last of 32 bits."""
     interpreter.enable()

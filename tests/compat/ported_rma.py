@@ -185,22 +185,15 @@ def allocations(turns=15, latest_s=0.0):
     inp, total = shmem.zeros(n), world * n
     got = shmem.zeros(total)
     makers = (
-        lambda: shmem.zeros(total),
-        lambda: shmem.ones(total),
-        lambda: shmem.full((total,), 7.0),
-        lambda: shmem.empty(total, dtype=torch.float32),
-        lambda: shmem.zeros_like(got),
-        lambda: shmem.arange(total, dtype=torch.float32),
-        lambda: shmem.linspace(0, 1, total),
-        lambda: shmem.rand(total),
-        lambda: shmem.randn(total),
-        lambda: shmem.randint(0, 9, (total,), dtype=torch.float32),
-        lambda: shmem.uniform(total),
-        lambda: shmem.allocate(total, torch.float32),
-        lambda: shmem.allocate_symmetric(total)[0],
+        lambda: shmem.zeros(total), lambda: shmem.ones(total), lambda: shmem.full((total,), 7.0),
+        lambda: shmem.empty(total, dtype=torch.float32), lambda: shmem.zeros_like(got),
+        lambda: shmem.arange(total, dtype=torch.float32), lambda: shmem.linspace(0, 1, total),
+        lambda: shmem.rand(total), lambda: shmem.randn(total),
+        lambda: shmem.randint(0, 9, (total,), dtype=torch.float32), lambda: shmem.uniform(total),
+        lambda: shmem.allocate(total, torch.float32), lambda: shmem.allocate_symmetric(total)[0],
         lambda: shmem.as_symmetric(torch.zeros(total, device=shmem.device)),
         lambda: shmem.as_symmetric(shmem.zeros(total)),
-    )
+    )  # fmt: skip
     for turn in range(turns):
         time.sleep(chance.random() * latest_s)
         inp.fill_(turn * world + rank)

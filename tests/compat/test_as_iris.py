@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tables import table
 
 import iris_triton
 from iris_triton.rocm_iris.names import NAMED, WHOLE
@@ -12,7 +13,7 @@ from iris_triton.rocm_iris.names import NAMED, WHOLE
 NAMES = [(path, name) for path, names in NAMED.items() for name in names]
 
 
-@pytest.mark.parametrize(("path", "name"), NAMES, ids=".".join)
+@table(("path", "name"), NAMES)
 def test_a_name_of_the_table(path, name):
     """Also below iris_triton, but for the modules that are there anyway."""
     home, ours = NAMED[path][name]
@@ -20,7 +21,7 @@ def test_a_name_of_the_table(path, name):
     assert getattr(module, name) is getattr(importlib.import_module(home), ours)
 
 
-@pytest.mark.parametrize("path", WHOLE)
+@table("path", WHOLE)
 def test_a_whole_module(path):
     module, ours = importlib.import_module(path.replace("iris", "iris_triton", 1)), importlib.import_module(WHOLE[path])
     public = [name for name in getattr(ours, "__all__", dir(ours)) if not name.startswith("_")]

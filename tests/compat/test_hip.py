@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_triton import hip
@@ -33,7 +34,7 @@ def pretend(monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=str)
+@table("device", DEVICES)
 def test_what_a_device_is(pretend, device):
     pretend(*device)
     arch, dies = DEVICES[device]

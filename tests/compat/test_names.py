@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from jobs_common import environment
+from tables import table
 
 import iris_gluon
 import iris_triton as iris
@@ -71,23 +72,23 @@ def find(root, path):
     return root
 
 
-@pytest.mark.parametrize("name", PACKAGE.split())
+@table("name", PACKAGE.split())
 def test_the_package_has(name):
     assert name in dir(iris)
     getattr(iris, name)
 
 
-@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in MODULES.items() for n in names.split()])
+@table(("module", "name"), [(m, n) for m, names in MODULES.items() for n in names.split()])
 def test_a_module_has(module, name):
     getattr(getattr(iris, module), name)
 
 
-@pytest.mark.parametrize("name", STATE.split())
+@table("name", STATE.split())
 def test_the_state_of_a_benchmark_has(name):
     assert callable(getattr(iris.bench.State, name))
 
 
-@pytest.mark.parametrize("name", CONTEXT.split())
+@table("name", CONTEXT.split())
 def test_a_context_has(ctx, name):
     find(ctx, name)
 
@@ -132,14 +133,11 @@ MADE = "out=None, dtype=None, layout=torch.strided, device=None, requires_grad=F
 MEMBERS = "group=None, async_op=False, config=None"
 FUSED = "async_op=False, config=None, workspace=None"
 CALLS = {
-    "iris.iris": "heap_size, allocator_type, engines=()",
-    "iris.Iris": "heap_size, allocator_type, engines=()",
+    "iris.iris": "heap_size, allocator_type, engines=()", "iris.Iris": "heap_size, allocator_type, engines=()",
     "iris.do_bench": "fn, barrier_fn, preamble_fn, n_warmup=25, n_repeat=100, quantiles=None, return_mode='mean'",
     "iris.tensor_from_ptr": "ptr, size_bytes, dtype, device, shape",
-    "iris.CUDAArrayInterface": "ptr, size_bytes, dtype, device, shape",
-    "iris.set_logger_level": "level",
-    "ctx.zeros": f"*args, {MADE}",
-    "ctx.ones": f"*args, {MADE}",
+    "iris.CUDAArrayInterface": "ptr, size_bytes, dtype, device, shape", "iris.set_logger_level": "level",
+    "ctx.zeros": f"*args, {MADE}", "ctx.ones": f"*args, {MADE}",
     "ctx.empty": f"*args, {MADE}, pin_memory=False, memory_format=torch.contiguous_format",
     "ctx.full": f"size, fill_value, *, {MADE}",
     "ctx.zeros_like": "input, *, dtype=None, layout, device=None, requires_grad=False,"
@@ -147,19 +145,12 @@ CALLS = {
     "ctx.arange": f"start, end=None, step=1, *, {MADE}",
     "ctx.linspace": "start, end, steps, out=None, *, dtype=None, layout=torch.strided, device=None,"
     " requires_grad=False",
-    "ctx.rand": f"{RANDOM}, pin_memory=False",
-    "ctx.randn": f"{RANDOM}, pin_memory=False",
-    "ctx.randint": RANDOM,
+    "ctx.rand": f"{RANDOM}, pin_memory=False", "ctx.randn": f"{RANDOM}, pin_memory=False", "ctx.randint": RANDOM,
     "ctx.uniform": "size, low=0.0, high=1.0, dtype",
-    "ctx.broadcast": "value, src=0, *, source_rank=None, src_rank=None",
-    "ctx.barrier": "stream=None, group=None",
-    "ctx.device_barrier": "group=None",
-    "ctx.allocate_symmetric": "*size, dtype=None",
-    "ctx.as_symmetric": "external",
-    "ctx.is_symmetric": "tensor",
-    "ctx.heap.translate": "ptr, from_rank, to_rank",
-    "ctx.heap.allocate": "num_elements, dtype, alignment",
-    "ctx.ccl.all_gather": f"output, input, {MEMBERS}",
+    "ctx.broadcast": "value, src=0, *, source_rank=None, src_rank=None", "ctx.barrier": "stream=None, group=None",
+    "ctx.device_barrier": "group=None", "ctx.allocate_symmetric": "*size, dtype=None", "ctx.as_symmetric": "external",
+    "ctx.is_symmetric": "tensor", "ctx.heap.translate": "ptr, from_rank, to_rank",
+    "ctx.heap.allocate": "num_elements, dtype, alignment", "ctx.ccl.all_gather": f"output, input, {MEMBERS}",
     "ctx.ccl.all_to_all": f"output, input, {MEMBERS}",
     "ctx.ccl.all_reduce": f"output, input, op=None, {MEMBERS}, workspace=None",
     "ctx.ccl.all_reduce_preamble": "output, input, config=None, workspace=None",
@@ -169,8 +160,7 @@ CALLS = {
     "iris.ccl.all_reduce.all_reduce": f"output, input, ctx, op=None, {MEMBERS}, workspace=None",
     "iris.ccl.all_reduce.all_reduce_preamble": "output, input, ctx, config=None, workspace=None",
     "iris.ccl.reduce_scatter.reduce_scatter": f"output, input, ctx, op=None, {MEMBERS}",
-    "iris.ccl.extract_group_info": "group, ctx",
-    "ctx.ops.matmul_all_reduce": f"output, A, B, bias=None, {FUSED}",
+    "iris.ccl.extract_group_info": "group, ctx", "ctx.ops.matmul_all_reduce": f"output, A, B, bias=None, {FUSED}",
     "ctx.ops.all_gather_matmul": f"output, A, B, bias=None, {FUSED}",
     "ctx.ops.matmul_all_gather": f"output, A, B, bias=None, {FUSED}",
     "ctx.ops.matmul_reduce_scatter": f"output, A, B, bias=None, {FUSED}",
@@ -188,14 +178,11 @@ CALLS = {
     "iris.ops.all_gather_matmul_hbm_buffer_preamble": "ctx, A_sharded, B, config, k_per_flag, staged_a_layout",
     "iris.ops.FusedConfig().validate": "world_size=None",
     "iris.ops.FusedWorkspace().matches": "operation, shape, dtype, world_size, variant=''",
-    "iris.bench.register": "function",
-    "iris.bench.axis": "name, values",
-    "iris.bench.State.exec": "self, fn, preamble_fn",
-    "iris.bench.State.add_counter": "self, name, value",
-    "iris.bench.main": "argv=None",
-    "ctx.tracing.enable": "max_events=1_000_000",
+    "iris.bench.register": "function", "iris.bench.axis": "name, values",
+    "iris.bench.State.exec": "self, fn, preamble_fn", "iris.bench.State.add_counter": "self, name, value",
+    "iris.bench.main": "argv=None", "ctx.tracing.enable": "max_events=1_000_000",
     "ctx.tracing.export": "filename='trace.json', merge=False",
-}
+}  # fmt: skip
 """What a name is called with.  Parameters without a default here may have any."""
 
 KERNEL_MOVE = "mask other load_cache_modifier store_cache_modifier"
@@ -213,33 +200,25 @@ IN_KERNELS = {
         for op in ("add", "sub", "xchg", "xor", "and", "or", "min", "max")
     },
     "iris_gluon.GluonDeviceTracing.record_event_start": "self event_id target_rank address pid_m pid_n mask",
-    "iris_gluon.GluonDeviceTracing.record_event_end": "self handle",
-    "iris.quiet": "copy_engine_ctx to_rank",
-    "iris.make_tensor_view": "ptr M N stride_m stride_n",
-    "iris.TensorView.tile_ptr": "self tile",
+    "iris_gluon.GluonDeviceTracing.record_event_end": "self handle", "iris.quiet": "copy_engine_ctx to_rank",
+    "iris.make_tensor_view": "ptr M N stride_m stride_n", "iris.TensorView.tile_ptr": "self tile",
     "iris.TensorView.tile_ptr_from_indices": "self rm rn block_m block_n",
     "iris.TensorView.offset_tile_ptr": "self tile offset_m offset_n src_mask",
-    "iris.TensorView.offset": "self offset_m offset_n",
-    "iris.TensorView.number_of_tiles": "self block_m block_n",
-    "iris.Tile.layout": "self M N",
-    "iris.Tile.indices": "self",
-    "iris.TileView.layout": "self M N",
-    "iris.x.all_reduce_atomic": "tile dst_view ctx",
-    "iris.x.all_reduce_spinlock": "tile dst_view locks ctx",
+    "iris.TensorView.offset": "self offset_m offset_n", "iris.TensorView.number_of_tiles": "self block_m block_n",
+    "iris.Tile.layout": "self M N", "iris.Tile.indices": "self", "iris.TileView.layout": "self M N",
+    "iris.x.all_reduce_atomic": "tile dst_view ctx", "iris.x.all_reduce_spinlock": "tile dst_view locks ctx",
     "iris.x.all_reduce_one_shot": "tile src_view dst_view locks ctx",
     "iris.x.all_reduce_two_shot": "tile src_view dst_view locks start_tile stride ctx",
-    "iris.x.all_reduce_ring": "tile src_view dst_view ctx",
-    "iris.x.all_gather": "tile dst_view dim ctx",
-    "iris.x.gather": "tile src_view source_rank ctx hint",
-    "iris.x.all_to_all": "tile src_view dst_view N_per_rank ctx",
+    "iris.x.all_reduce_ring": "tile src_view dst_view ctx", "iris.x.all_gather": "tile dst_view dim ctx",
+    "iris.x.gather": "tile src_view source_rank ctx hint", "iris.x.all_to_all": "tile src_view dst_view N_per_rank ctx",
     "iris.x.reduce_scatter": "tile src_view dst_view locks ctx",
     "iris.x.chiplet_transform_chunked": "pid num_workgroups num_xcds chunk_size",
     "iris.DeviceContext.all_reduce": "self tile src_view dst_view config tile_id",
     "iris.DeviceContext.gather": "self tile src_view source_rank hint",
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
+@table("name", CALLS)
 def test_is_called_with(ctx, name):
     ours = _parameters(eval(name))
     theirs = inspect.signature(eval(f"lambda {_with_defaults(CALLS[name])}: 0")).parameters
@@ -276,7 +255,7 @@ def _with_defaults(text):
     return ", ".join(parts)
 
 
-@pytest.mark.parametrize("name", IN_KERNELS)
+@table("name", IN_KERNELS)
 def test_is_called_in_kernels_with(name):
     holder, _, last = name.rpartition(".")
     root = eval(holder)
@@ -302,17 +281,17 @@ MISTAKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONFIG)
+@table("name", CONFIG)
 def test_defaults_of_config(name):
     assert getattr(iris.ccl.Config(), name) == CONFIG[name]
 
 
-@pytest.mark.parametrize("name", FUSED_CONFIG)
+@table("name", FUSED_CONFIG)
 def test_defaults_of_fused_config(name):
     assert getattr(iris.ops.FusedConfig(), name) == FUSED_CONFIG[name]
 
 
-@pytest.mark.parametrize("fields", MISTAKEN, ids=str)
+@table("fields", MISTAKEN)
 def test_configs_refuse(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         iris.ccl.Config(**fields)
@@ -409,7 +388,7 @@ ANSWERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("question", ANSWERS)
+@table("question", ANSWERS)
 def test_answer(ctx, question):
     answer, wanted = eval(question), ANSWERS[question]
     assert answer is wanted or answer == wanted
@@ -463,7 +442,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "text"), ERRORS, ids=[each[0] for each in ERRORS])
+@table(("call", "error", "text"), ERRORS)
 def test_error(ctx, call, error, text):
     with pytest.raises(error, match=text):
         eval(call)

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from jobs_common import environment
+from tables import table
 
 import iris_triton as iris
 from iris_core.dispatch.config import Config as CoreConfig
@@ -80,7 +81,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@table("name", CALLS)
 def test_what_a_call_becomes(name):
     binder = Binder()
     call, wanted = CALLS[name]

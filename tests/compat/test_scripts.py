@@ -17,6 +17,7 @@ from jobs_common import environment
 from jobs_compat import load_from_torchs_symmetric_memory, run_script
 from rank_counts import rank_counts
 from recording import record
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -27,20 +28,12 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 HERE = pathlib.Path(__file__).parent
 SCRIPTS = [
-    ("ported_rma", "messages"),
-    ("ported_rma", "accesses"),
-    ("ported_rma", "context_tensor"),
-    ("ported_rma", "allocations"),
-    ("ported_rma", "all_scatter"),
-    ("ported_collectives", "all_reduce"),
-    ("ported_collectives", "gathers_and_scatters"),
-    ("ported_collectives", "groups"),
-    ("ported_collectives", "fused"),
-    ("ported_collectives", "tiles"),
-    ("ported_collectives", "replayed"),
-    ("ported_collectives", "complete_everywhere"),
+    ("ported_rma", "messages"), ("ported_rma", "accesses"), ("ported_rma", "context_tensor"),
+    ("ported_rma", "allocations"), ("ported_rma", "all_scatter"), ("ported_collectives", "all_reduce"),
+    ("ported_collectives", "gathers_and_scatters"), ("ported_collectives", "groups"), ("ported_collectives", "fused"),
+    ("ported_collectives", "tiles"), ("ported_collectives", "replayed"), ("ported_collectives", "complete_everywhere"),
     ("ported_gluon", "pipeline"),
-]
+]  # fmt: skip
 LINE = "import iris_triton.as_iris"
 
 
@@ -55,10 +48,7 @@ def test_allocations_of_late_ranks(pool, num_ranks, device):
     pool.run(run_script, num_ranks, "ported_rma", "allocations", device, 45, 0.01)
 
 
-ALLOCATORS = [
-    ("cpu", "host"),
-    *(pytest.param("cuda", name, marks=pytest.mark.multigpu) for name in ("torch", "vmem")),
-]
+ALLOCATORS = [("cpu", "host"), *(pytest.param("cuda", name, marks=pytest.mark.multigpu) for name in ("torch", "vmem"))]
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
@@ -117,16 +107,9 @@ def run_benchmark(folder, *arguments):
 
 def test_benchmark_on_the_command_line(tmp_path):
     results = run_benchmark(
-        tmp_path,
-        "--benchmark_filter=gather",
-        "--heap_size=4194304",
-        "--n_warmup=1",
-        "--n_repeat=2",
-        "--axis_num_ranks=1",
-        "--axis_dtype=fp16,bf16",
-        "--skip_n=pow2:10:10",
-        "--use_gluon",
-    )
+        tmp_path, "--benchmark_filter=gather", "--heap_size=4194304", "--n_warmup=1", "--n_repeat=2",
+        "--axis_num_ranks=1", "--axis_dtype=fp16,bf16", "--skip_n=pow2:10:10", "--use_gluon",
+    )  # fmt: skip
     points = [(each["params"]["n"], each["params"]["dtype"], each["params"]["num_ranks"]) for each in results]
     dtypes = ("torch.float16", "torch.bfloat16")
     assert points == [(n, dtype, 1) for n in (256, 512) for dtype in dtypes]
@@ -173,8 +156,8 @@ def load_fresh(x, y, bases, rank: tl.constexpr, MODIFIER: tl.constexpr, BLOCK: t
     tl.store(y + i, iris.load(x + i, rank, rank, bases, cache_modifier=MODIFIER, volatile=True))
 
 
-@pytest.mark.parametrize("target", FRESH)
-@pytest.mark.parametrize("modifier", [None, "", ".ca", ".cg", ".cv"])
+@table("target", FRESH)
+@table("modifier", [None, "", ".ca", ".cg", ".cv"])
 def test_volatile_goes_before_cache_modifiers(modifier, target):
     arguments = torch.float32, torch.float32, torch.int64, 0, modifier, 128
     assert re.search(FRESH[target], assembly(compile_for(load_fresh, arguments, target=target)))

@@ -18,16 +18,9 @@ SCOPES = (None, "cta", "gpu", "sys")
 INTS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LEGAL = {
-    "add": INTS + FLOATS,
-    "sub": INTS + FLOATS,
-    "xchg": (*INTS, torch.float32),
-    "xor": INTS,
-    "and": INTS,
-    "or": INTS,
-    "min": (*INTS, torch.float32),
-    "max": (*INTS, torch.float32),
-    "cas": INTS,
-}
+    "add": INTS + FLOATS, "sub": INTS + FLOATS, "xchg": (*INTS, torch.float32), "xor": INTS, "and": INTS, "or": INTS,
+    "min": (*INTS, torch.float32), "max": (*INTS, torch.float32), "cas": INTS,
+}  # fmt: skip
 UNSIGNED = (torch.uint32, torch.uint64)
 MORE = {op: UNSIGNED + ((torch.float64,) if torch.float32 in LEGAL[op] else ()) for op in LEGAL}
 """Tried by two ranks only, in one form."""

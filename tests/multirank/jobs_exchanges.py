@@ -46,13 +46,10 @@ def out_of_step(pair):
     """What ranks are told that are in different exchanges; afterwards they can go on."""
     world = connect(None, 30.0)
     calls = {
-        "two": lambda: world.all_gather_ints([1, 2]),
-        "three": lambda: world.all_gather_ints([1, 2, 3]),
-        "object": lambda: world.all_gather_object("x" * 500),
-        "broadcast": lambda: world.broadcast_object("x", 0),
-        "another root": lambda: world.broadcast_object("x", 1),
-        "barrier": world.barrier,
-    }
+        "two": lambda: world.all_gather_ints([1, 2]), "three": lambda: world.all_gather_ints([1, 2, 3]),
+        "object": lambda: world.all_gather_object("x" * 500), "broadcast": lambda: world.broadcast_object("x", 0),
+        "another root": lambda: world.broadcast_object("x", 1), "barrier": world.barrier,
+    }  # fmt: skip
     said = attempt(calls[pair[world.rank % 2]])
     after = world.all_gather_object(world.rank)
     world.close()

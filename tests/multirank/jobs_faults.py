@@ -38,12 +38,9 @@ def break_off():
 
 
 FAULTS = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "exiting": leave,
-    "raising": break_off,
-    "interrupted": lambda: signal.raise_signal(signal.SIGINT),
-}
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exiting": leave, "raising": break_off, "interrupted": lambda: signal.raise_signal(signal.SIGINT),
+}  # fmt: skip
 OWN = {"raising": "Broken", "interrupted": "KeyboardInterrupt"}
 """What a rank raises to which something happens."""
 

@@ -98,17 +98,12 @@ def fork_and_use(device):
         child = os.fork()
         if child == 0:
             uses = {
-                "barrier": ctx.barrier,
-                "zeros": lambda: ctx.zeros(4),
-                "allocate": lambda: heap.allocate(4, torch.float32),
-                "free": lambda: ctx.free(x),
-                "all_reduce": lambda: ccl.all_reduce(x, x),
-                "broadcast": lambda: ctx.broadcast(1),
-                "context": ctx.get_device_context,
-                "world": ctx._world.barrier,
-                "peers": heap.check_peers,
+                "barrier": ctx.barrier, "zeros": lambda: ctx.zeros(4),
+                "allocate": lambda: heap.allocate(4, torch.float32), "free": lambda: ctx.free(x),
+                "all_reduce": lambda: ccl.all_reduce(x, x), "broadcast": lambda: ctx.broadcast(1),
+                "context": ctx.get_device_context, "world": ctx._world.barrier, "peers": heap.check_peers,
                 "device_barrier": ctx.device_barrier,
-            }
+            }  # fmt: skip
             allowed, otherwise = [], []
             try:  # whatever happens, the child must not go on as a rank
                 for name, use in uses.items():

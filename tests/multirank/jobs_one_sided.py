@@ -56,15 +56,12 @@ def refused(device: str) -> list[str]:
     with Iris("1MiB", device=device) as ctx:
         x, word = ctx.zeros(4), ctx.zeros(1, dtype=torch.int64)
         calls = [
-            lambda: ctx.put(x, ctx.num_ranks),
-            lambda: ctx.put(torch.zeros(4, device=ctx.device), 0),
-            lambda: ctx.put(x, 0, torch.ones(5, device=ctx.device)),
-            lambda: ctx.put(x, 0, signal=x[:1]),
+            lambda: ctx.put(x, ctx.num_ranks), lambda: ctx.put(torch.zeros(4, device=ctx.device), 0),
+            lambda: ctx.put(x, 0, torch.ones(5, device=ctx.device)), lambda: ctx.put(x, 0, signal=x[:1]),
             lambda: ctx.put(x, 0, signal=word, op="sub"),
             lambda: ctx.get(x, 0, torch.zeros(4, dtype=torch.int32, device=ctx.device)),
-            lambda: ctx.signal_wait(word, 0, cmp="=="),
-            lambda: ctx.signal(word, 0, stream=7),
-        ]
+            lambda: ctx.signal_wait(word, 0, cmp="=="), lambda: ctx.signal(word, 0, stream=7),
+        ]  # fmt: skip
         said = []
         for call in calls:
             try:

@@ -38,16 +38,9 @@ def rma(
     if form == "functional":
         if op == "load":
             value = iris.load(
-                x + i,
-                rank,
-                peer,
-                bases,
-                mask=mask,
-                other=other,
-                cache_modifier=load_cache,
-                volatile=volatile,
+                x + i, rank, peer, bases, mask=mask, other=other, cache_modifier=load_cache, volatile=volatile,
                 hint=hint,
-            )
+            )  # fmt: skip
             tl.store(out + i, value)
         elif op == "store":
             iris.store(y + i, tl.load(x + i), rank, peer, bases, mask=mask, hint=hint, cache_modifier=store_cache)

@@ -1,15 +1,7 @@
 """ctx.device_barrier() between CPU ranks; tests/multigpu runs the same jobs on GPUs."""
 
 import pytest
-from jobs_device_barrier import (
-    bound_in_order,
-    exchange,
-    from_threads,
-    groups,
-    refused,
-    stays_away,
-    stranger,
-)
+from jobs_device_barrier import bound_in_order, exchange, from_threads, groups, refused, stays_away, stranger
 
 from iris_core import Iris
 

@@ -25,17 +25,10 @@ def test_every_kind_and_size(any_pool):
     assert any_pool.run(jobs.exchanges, 3) == [[], [], []]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("two", "three"),
-        ("two", "object"),
-        ("barrier", "two"),
-        ("object", "barrier"),
-        ("broadcast", "object"),
-        ("broadcast", "another root"),
-    ],
-)
+@pytest.mark.parametrize("pair", [
+    ("two", "three"), ("two", "object"), ("barrier", "two"), ("object", "barrier"), ("broadcast", "object"),
+    ("broadcast", "another root"),
+])  # fmt: skip
 def test_ranks_in_different_exchanges(plain_pool, pair):
     for (kind, _, text), after in plain_pool.run(jobs.out_of_step, 2, pair):
         assert kind == "RankMismatchError"

@@ -16,17 +16,18 @@ from jobs_sync import (
     run_timeout,
     wait_for_a_dead_peer,
 )
+from tables import table
 
 import iris_triton.interpreter
 from iris_core.errors import PeerLostError
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-@pytest.mark.parametrize("form", ["store", "put_signal"])
-def test_ring(pool, form, num_ranks, device):
+def test_ring(pool, num_ranks, device):
     rounds = 5 if device == "cpu" else 100
-    results = pool.run(run_ring, num_ranks, form, rounds, device)
-    assert results[-1] == [rounds - 1 + num_ranks]
+    for form in ("store", "put_signal"):
+        results = pool.run(run_ring, num_ranks, form, rounds, device)
+        assert results[-1] == [rounds - 1 + num_ranks], form
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
@@ -34,11 +35,11 @@ def test_every_op_sem_and_scope_of_signals_and_waits(pool, num_ranks, device):
     assert [problems for problems, _ in pool.run(run_handshake, num_ranks, device)] == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("num_ranks", [1, 4])
-def test_added_signals_are_all_counted(pool, num_ranks, dtype, device):
+def test_added_signals_are_all_counted(pool, num_ranks, device):
     rounds = 5 if device == "cpu" else 100
-    assert pool.run(run_count, num_ranks, dtype, rounds, device)[0] == rounds * num_ranks
+    for dtype in ("int32", "int64"):
+        assert pool.run(run_count, num_ranks, dtype, rounds, device)[0] == rounds * num_ranks, dtype
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
@@ -56,9 +57,9 @@ def test_barrier_of_the_world(pool, num_ranks, device):
 
 
 @pytest.mark.parametrize("num_ranks", [4])
-@pytest.mark.parametrize(("start", "stride", "size"), [(0, 2, 2), (1, 2, 2), (1, 1, 3), (2, 1, 1)])
-def test_barrier_of_a_group(pool, start, stride, size, num_ranks, device):
-    assert pool.run(run_barrier, num_ranks, start, stride, size, 4, 2, device) == [0] * num_ranks
+def test_barrier_of_a_group(pool, num_ranks, device):
+    for group in ((0, 2, 2), (1, 2, 2), (1, 1, 3), (2, 1, 1)):  # start, stride, size
+        assert pool.run(run_barrier, num_ranks, *group, 4, 2, device) == [0] * num_ranks, group
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -78,16 +79,16 @@ def test_a_kernel_that_waits_for_a_dead_rank_raises(pool, num_ranks, device):
 
 
 @pytest.mark.parametrize("num_ranks", [1])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_every_comparison(pool, dtype, num_ranks, device):
-    (results,) = pool.run(run_compare, num_ranks, dtype, device)
-    assert results.keys() == COMPARISONS.keys()
-    for cmp, (seen, seen_late, took_late) in results.items():
-        assert (seen, seen_late) == (5, 5), cmp
-        assert took_late > 0.9 * COMPARE_TIMEOUT_S, cmp
+def test_every_comparison(pool, num_ranks, device):
+    for dtype in ("int32", "int64"):
+        (results,) = pool.run(run_compare, num_ranks, dtype, device)
+        assert results.keys() == COMPARISONS.keys()
+        for cmp, (seen, seen_late, took_late) in results.items():
+            assert (seen, seen_late) == (5, 5), (dtype, cmp)
+            assert took_late > 0.9 * COMPARE_TIMEOUT_S, (dtype, cmp)
 
 
-@pytest.mark.parametrize("cmp", COMPARISONS)
+@table("cmp", COMPARISONS)
 def test_an_unbounded_wait_is_ended_by_the_cpu_executor(cmp):
     iris_triton.interpreter.enable()
     flag, out = torch.tensor([5]), torch.zeros(1, dtype=torch.int64)

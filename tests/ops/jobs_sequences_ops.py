@@ -39,16 +39,10 @@ def random_case(generator, size):
     algorithm = generator.choice((*algorithms(op, size), *(engines if size > 1 else [])))
     config = SEVERAL if algorithm not in ("unfused", *engines, None) and generator.random() < 0.6 else {}
     return Case(
-        op,
-        algorithm,
-        generator.choice(SHAPES),
-        generator.choice(("float32", "bfloat16")),
-        place=generator.choice(("heap", "ordinary", "gaps")),
-        out_place=generator.choice(("heap", "ordinary")),
-        bias=generator.choice(("", "columns")),
-        dim=dim,
-        config=config,
-    )
+        op, algorithm, generator.choice(SHAPES), generator.choice(("float32", "bfloat16")),
+        place=generator.choice(("heap", "ordinary", "gaps")), out_place=generator.choice(("heap", "ordinary")),
+        bias=generator.choice(("", "columns")), dim=dim, config=config,
+    )  # fmt: skip
 
 
 def in_groups(device, sets, rounds, cases=IN_GROUPS, backend="triton"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from table_files import HEAD
+from tables import table
 
 from iris_core import Iris
 from iris_core.dispatch.choice import Chooser, Tables, place_of
@@ -26,26 +27,11 @@ from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 CPU = DeviceTarget(DeviceType.CPU)
 H200 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
 REQUEST = FusedRequest(
-    op="matmul_reduce_scatter",
-    m=8192,
-    n=8192,
-    k=3584,
-    dtype="bfloat16",
-    out_dtype="bfloat16",
-    nbytes=8192 * 8192 * 2,
-    rank=0,
-    members=tuple(range(8)),
-    target=H200,
-    a_stride=(3584, 1),
-    b_stride=(8192, 1),
-    out_stride=(8192, 1),
-    out_shape=(1024, 8192),
-    bias_stride=None,
-    reach_a=True,
-    reach_out=True,
-    aligned=(True, True, True, True),
+    op="matmul_reduce_scatter", m=8192, n=8192, k=3584, dtype="bfloat16", out_dtype="bfloat16", nbytes=8192 * 8192 * 2,
+    rank=0, members=tuple(range(8)), target=H200, a_stride=(3584, 1), b_stride=(8192, 1), out_stride=(8192, 1),
+    out_shape=(1024, 8192), bias_stride=None, reach_a=True, reach_out=True, aligned=(True, True, True, True),
     options={"layout": "torch", "bias": "none", "config": {}, "tf32": False},
-)
+)  # fmt: skip
 
 
 def test_a_value_that_is_given_counts_whatever_it_is():
@@ -64,19 +50,13 @@ def test_a_value_that_is_given_counts_whatever_it_is():
     assert ScriptsConfig(block_size_m=128).given() == {"block_size_m": 128}
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"block_size_m": 0}, "block_size_m must be a positive integer"),
-        ({"block_size_k": True}, "block_size_k must be a positive integer"),
-        ({"num_sms": -1}, "num_sms"),
-        ({"num_warps": 1.5}, "num_warps"),
-        ({"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
-        ({"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
-        ({"allow_tf32": 1}, "allow_tf32 must be True, False or None"),
-        ({"algorithm": ""}, "algorithm must be a name"),
-    ],
-)
+@table(("fields", "text"), [
+    ({"block_size_m": 0}, "block_size_m must be a positive integer"),
+    ({"block_size_k": True}, "block_size_k must be a positive integer"), ({"num_sms": -1}, "num_sms"),
+    ({"num_warps": 1.5}, "num_warps"), ({"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
+    ({"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
+    ({"allow_tf32": 1}, "allow_tf32 must be True, False or None"), ({"algorithm": ""}, "algorithm must be a name"),
+])  # fmt: skip
 def test_configs_that_cannot_be(fields, text):
     with pytest.raises(ArgumentError, match=text):
         FusedConfig(**fields)
@@ -144,7 +124,7 @@ def test_the_nearest_shape(tmp_path):
     assert names(replace(gathers, options={**gathers.options, "gather_dim": 1}), False, False) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("op", "reach_a", "reach_out", "place"),
     [
         ("all_gather_matmul", True, False, "heap"), ("all_gather_matmul", False, True, "ordinary"),

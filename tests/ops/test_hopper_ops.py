@@ -11,6 +11,7 @@ import torch
 import triton
 from jobs_hopper import one_of_each, refused, run
 from jobs_sequences_ops import asynchronous, back_to_back, captured, in_groups
+from tables import table
 
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig, operations
@@ -38,14 +39,11 @@ def test_refused_calls(pool, num_ranks, device):
         texts = {
             "float32": "its core multiplies bfloat16 and float16, not float32",
             "every other": "TMA needs dense rows, or columns, of B",
-            "expanded": "TMA needs dense rows, or columns, of B",
-            "odd": "TMA needs dense rows, or columns, of B",
-            "rows": "a member's 24 rows must be a multiple of the 64 rows",
-            "tiles": "it serves layout='torch' alone",
-            "block": "block_n 64, 128 or 256",
-            "columns": "it serves gather_dim=0 alone",
+            "expanded": "TMA needs dense rows, or columns, of B", "odd": "TMA needs dense rows, or columns, of B",
+            "rows": "a member's 24 rows must be a multiple of the 64 rows", "tiles": "it serves layout='torch' alone",
+            "block": "block_n 64, 128 or 256", "columns": "it serves gather_dim=0 alone",
             "fetching": "it has no use for num_fetch_sms",
-        }
+        }  # fmt: skip
         assert said.keys() == texts.keys()
         assert {name: said[name] for name, text in texts.items() if text not in said[name]} == {}
 
@@ -240,8 +238,8 @@ def test_members_that_own_64_rows(op, monkeypatch):
         assert "a member's 64 rows must be a multiple of the 128 rows" in refused.reason
 
 
-@pytest.mark.parametrize("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])
-@pytest.mark.parametrize("op", SHAPES)
+@table("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])
+@table("op", SHAPES)
 def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
     """What `supports` accepts, `prepare` can launch, on devices of any size, whatever the shape."""
     monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")

@@ -2,16 +2,7 @@
 
 import pytest
 from jobs_ops import float32_precisions, rare_kinds, run_cases
-from ops_cases import (
-    all_cases,
-    die_cases,
-    dtype_cases,
-    layout_cases,
-    piece_cases,
-    place_cases,
-    shape_cases,
-    thinned,
-)
+from ops_cases import all_cases, die_cases, dtype_cases, layout_cases, piece_cases, place_cases, shape_cases, thinned
 from rank_counts import rank_counts
 
 

@@ -5,6 +5,7 @@ import ops_cases
 import pytest
 import torch
 from ops_cases import all_cases, expected, operand, owned_tiles, thinned, wrong_elements
+from tables import table
 
 CASES = {
     "portable": lambda: thinned(all_cases(2), 2),
@@ -52,8 +53,8 @@ def test_right_results_are_right(which):
             assert wrong_elements(case, output(case, turn), RANK, SIZE, turn) == [], case
 
 
-@pytest.mark.parametrize("mistake", [without_bias, without_a_block_of_columns, with_swapped_rows])
-@pytest.mark.parametrize("which", SOME)
+@table("mistake", [without_bias, without_a_block_of_columns, with_swapped_rows])
+@table("which", SOME)
 def test_mistakes_are_seen(monkeypatch, which, mistake):
     seen = 0
     for case in CASES[which]():

@@ -110,12 +110,9 @@ def operands():
 
 BEGIN = [("main", "records", "ready"), ("side", "waits for", "ready")]
 PUSHES = [
-    ("side", "waits for all", 0),
-    ("side", "copies", "own"),
-    ("side", "writes", 101),
-    ("side", "copies", "own"),
+    ("side", "waits for all", 0), ("side", "copies", "own"), ("side", "writes", 101), ("side", "copies", "own"),
     ("side", "writes", 102),
-]
+]  # fmt: skip
 
 
 def test_products_begin_when_their_rows_are_there(streams, multiplied):
@@ -160,10 +157,7 @@ def test_products_are_carried_beside_the_next_one(streams, multiplied):
     log, *_ = streams
     a, b = torch.randn(12, 3), torch.randn(3, 5)
     product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
-    carried = [
-        (4, 8, product[4:8], 11, 1, Event("of 1", log)),
-        (8, 12, product[8:], 12, 2, Event("of 2", log)),
-    ]
+    carried = [(4, 8, product[4:8], 11, 1, Event("of 1", log)), (8, 12, product[8:], 12, 2, Event("of 2", log))]
     side = side_of(streams)
     carry_products(side, carried, (0, slots[0]), Kernel(log, "adds"), True, False)(None, out, a, b)
     assert log == [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from jobs_tuning_ops import chosen, samples, tune
+from tables import table
 
 from iris_core.cli import main
 from iris_core.dispatch.tables import read_table
@@ -55,16 +56,11 @@ def test_after_the_limit_nothing_is_begun(pool):
         assert all("the limit of 0 s was reached" in each for each in found.passed_over)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"ops": ("all_reduce",)}, "no operation all_reduce can be tuned"),
-        ({"dtypes": ("float64",)}, "no element type float64"),
-        ({"ops": ("matmul_all_reduce",) * 2}, "each operation once"),
-        ({"layers": ()}, "layers must be given"),
-        ({"layers": ((0, 1, 1),)}, "of positive sizes"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"ops": ("all_reduce",)}, "no operation all_reduce can be tuned"),
+    ({"dtypes": ("float64",)}, "no element type float64"), ({"ops": ("matmul_all_reduce",) * 2}, "each operation once"),
+    ({"layers": ()}, "layers must be given"), ({"layers": ((0, 1, 1),)}, "of positive sizes"),
+])  # fmt: skip
 def test_options_that_cannot_be(wrong, message):
     with pytest.raises(ArgumentError, match=message):
         FusedTuneOptions(**wrong)
@@ -99,18 +95,15 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     assert said == (rows[0].algorithm, f"measured as the fastest in {path}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shape", "4x4x4"], "--shape is one of fused operations"),
-        (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
-        (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
-        (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
-        (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
-        (["--ops", "--device", "cpu"], "give small ones by --shape"),
-        (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
-    ],
-)
+@table(("arguments", "message"), [
+    (["--shape", "4x4x4"], "--shape is one of fused operations"),
+    (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
+    (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
+    (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
+    (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
+    (["--ops", "--device", "cpu"], "give small ones by --shape"),
+    (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
+])  # fmt: skip
 def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
     assert main(["tune", *arguments]) == 1
     assert message in capsys.readouterr().err
