@@ -68,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except IrisError as error:
         print(f"iris: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:  # of torch or another requirement, in an environment that is not complete
+        logger.debug("", exc_info=True)
+        name = str(error.name).partition(".")[0]
+        print(f"iris: {name} is not installed for {sys.executable}: pip install {name}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # `iris plugins | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
