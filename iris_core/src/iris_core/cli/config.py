@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
         help="list every setting, or one, with type, value and source",
         description="List the IRIS_* variables of the core and of the installed plugins; with a name, say all of one.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="this variable only, with or without IRIS_")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="this variable only, such as heap_size")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
