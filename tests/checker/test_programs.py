@@ -70,10 +70,11 @@ def test_a_picture_shows_both_programs(tmp_path):
     picture = json.loads(path.read_text())
     events = picture["traceEvents"]
     names = {(each["pid"], each["tid"]): each["args"]["name"] for each in events if each["name"] == "thread_name"}
-    assert set(names.values()) == {"program 0", "program 1"}
+    assert {name.partition(", ")[2] for name in names.values()} == {"program 0", "program 1"}
+    assert all(name.startswith(f"rank {pid}, ") for (pid, _), name in names.items())
     begin, end = (next(each for each in events if each["ph"] == kind) for kind in "sf")
     assert begin["id"] == end["id"]
-    for flow, what, program in ((begin, "store", "program 0"), (end, "load", "program 1")):
+    for flow, what, program in ((begin, "store", "rank 0, program 0"), (end, "load", "rank 0, program 1")):
         same = [each for each in events if each["ph"] == "X" and each["ts"] == flow["ts"]]
         assert [(each["name"], names[each["pid"], each["tid"]]) for each in same] == [(what, program)]
         assert same[0]["args"]["line"].startswith("planted_programs.py:")

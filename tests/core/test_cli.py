@@ -46,7 +46,12 @@ def test_every_subcommand_has_the_same_shape(capsys):
 def test_wrong_usage_is_status_2(capsys, arguments):
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
-    assert "usage: iris" in err
+    assert "usage: iris" in err if not arguments else err.count("\n") == 1 and "--help says more" in err
+
+
+def test_a_misspelt_command_is_known(capsys):
+    assert "did you mean doctor?" in run(capsys, "docter")[2]
+    assert "did you mean" not in run(capsys, "tune", "--device", "gpu")[2]  # cpu is no better guess than cuda
 
 
 def test_version(capsys):
@@ -144,9 +149,9 @@ def test_config(capsys, clean_environment, monkeypatch):
     status, out, _ = run(capsys, "config")
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
-    assert ["IRIS_HEAP_SIZE", "size", "2.0", "MiB", "environment"] in [row[:5] for row in rows]
-    assert ["IRIS_TRITON__BOUNDS_CHECK", "bool", "False", "environment"] in [row[:4] for row in rows]
-    assert ["IRIS_HOST__HUGE_PAGES", "bool", "False", "default"] in [row[:4] for row in rows]
+    assert ["IRIS_HEAP_SIZE", "2.0", "MiB", "environment"] in [row[:4] for row in rows]
+    assert ["IRIS_TRITON__BOUNDS_CHECK", "False", "environment"] in [row[:3] for row in rows]
+    assert ["IRIS_HOST__HUGE_PAGES", "False", "default"] in [row[:3] for row in rows]
 
     status, out, _ = run(capsys, "config", "--json")
     document = json.loads(out)
@@ -157,6 +162,30 @@ def test_config(capsys, clean_environment, monkeypatch):
     assert values["IRIS_BLOCK"] == ([], "default", "")
     assert len(document["warnings"]) == 1
     assert "did you mean IRIS_HEAP_SIZE?" in document["warnings"][0]
+
+
+def test_config_of_one_name_says_all_of_it(capsys, clean_environment):
+    status, out, _ = run(capsys, "config", "heap_size")
+    assert (status, out.splitlines()[0]) == (0, "IRIS_HEAP_SIZE")
+    assert run(capsys, "config", "IRIS_HEAP_SIZE") == (0, out, "")
+    assert len(json.loads(run(capsys, "config", "--json", "heap_size")[1])["settings"]) == 1
+    assert run(capsys, "config", "heepsize") == (
+        1,
+        "",
+        "iris: there is no setting 'heepsize'; did you mean IRIS_HEAP_SIZE?\n",
+    )
+
+
+def test_states_have_colours_on_a_terminal_unless_they_are_refused(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_table(("A",), [("broken",), ("not broken",)])
+    assert capsys.readouterr().out.count("\x1b[1;31m") == 1
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_table(("A",), [("broken",)])
+    assert "31m" not in capsys.readouterr().out
 
 
 def test_config_names_a_typo_in_a_plugins_variable(capsys, clean_environment, monkeypatch):

@@ -37,7 +37,7 @@ def test_every_line_is_on_the_page(subject):
 
 
 def test_there_are_lines():
-    assert len(SUBJECTS) > 15
+    assert len(SUBJECTS) > 14
 
 
 def test_the_keys_of_a_report_are_on_the_page(monkeypatch):

@@ -68,6 +68,8 @@ def test_lines():
     )
     lines, names = found.lanes()
     assert [names[line] for line in lines.tolist()] == ["XCC0_CU5 #0"] * 2 + ["XCC0_CU5 #1", "XCC0_CU5 #0", "XCC1_CU6"]
+    lines, names = found.lanes(cpu_rank=7)
+    assert [names[line] for line in lines.tolist()] == [f"rank 7, program {program}" for program in (1, 1, 2, 3, 4)]
 
 
 def test_a_file(tmp_path):

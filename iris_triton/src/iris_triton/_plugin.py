@@ -90,7 +90,7 @@ class TritonPlugin(ProviderPlugin):
         if found is None:
             return Availability.no(
                 "Triton is not installed. torch's GPU wheels bring it; a CPU torch brings none: "
-                "pip install the version that matches your torch (torch 2.11: triton==3.6.0, 2.12: 3.7.0, 2.13: 3.7.1)"
+                "pip install 'iris-triton[cpu]', or the triton that the README's table has for your torch"
             )
         distribution, version = found
         numbers = re.match(r"(\d+)\.(\d+)", version)

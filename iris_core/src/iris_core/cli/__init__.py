@@ -7,10 +7,12 @@ the chosen subcommand is imported; modules import heavy packages inside `run`.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from iris_core.errors import IrisError
 from iris_core.logs import logger
@@ -23,9 +25,19 @@ COMMANDS = ("demo", "check", "plugins", "config", "doctor", "tune", "bench")
 """Subcommands, which are the names of their modules."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, of subcommands as well, that says in one line what is wrong, with the nearest choice."""
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1, 0.7)
+            message += "".join(f"; did you mean {name}?" for name in near)
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
+
+
 def build_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Make the parser with these subcommands; the reference is made from it, too."""
-    parser = argparse.ArgumentParser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
+    parser = _Parser(prog="iris", description="Symmetric memory for multi-GPU programs in Triton.")
     version = f"iris-core {VERSION}"
     parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -55,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(_module(args.command).run(args))
     except IrisError as error:
         print(f"iris: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:  # of torch or another requirement, in an environment that is not complete
+        logger.debug("", exc_info=True)
+        name = str(error.name).partition(".")[0]
+        print(f"iris: {name} is not installed for {sys.executable}: pip install {name}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `iris plugins | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

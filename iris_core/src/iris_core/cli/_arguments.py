@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import argparse
 import re
-from typing import TYPE_CHECKING
 
 from iris_core.errors import ArgumentError
 from iris_core.registry import default_registry
 from iris_core.types import PluginKind
 
-if TYPE_CHECKING:
-    import argparse
+
+def seconds(text: str) -> float:
+    """Return a bound in seconds, more than 0 and at most a day; the type of an option."""
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text}: a bound is a number of seconds above 0, and at most a day")
+    return value
 
 
 def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
-    """Refuse what no machine has: numbers of ranks, devices and plugins by name, bounds.
+    """Refuse what no machine has: numbers of ranks, devices and plugins by name.
 
     Raises:
         ArgumentError, PluginNotFoundError, PluginConflictError: an argument is wrong.
@@ -27,8 +31,6 @@ def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
         raise ArgumentError(why)
     if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
         raise ArgumentError(f"--device {args.device}: say cpu, cuda or cuda:1")
-    if not 0 < getattr(args, "limit", 1) < math.inf:
-        raise ArgumentError(f"--limit {args.limit:g}: a bound is a number of seconds above 0")
     for kind, name in ((PluginKind.ALLOCATOR, args.allocator), (PluginKind.BACKEND, args.backend)):
         if name != "auto":
             default_registry().resolve(kind, name)

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_BAD, _ODD, _GOOD = "bold red", "yellow", "green"
+_STYLES = {
+    **dict.fromkeys(("WRONG", "broken", "slower", "wrong", "gone"), _BAD),
+    **dict.fromkeys(("note", "blocked", "incompatible", "conflicting", "unavailable"), _ODD),
+    **dict.fromkeys(("right", "ok", "loaded", "created", "faster"), _GOOD),
+}
+"""Colours of cells that are one of these words, on a terminal; rich leaves them out where NO_COLOR is set."""
 _NUMBER = re.compile(r"[-\d.,]+(e[-+]\d+)?|WRONG|")
 
 
@@ -31,7 +38,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title
     for row in rows:
         cells = [Text(" ".join(cell.split())) for cell in row]  # not markup: "[...]" in a reason is meant literally
         for cell in cells:
-            cell.highlight_words(("WRONG", "MISSED"), "bold red")
+            cell.stylize(_STYLES.get(cell.plain, ""))
+            cell.highlight_words(("WRONG", "MISSED"), _BAD)
         table.add_row(*cells)
     if title:
         print(title)

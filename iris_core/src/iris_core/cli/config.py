@@ -1,7 +1,8 @@
-"""`iris config`: every setting with its value and where the value came from."""
+"""`iris config`: every setting, or one, with its value and where the value came from."""
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from dataclasses import asdict
@@ -19,9 +20,10 @@ def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "config",
-        help="list every setting with type, value and source",
-        description="List the IRIS_* variables of the core and of the installed plugins.",
+        help="list every setting, or one, with type, value and source",
+        description="List the IRIS_* variables of the core and of the installed plugins; with a name, say all of one.",
     )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="this variable only, such as heap_size")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -34,16 +36,40 @@ def run(args: argparse.Namespace) -> int:
     registry = default_registry()
     registry.block(load_settings().block)
     rows, problems, unknown = survey(registry)
+    if args.name is not None:
+        rows = [_named(args.name, rows)]
     if args.json:
         print_json({"settings": [asdict(row) for row in rows], "warnings": unknown})
+    elif args.name is not None:
+        fields = {"type": rows[0].type, "value": _shown(rows[0].value), "source": rows[0].source}
+        print("\n".join([rows[0].variable, *(f"  {name:6}  {text}" for name, text in fields.items()), rows[0].help]))
     else:
-        print_table(
-            ("VARIABLE", "TYPE", "VALUE", "SOURCE", "FOR"),
-            [(row.variable, row.type, _shown(row.value), row.source, row.help) for row in rows],
-        )
+        found = [(row.variable, _shown(row.value), row.source, _first(row.help)) for row in rows]
+        print_table(("VARIABLE", "VALUE", "SOURCE", "FOR"), found)
     for problem in problems:
         print(f"iris: {problem}", file=sys.stderr)
     return int(bool(problems))
+
+
+def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
+    """Return the setting of a name, as a variable or without its prefix, in any case."""
+    import difflib
+
+    from iris_core.errors import ArgumentError
+
+    known = {row.variable: row for row in rows}
+    variable = f"IRIS_{name.upper().removeprefix('IRIS_')}"
+    if variable not in known:
+        near = difflib.get_close_matches(variable, known, 1)
+        raise ArgumentError(
+            f"there is no setting {name!r}; " + (f"did you mean {near[0]}?" if near else "see iris config")
+        )
+    return known[variable]
+
+
+def _first(text: str) -> str:
+    """The first sentence of what a setting is for: one line of a table."""
+    return re.split(r"[;.](?:\s|$)", text, maxsplit=1)[0]
 
 
 def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:

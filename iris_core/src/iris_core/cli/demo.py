@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--nodes {args.nodes} has {sum(sizes)} ranks, --ranks says {args.ranks}")
     ranks, device, note = choose_ranks(sum(sizes) or args.ranks, args.device)
     choice = {"device": device, "backend": args.backend, "allocator": args.allocator}
+    if device == "cpu":
+        _check_plugins(args.allocator, args.backend)
     print("starting ranks ...", file=sys.stderr, flush=True)
     start = time.perf_counter()
     where: Any = {"environ": {VARIABLE: args.nodes}, "torch_distributed": True} if sizes else {}
@@ -70,6 +72,23 @@ def run(args: argparse.Namespace) -> int:
     if note:
         print(f"note: {note}")
     return status
+
+
+def _check_plugins(allocator: str, backend: str) -> None:
+    """Refuse in one line, before ranks are started, plugins that none of them could open on the CPU."""
+    from iris_core.device.targets import device_targets
+    from iris_core.errors import ArgumentError, NoUsablePluginError
+    from iris_core.registry import default_registry
+    from iris_core.registry.select import select
+    from iris_core.settings import load_settings
+
+    named = {"allocator": allocator, "backend": backend}
+    settings = load_settings(**{kind: None if name == "auto" else name for kind, name in named.items()})
+    try:
+        select(default_registry(), settings, targets=device_targets("cpu", 0))
+    except NoUsablePluginError as error:
+        reasons = dict.fromkeys(text for plugin, text in error.reasons.items() if plugin.startswith("backend"))
+        raise ArgumentError(f"{str(error).partition(':')[0]}: {'; '.join(reasons)}") from error
 
 
 def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None, str]:

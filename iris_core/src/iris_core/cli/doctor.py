@@ -22,15 +22,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._arguments import seconds
+from iris_core.device.targets import device_targets
 from iris_core.diagnosis import Finding, PairCheck, Verdict
-from iris_core.errors import IrisError, error_text
+from iris_core.errors import IrisError, PeerLostError, error_text
+from iris_core.registry import default_registry
+from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
+from iris_core.world.launch import RankError
+from iris_core.world.launch import run as start_ranks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.registry import PluginRecord, Registry
-    from iris_core.types import DeviceTarget
+    from iris_core.settings import IrisSettings
 
 TIMEOUT_S = 120.0
 """Seconds that the survey and each self-test may take."""
@@ -39,13 +45,10 @@ DEVICE_TIMEOUT_S = 5.0
 """Bound of a self-test's waits inside kernels.  Signals take microseconds; on an overloaded CPU a rank may be late."""
 
 DAMAGED = "(METADATA is damaged: reinstall it)"
-OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
-_HEAP_SIZE = "64MiB"
 _FEW_FILES = 1024  # the allocator `vmem` exchanges up to 256 descriptors at a time
 _CPU_RANKS = 4
 _MOST_LINES = 12
-_WIDTH = 90  # of texts, so that lines have about 120 columns
 _OF_INTEREST = re.compile(r"iris[-_.]|(pytorch[-_])?triton|torch|cuda[-_]|hip[-_]python|pluggy|pydantic")
 _GIB = 1 << 30
 
@@ -61,14 +64,7 @@ def add_parser(subparsers: Any) -> None:
     add, bound = parser.add_argument, "bound of the survey and of each self-test (default %(default)g)"
     add("--json", action="store_true", help="print JSON")
     add("--no-self-test", action="store_true", help="leave the self-test out")
-    add("--timeout", type=_seconds, default=TIMEOUT_S, metavar="SECONDS", help=bound)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 86400:
-        raise ValueError("a bound in seconds, more than 0 and at most a day")
-    return value
+    add("--timeout", type=seconds, default=TIMEOUT_S, metavar="SECONDS", help=bound)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         rows = []
         for finding in report["findings"]:
-            lines = [each for line in finding["text"].splitlines() for each in textwrap.wrap(line, _WIDTH)] or [""]
+            lines = [each for line in finding["text"].splitlines() for each in textwrap.wrap(line, 90)] or [""]
             rows.append((finding["subject"], str(finding["verdict"]), lines[0]))
             rows += [("", "", line) for line in lines[1:]]
         print_table(("SUBJECT", "VERDICT", "FOUND"), rows)
@@ -92,8 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Examine everything, with or without the self-tests, and return the report; docs/doctor.md lists the keys."""
-    from iris_core.registry import default_registry
-
     packages = examine_packages()
     findings = [*examine_host(), packages, *examine_settings(), *examine_plugins()]
     facts: dict[str, Any] = {"versions": {}, "gpus": [], "pairs": []}
@@ -125,10 +119,6 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str
 
 def apart(job: Callable[..., Any], ranks: int, timeout_s: float, *args: Any) -> tuple[list[Any], str]:
     """Call a job on new processes; return what they return, or nothing and how they failed."""
-    from iris_core.errors import PeerLostError
-    from iris_core.world.launch import RankError
-    from iris_core.world.launch import run as start_ranks
-
     start = time.monotonic()
     try:
         return start_ranks(_bounded, ranks, timeout_s, job, args), ""
@@ -168,9 +158,6 @@ def examine_host() -> list[Finding]:
         more = min(65536, hard) if hard >= 0 else 65536
         text = f"only {soft}: allocator 'vmem' may run out of descriptors; ulimit -n {more}"
         findings.append(Finding("open files", Verdict.NOTE, text))
-    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() == "2":
-        text = "vm.overcommit_memory=2: a sparse heap may be refused; choose a smaller heap_size, or set it to 0"
-        findings.append(Finding("overcommit", Verdict.NOTE, text))
     return findings
 
 
@@ -210,16 +197,23 @@ def examine_packages() -> Finding:
     return Finding("packages", verdict, ", ".join(map(" ".join, found.items())), found)
 
 
-def examine_settings() -> list[Finding]:
-    """Say which settings are wrong or misspelt."""
-    from iris_core.cli.config import survey
-    from iris_core.registry import default_registry
+def _configured() -> tuple[Registry, IrisSettings | None]:
+    """Return the registry, in which plugins are blocked as the settings say; no settings where one is wrong."""
     from iris_core.settings import load_settings
 
     registry = default_registry()
-    with contextlib.suppress(IrisError):  # it is among the problems
-        registry.block(load_settings().block)
-    _, problems, unknown = survey(registry)
+    with contextlib.suppress(IrisError):  # examine_settings reports it
+        settings = load_settings()
+        registry.block(settings.block)
+        return registry, settings
+    return registry, None
+
+
+def examine_settings() -> list[Finding]:
+    """Say which settings are wrong or misspelt."""
+    from iris_core.cli.config import survey
+
+    _, problems, unknown = survey(_configured()[0])
     findings = [Finding("settings", Verdict.BROKEN, text) for text in problems]
     findings += [Finding("settings", Verdict.NOTE, text) for text in unknown]
     return findings or [Finding("settings", Verdict.OK, "all valid; `iris config` lists them")]
@@ -227,9 +221,6 @@ def examine_settings() -> list[Finding]:
 
 def examine_plugins() -> list[Finding]:
     """Say what became of each installed plugin."""
-    from iris_core.registry import default_registry
-    from iris_core.types import PluginState
-
     verdicts = dict.fromkeys((PluginState.LOADED, PluginState.CREATED), Verdict.OK)
     verdicts |= dict.fromkeys((PluginState.BROKEN, PluginState.INCOMPATIBLE), Verdict.BROKEN)
     findings = []
@@ -253,10 +244,10 @@ def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     gpus: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         found: Any = torch.cuda.get_device_properties(index)
-        about = {"name": found.name, "memory_bytes": found.total_memory, "arch": _target(index).arch}
+        nbytes, arch = found.total_memory, device_targets(f"cuda:{index}", 0)[0].arch
+        about = {"name": found.name, "memory_bytes": nbytes, "arch": arch}
         gpus.append({"index": index, **about, "compute_units": found.multi_processor_count})
-        text = f"{found.name}, {found.total_memory / _GIB:.1f} GiB, {about['arch']}"
-        findings.append(Finding(f"GPU {index}", Verdict.OK, text))
+        findings.append(Finding(f"GPU {index}", Verdict.OK, f"{found.name}, {nbytes / _GIB:.1f} GiB, {arch}"))
     if not gpus:
         findings.append(_no_gpu(torch, built))
     pairs = [
@@ -264,12 +255,10 @@ def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
         for one, other in itertools.permutations(range(len(gpus)), 2)
     ]
     if missing := [f"{pair['from']}->{pair['to']}" for pair in pairs if not pair["access"]]:
-        text = (
-            f"GPUs cannot reach each other's memory: {', '.join(missing)}. No heap can span them.\n"
-            f"`{'rocm-smi --showtopoaccess' if hip else 'nvidia-smi topo -p2p r'}` shows the driver's view; IOMMU, ACS "
-            "and VMs without peer-to-peer are common reasons.\n"
-            f"Until then choose GPUs that reach each other with {'HIP' if hip else 'CUDA'}_VISIBLE_DEVICES"
-        )
+        tool, vendor = ("rocm-smi --showtopoaccess", "HIP") if hip else ("nvidia-smi topo -p2p r", "CUDA")
+        text = f"GPUs cannot reach each other's memory: {', '.join(missing)}. No heap can span them.\n"
+        text += f"`{tool}` shows the driver's view; IOMMU, ACS and VMs without peer-to-peer are common reasons.\n"
+        text += f"Until then choose GPUs that reach each other with {vendor}_VISIBLE_DEVICES"
         findings.append(Finding("peer access", Verdict.BROKEN, text))
     elif pairs:
         findings.append(Finding("peer access", Verdict.OK, f"between all {len(pairs)} ordered pairs"))
@@ -278,47 +267,33 @@ def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def _no_gpu(torch: Any, built: str) -> Finding:
-    present = sorted(glob.glob("/dev/nvidia[0-9]*")) or sorted(glob.glob("/dev/kfd"))
-    hiding = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    hidden = [f"{name}={os.environ[name]!r}" for name in hiding if os.environ.get(name, "0") in ("", "-1")]
     text = f"none: torch, built for {built}, sees no GPU; kernels run on the CPU"
-    if hidden:
+    hiding = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    if hidden := [f"{name}={os.environ[name]!r}" for name in hiding if os.environ.get(name, "0") in ("", "-1")]:
         return Finding("GPUs", Verdict.NOTE, f"{text}; {', '.join(hidden)} hides them")
+    present = sorted(glob.glob("/dev/nvidia[0-9]*")) or sorted(glob.glob("/dev/kfd"))
     if not present:
         return Finding("GPUs", Verdict.OK if built == "CPUs only" else Verdict.NOTE, text)
     text += f", but there are {', '.join(present)}: "
     if built == "CPUs only":
         return Finding("GPUs", Verdict.NOTE, f"{text}install a torch for them")
-    why = "it gives no reason"
     try:
         torch.cuda.init()
     except Exception as error:  # noqa: BLE001 - whatever the driver raises is the reason
-        why = " ".join(str(error).split())
-    if "802" in why:
-        why += "\nGPUs behind NVSwitch need a running nvidia-fabricmanager of the driver's version"
-    return Finding("GPUs", Verdict.BROKEN, text + why)
-
-
-def _target(index: int) -> DeviceTarget:
-    from iris_core.device.targets import device_targets
-
-    return device_targets(f"cuda:{index}", 0)[0]
+        text += " ".join(str(error).split())
+        hint = "\nGPUs behind NVSwitch need a running nvidia-fabricmanager of the driver's version"
+        return Finding("GPUs", Verdict.BROKEN, text + hint * ("802" in text))
+    return Finding("GPUs", Verdict.BROKEN, f"{text}it gives no reason")
 
 
 def survey_plugins(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     """Return the findings of every plugin that can be loaded, and what `Iris()` would choose."""
-    from iris_core.device.targets import device_targets
-    from iris_core.registry import default_registry
     from iris_core.registry.select import select
-    from iris_core.settings import load_settings
-    from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 
-    targets = [DeviceTarget(DeviceType.CPU), *(_target(gpu["index"]) for gpu in facts["gpus"])]
+    gpus = (device_targets(f"cuda:{gpu['index']}", 0)[0] for gpu in facts["gpus"])
+    targets = [DeviceTarget(DeviceType.CPU), *gpus]
     findings: list[Finding] = []
-    registry, settings = default_registry(), None
-    with contextlib.suppress(IrisError):  # a wrong setting has an entry of its own
-        settings = load_settings()
-        registry.block(settings.block)
+    registry, settings = _configured()
     for record in registry.load_all():
         if record.kind is not PluginKind.OBSERVER and record.state is PluginState.LOADED:
             try:
@@ -400,7 +375,7 @@ def self_test_on_rank(choice: Mapping[str, Any], bounds: Mapping[str, float], fo
         file.write_text(op if peer is None else f"{op} with rank {peer}")
 
     begin("open", None)
-    with Iris(_HEAP_SIZE, **choice) as ctx:
+    with Iris("64MiB", **choice) as ctx:
         self_test = getattr(ctx.backend, "self_test", None)
         checks = None if self_test is None else list(self_test(ctx, begin))
         begin("close", None)
@@ -417,7 +392,6 @@ def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
     """
     from iris_core.registry.select import select
     from iris_core.settings import IrisSettings
-    from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 
     gpu, cpu = DeviceTarget(DeviceType.HIP if hip else DeviceType.CUDA), DeviceTarget(DeviceType.CPU)
     cpu_ranks = _CPU_RANKS if len(os.sched_getaffinity(0)) >= _CPU_RANKS else 2

@@ -80,7 +80,7 @@ def _last(rows: list[Row], side: Row, before: float) -> int | None:
 def _lane(lane: Lane, rows: list[Row], found: list[int], zero: int) -> list[Row]:
     rank, program = lane
     common = {"pid": rank, "tid": _thread(lane)}
-    name = "host" if program is None else f"program {program}"
+    name = f"rank {rank}, " + ("host" if program is None else f"program {program}")
     lines: list[Row] = [{"ph": "M", **common, "name": "thread_name", "args": {"name": name}}]
     for at in found:
         if at >= len(rows):

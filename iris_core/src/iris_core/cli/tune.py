@@ -35,6 +35,8 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
+    from iris_core.cli._arguments import seconds
+
     raw = argparse.RawDescriptionHelpFormatter
     about = "measure collectives or fused operations on this machine, so that the fastest algorithm is chosen"
     add = subparsers.add_parser(
@@ -50,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     shape = "of fused operations: M rows times a weight of N x K that the ranks divide (default: those of large models)"
     add("--shape", action="append", default=[], metavar="MxNxK", help=f"{shape}; repeatable")
     limit = "no point is begun after these seconds; the table has what was measured until then (default 3600)"
-    add("--limit", type=float, default=3600, metavar="S", help=limit)
+    add("--limit", type=seconds, default=3600, metavar="S", help=limit)
     add("--device", choices=("cpu", "cuda"), help="default: GPUs where there are two")
     add("--allocator", default="auto", help="allocator by name (default: auto)")
     add("--backend", default="auto", help="device backend by name (default: auto)")

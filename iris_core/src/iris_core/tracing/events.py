@@ -54,16 +54,21 @@ class Events:
         ticks = self.columns["duration_cycles"]
         return np.where(ticks == NO_DURATION, np.nan, ticks * (1e6 / clock.ticks_per_second))
 
-    def lanes(self) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
+    def lanes(self, cpu_rank: int | None = None) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
         """Say on which line to draw each event, so that none overlaps another one that it is not nested in.
 
         A line is a slot of a multiprocessor (or compute unit): programs that are on one at a time have lines of their
-        own, and one that comes later takes the line of one that has ended.
+        own, and one that comes later takes the line of one that has ended.  On a CPU rank, which has none, a line is a
+        program.
+
+        Args:
+            cpu_rank: this rank, where it computes on the CPU.
 
         Returns:
             (line of each event, names of the lines).
         """
         units = self.columns["xcc_id"].astype(np.int64) << _CU_BITS | self.columns["cu_id"]
+        units = units if cpu_rank is None else self.columns["pid"].astype(np.int64)
         programs, which = np.unique(units << 32 | self.columns["pid"], return_inverse=True)
         begin = self.columns["timestamp"]
         end = begin + np.maximum(self.columns["duration_cycles"], 0)
@@ -76,7 +81,8 @@ class Events:
         line_of_program = np.array([numbers[key] for key in slots], dtype=np.int64)
         names = {}
         for (unit, slot), number in numbers.items():
-            names[number] = f"XCC{unit >> _CU_BITS}_CU{unit & ((1 << _CU_BITS) - 1)}"
+            place = f"XCC{unit >> _CU_BITS}_CU{unit & ((1 << _CU_BITS) - 1)}"
+            names[number] = place if cpu_rank is None else f"rank {cpu_rank}, program {unit}"
             names[number] += f" #{slot}" if unit in several else ""
         return line_of_program[which], names
 
@@ -97,13 +103,15 @@ def _slots(units: Sequence[int], first: np.ndarray[Any, Any], last: Sequence[int
     return found
 
 
-def event_lines(events: Events, clock: Clock, zero_us: float, names: Mapping[int, str], rank: int) -> list[str]:
+def event_lines(
+    events: Events, clock: Clock, zero_us: float, names: Mapping[int, str], rank: int, on_cpu: bool = False
+) -> list[str]:
     """Return the events of a rank as JSON, one text each.
 
     The axis begins `zero_us` microseconds after the clocks' origin; events without a name are called "event <number>".
     """
     columns = events.columns
-    lanes, lane_names = events.lanes()
+    lanes, lane_names = events.lanes(rank if on_cpu else None)
     begin = np.round(events.begin_us(clock) - zero_us, 3).tolist()
     duration = np.round(events.duration_us(clock), 3).tolist()
     known = {n: json.dumps(names.get(n, f"event {n}")) for n in np.unique(columns["event_id"]).tolist()}

@@ -193,7 +193,7 @@ class Tracing:
         common = {**_metadata(context), "clock_error_us": clock.error_us, "max_events": self.max_events}
         own = {"rank": context.cur_rank, "num_events": len(events), "dropped_events": events.dropped}
         metadata = {**common, **own}
-        lines = event_lines(events, clock, zero_us, self._names, context.cur_rank)
+        lines = event_lines(events, clock, zero_us, self._names, context.cur_rank, context.device == "cpu")
         write_own = partial(write, path.with_name(f"{path.stem}_rank{context.cur_rank}.json"), lines, metadata)
         on_all_ranks(self._world, "could not write its part of the trace", write_own, IrisError)
         if merge and context.cur_rank == 0:
