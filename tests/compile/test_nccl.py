@@ -100,6 +100,7 @@ def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.cons
     ctx.signal(flags + 1, 3, peer, op=OP)
     ctx.wait(flags, 2)
     tl.store(data + i, ctx.load(box + i, peer), mask=i < n)
+    ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
 
@@ -111,6 +112,7 @@ def exchange_in_gluon(Context: gl.constexpr, data, box, flags, context, n, peer,
     ctx.put_signal(data + i, box + i, flags, 1, peer, op="add", mask=i < n)
     ctx.signal(flags + 1, 3, peer, op="add")
     ctx.wait(flags, 2)
+    ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
 
