@@ -49,6 +49,22 @@ def test_parts_for_other_nodes_go_as_lists(pool, group):
         assert served <= {("all_to_all", "hierarchical")}
 
 
+@pytest.mark.parametrize("nodes", ["2x2", "3x2"])
+def test_a_config_says_how_many_chunks(pool, nodes):
+    ops, size = ("all_reduce", "reduce_scatter", "all_gather"), {"2x2": 4, "3x2": 6}[nodes]
+    for wrong, found, tried, told in pool.run(divided, size, nodes, jobs.chunked, ops, (1, 3, 8)):
+        assert wrong == []
+        assert found == {(op, number): number for op in ops for number in (1, 3, 8)}
+        assert tried == [{}, {"chunks": 2}, {"chunks": 4}]  # the request has one chunk, and too little for eight
+        assert all("has no use for chunks" in each for each in told)
+
+
+def test_exhaustive_first_calls_measure_numbers_of_chunks(pool):
+    for total, found in pool.run(divided, 4, "2x2", jobs.measured_chunks):
+        assert total == [4.0]
+        assert {("hierarchical", None), ("gloo", None)} <= found
+
+
 @pytest.mark.parametrize(("num_ranks", "nodes"), [
     pytest.param(2, "2x1", marks=pytest.mark.multigpu(2, shared=False)),
     pytest.param(4, "2x2", marks=pytest.mark.multigpu(4, shared=False)),
