@@ -21,6 +21,7 @@ from ops_cases import Case as Product
 
 from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.dispatch.bind import Bound
 from iris_core.errors import UnsupportedError
 from iris_core.providers import baseline, hierarchical, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
@@ -387,6 +388,43 @@ def product_cases(size, names):
             for dim in (0, 1):
                 yield Product("all_gather_matmul", name, shape, dtype, dim=dim, **how)
                 yield Product("matmul_all_gather", name, shape, dtype, dim=dim, **how)
+
+
+def order_of_chunks(op):
+    """In which order a product between nodes multiplies, and begins and ends the collectives of its chunks."""
+    log, multiply, begin = [], baseline.multiply, Bound.begin
+
+    def logged_multiply(*given):
+        log.append("multiply")
+        multiply(*given)
+
+    def logged_begin(self, *tensors):
+        work = begin(self, *tensors)
+        if self.request.group_size < dist.get_world_size():  # along the rail
+            return work
+        log.append("begin")
+        return mock.Mock(wait=lambda: (log.append("end"), work.wait()))
+
+    case = Product(op, "overlapped", (16 * 4, 20, 12 * 4), "float32", dim=0 if "gather" in op else None)
+    with small_chunks(), Iris("24MiB", device="cpu") as ctx:
+        tensors = jobs_ops.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+        with (
+            mock.patch.object(baseline, "multiply", logged_multiply),
+            mock.patch.object(Bound, "begin", logged_begin),
+        ):
+            tensors.fill(0)
+            jobs_ops.call(ctx, case, tensors, None)
+        wrong = jobs_ops.verify(case, tensors, 0, "")
+        ctx.barrier()
+    return wrong, log
+
+
+def no_experts():
+    """What a group of experts says that is on several nodes."""
+    with Iris("4MiB", device="cpu") as ctx:
+        told = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
+        ctx.barrier()
+        return told
 
 
 def lose(members, phase, folder):

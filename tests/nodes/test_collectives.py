@@ -3,6 +3,8 @@
 import ast
 
 import jobs_node_collectives as jobs
+import jobs_norm
+import jobs_ulysses
 import pytest
 from jobs_nodes import divided
 
@@ -142,6 +144,31 @@ def test_products_are_right(pool, nodes, members, names, served):
     for rank, (wrong, found) in enumerate(pool.run(divided, 4, nodes, jobs.products, members, names)):
         assert wrong == []
         assert served is None or found == (served if members is None or rank in members else set())
+
+
+@pytest.mark.parametrize(("op", "order"), [
+    ("matmul_all_reduce", ["multiply begin", *["multiply begin end"] * 3, "end"]),
+    ("all_gather_matmul", ["begin", *["begin end" + 4 * " multiply"] * 3, "end", *["multiply"] * 4]),
+])  # fmt: skip
+def test_the_network_carries_a_chunk_while_another_is_multiplied(pool, op, order):
+    for wrong, log in pool.run(divided, 4, "2x2", jobs.order_of_chunks, op):
+        assert wrong == []
+        assert log == " ".join(order).split()
+
+
+def test_norms_and_ulysses_between_nodes(pool):
+    """A collective and what belongs to it, one after the other."""
+    cases = [
+        jobs_norm.Case("", (33, 64), dtype, place=place)
+        for dtype, place in (("bfloat16", "heap"), ("float32", "ordinary"))
+    ]
+    assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
+    assert pool.run(divided, 4, "2x2", jobs_ulysses.there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4
+
+
+def test_experts_between_nodes_are_refused(pool):
+    for told in pool.run(divided, 4, "2x2", jobs.no_experts):
+        assert told.startswith("UnsupportedError: experts: the ranks are on several nodes")
 
 
 @pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])
