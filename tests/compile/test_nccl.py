@@ -20,6 +20,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.types import Network
 from iris_gluon import IrisDeviceCtx
 from iris_triton.context import DeviceContext
+from iris_triton.device_barrier import copy_between_nodes
 from iris_triton.language import gin
 from iris_triton.testing.compile_only import compile_for
 
@@ -184,6 +185,13 @@ def test_a_context_compiles_in_gluon():
 
 def test_a_block_of_rows_compiles():
     made = compile_for(rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4, **options("2.32")})
+    assert undefined(made.asm["ptx"]) == set()
+
+
+@pytest.mark.parametrize("gets", [False, True])
+def test_what_the_host_launches_compiles(gets):
+    sizes = {"GETS": gets, "SIGNALS": not gets, **options("2.32")}
+    made = compile_for(copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), sizes)
     assert undefined(made.asm["ptx"]) == set()
 
 
