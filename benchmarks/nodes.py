@@ -6,8 +6,9 @@
 IRIS_NODES divides the ranks for us, NCCL_HOSTID for NCCL: it sends nothing by NVLink or PCIe between the halves, but
 over sockets, in both providers.  bf16, ordinary tensors, launched by the host, every element verified.
 
-"iris" is the choice, "iris hierarchical" the collective by levels, "iris nccl" (or gloo) the flat one; "nccl" is the
-call of torch.distributed.  The target: by levels at least as fast as flat.
+Of `between`, "iris" is the choice, "iris hierarchical" the collective by levels, "iris nccl" (or gloo) the flat one;
+"nccl" is the call of torch.distributed.  The target: by levels at least as fast as flat.  `chunks` has the collective
+by levels in several numbers of chunks: in one, nothing overlaps, and each step waits for the one before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from ccl import DTYPE, KIB, MIB, OPS, RESULTS
@@ -26,9 +27,12 @@ from iris_core.ccl import Config
 from iris_core.tuning.collectives import SPOILED, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.bench import RunOptions, State
 
 LEVELS = "hierarchical"
+NUMBERS = 1, 2, 4, 8
 
 
 def two_nodes(*arguments: Any, **options: Any) -> Iris:
@@ -45,12 +49,19 @@ def sizes(options: RunOptions) -> list[int]:
     return [MIB, 16 * MIB, 128 * MIB]
 
 
-@bench.register
-@bench.axis("op", list(OPS))
-@bench.axis("nbytes", sizes)
-def between(state: State, ctx: Iris) -> None:
-    """One collective of all ranks, which are on two nodes."""
-    op, flat = state["op"], "nccl" if state.on_gpu else "gloo"
+class Calls(NamedTuple):
+    """A collective of ctx.ccl, its data, and what checks its output."""
+
+    sample: Sample
+    call: Callable[..., Any]
+    out: torch.Tensor
+    inp: torch.Tensor
+    checks: dict[str, Any]
+
+
+def prepared(state: State, ctx: Iris) -> Calls:
+    """Make the data of a benchmark, and say what it moves and how it is timed."""
+    op = state["op"]
     sample = Sample.of_bytes(op, DTYPE, ctx.cur_rank, ctx.num_ranks, state["nbytes"])
     on_heap, inp = sample.tensors(ctx)
     assert on_heap is not None
@@ -61,7 +72,16 @@ def between(state: State, ctx: Iris) -> None:
     if state.on_gpu:
         state.set_timer("events")
     checks: dict[str, Any] = {"check": partial(sample.is_right, out), "prepare": partial(out.fill_, SPOILED)}
-    call = getattr(ctx.ccl, op)
+    return Calls(sample, getattr(ctx.ccl, op), out, inp, checks)
+
+
+@bench.register
+@bench.axis("op", list(OPS))
+@bench.axis("nbytes", sizes)
+def between(state: State, ctx: Iris) -> None:
+    """One collective of all ranks, which are on two nodes."""
+    op, flat = state["op"], "nccl" if state.on_gpu else "gloo"
+    sample, call, out, inp, checks = prepared(state, ctx)
     state.provider("iris", lambda: call(out, inp), baseline=flat, **checks)
     for name in (LEVELS, flat):
         config = Config(algorithm=name)
@@ -83,6 +103,20 @@ def between(state: State, ctx: Iris) -> None:
     state.provider(flat, theirs, check=is_right, prepare=prepare, peer=True)
     if state.on_gpu:  # on CPUs, kernels are emulated
         state.target(f"iris {LEVELS}", "ratio", at_least=1.0)
+
+
+@bench.register
+@bench.axis("op", [op for op in OPS if op != "all_to_all"])  # which has no chunks
+@bench.axis("nbytes", sizes)
+def chunks(state: State, ctx: Iris) -> None:
+    """One collective of all ranks by levels, in one chunk and in more."""
+    calls = prepared(state, ctx)
+    for number in NUMBERS:
+        config = Config(algorithm=LEVELS, chunks=number)
+        name = f"{number} chunk{'s' * (number > 1)}"
+        state.provider(
+            name, partial(calls.call, calls.out, calls.inp, config=config), baseline="1 chunk", **calls.checks
+        )
 
 
 SUITE = bench.suite(

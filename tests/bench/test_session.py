@@ -127,6 +127,11 @@ def test_collectives_between_two_nodes(fork_ranks, monkeypatch):
     assert [(each.provider, each.verified) for each in found] == [
         (provider, True) for provider in ("iris", "iris hierarchical", "iris gloo", "gloo")
     ]
+    how["axes"] = {"op": ["all_reduce", "all_gather"], "nbytes": [8192]}
+    found = bench.run(bench.registered(pattern="chunks"), dataclasses.replace(OPTIONS, **how), name="nodes").results
+    assert [(each.provider, each.verified, each.baseline) for each in found] == 2 * [
+        (provider, True, "1 chunk") for provider in ("1 chunk", "2 chunks", "4 chunks", "8 chunks")
+    ]
 
 
 def test_wrong_sums_and_gradients_are_noticed(monkeypatch):

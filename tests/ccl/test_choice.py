@@ -295,6 +295,7 @@ def test_an_algorithm_says_what_to_try():
     "field",
     [
         "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
+        "chunks",
     ],
 )  # fmt: skip
 @table("value", [0, -1, 1.5, True, "4"])

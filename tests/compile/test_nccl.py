@@ -20,6 +20,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.types import Network
 from iris_gluon import IrisDeviceCtx
 from iris_triton.context import DeviceContext
+from iris_triton.device_barrier import copy_between_nodes
 from iris_triton.language import gin
 from iris_triton.testing.compile_only import compile_for
 
@@ -100,6 +101,7 @@ def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.cons
     ctx.signal(flags + 1, 3, peer, op=OP)
     ctx.wait(flags, 2)
     tl.store(data + i, ctx.load(box + i, peer), mask=i < n)
+    ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
 
@@ -111,6 +113,7 @@ def exchange_in_gluon(Context: gl.constexpr, data, box, flags, context, n, peer,
     ctx.put_signal(data + i, box + i, flags, 1, peer, op="add", mask=i < n)
     ctx.signal(flags + 1, 3, peer, op="add")
     ctx.wait(flags, 2)
+    ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
 
@@ -182,6 +185,13 @@ def test_a_context_compiles_in_gluon():
 
 def test_a_block_of_rows_compiles():
     made = compile_for(rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4, **options("2.32")})
+    assert undefined(made.asm["ptx"]) == set()
+
+
+@pytest.mark.parametrize("gets", [False, True])
+def test_what_the_host_launches_compiles(gets):
+    sizes = {"GETS": gets, "SIGNALS": not gets, **options("2.32")}
+    made = compile_for(copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), sizes)
     assert undefined(made.asm["ptx"]) == set()
 
 

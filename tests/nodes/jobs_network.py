@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from unittest import mock
 
 import torch
@@ -128,8 +129,10 @@ def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHA
         ctx.store(x + i, 1.0, to)
     elif WHAT == "atomic_add":
         ctx.atomic_add(x + i, 1.0, to)
-    elif WHAT == "get":
-        ctx.get(x + i, y + i, to)
+    elif WHAT == "got by stride":
+        ctx.get(x + 2 * i, y + 2 * i, to)
+    elif WHAT == "flag of 32 bits":
+        ctx.signal(flags.to(tl.pointer_type(tl.int32)), 1, to, op="add")
     elif WHAT == "set":
         ctx.signal(flags, 1, to)
     elif WHAT == "stride":
@@ -143,16 +146,17 @@ def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHA
 
 
 REFUSED = {
+    "flag of 32 bits": 'put_signal with op="add" and flags of int64',
+    "got by stride": "must be one run of memory",
     "load": "refused: rank",
     "store": "refused: rank",
     "atomic_add": "refused: rank",
-    "get": "refused: rank",
     "set": 'put_signal with op="add" and flags of int64',
     "stride": "must be one run of memory",
     "hole": "must be one run of memory",
     "beyond": "do not lie in its",
-    "source": "source of a put or signal to another node lies outside of the heap",
-    "target": "target of a put or signal to another node lies outside of the heap",
+    "source": "source of a put, get or signal between nodes lies outside of the heap",
+    "target": "target of a put, get or signal between nodes lies outside of the heap",
     "freed": "out of bounds",
     "not linked": "launched with **ctx.launch_options()",
 }
@@ -187,29 +191,34 @@ def refusals():
 
 # -- flags of both kinds ----------------------------------------------------------------------------------------------
 @triton.jit
-def tell_all(flags, total, context, rank: tl.constexpr, world: tl.constexpr):
-    """Several programs add to one word of every rank, near or far."""
+def tell_all(flags, total, context, far, near, rank: tl.constexpr, world: tl.constexpr, SIZE: tl.constexpr):
+    """Several programs add to one word of every rank on another node, and to one of every rank on theirs."""
     ctx = iris.DeviceContext.initialize(context, rank, world)
     for to in range(world):
-        ctx.signal(flags, 1 + rank, to, op="add")
+        ctx.signal(flags + (to // SIZE == rank // SIZE), 1 + rank, to, op="add")
     if tl.program_id(0) == 0:
-        tl.store(total, ctx.wait(flags, tl.num_programs(0) * world * (world + 1) // 2))
+        tl.store(total, ctx.wait(flags, far))
+        tl.store(total + 1, ctx.wait(flags + 1, near))
 
 
 def everyone(device, programs):
-    """The sum of what all programs of all ranks have added to a word of this rank."""
+    """What all programs of other nodes have added to a word of this rank, what those of its node; what they should."""
     with opened(device) as ctx:
-        flags, total = ctx.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64, device=ctx.device)
+        flags, total = ctx.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=ctx.device)
         ctx.barrier()
-        me, world = ctx.cur_rank, ctx.num_ranks
-        tell_all[(programs,)](flags, total, ctx.get_device_context(), me, world, **ctx.launch_options())
+        me, world, node = ctx.cur_rank, ctx.num_ranks, ctx.node_ranks
+        near = programs * sum(1 + rank for rank in node)
+        far = programs * world * (world + 1) // 2 - near
+        tell_all[(programs,)](
+            flags, total, ctx.get_device_context(), far, near, me, world, len(node), **ctx.launch_options()
+        )  # fmt: skip
         ctx.barrier()
-        return int(total), int(flags)
+        return total.tolist(), flags.tolist(), [far, near]
 
 
 @triton.jit
 def shapes(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr):
-    """Put a block of rows, nothing, and one element; the rows of a near rank need not be one run."""
+    """Put and get a block of rows, nothing, and one element; the rows of a near rank need not be one run."""
     ctx = iris.DeviceContext.initialize(context, rank, world)
     places = tl.arange(0, 4)[:, None] * 16 + tl.arange(0, 16)[None, :]
     ctx.put(x + places, y + places, to)
@@ -217,6 +226,9 @@ def shapes(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr):
     ctx.put_signal(x + 77, y + 77, flags, 1, to, op="add")
     near = rank ^ 1
     ctx.put(x + 2 * places, y + 200 + 2 * places, near)
+    ctx.get(x + places, y + 400 + places, to)
+    ctx.get(x + 77, y + 480, to)
+    ctx.get(x + 78, y + 481, near)
     ctx.signal(flags + 1, 1, near)
     ctx.wait(flags, 2)
     ctx.wait(flags + 1, 1)
@@ -224,7 +236,7 @@ def shapes(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr):
 
 
 def put_shapes(dtype):
-    """What a far and a near rank have put: where it differs from what they had."""
+    """What a far and a near rank have put, and what was got from them: where it differs from what they had."""
     with opened("cpu") as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
         had = lambda rank: ((torch.arange(512) + 3 * rank) % 5).to(dtype)
@@ -239,6 +251,7 @@ def put_shapes(dtype):
         far, near = had((me + 2) % world), had(me ^ 1)
         expected[:64], expected[77] = far[:64], far[77]
         expected[200:328:2] = near[:128:2]
+        expected[400:464], expected[480], expected[481] = far[:64], far[77], near[78]
         return (y != expected).nonzero().flatten().tolist()
 
 
@@ -255,6 +268,80 @@ def traced():
         ctx.tracing.enable()
         now = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
         return words == now, len(set(words) - {0})
+
+
+# -- the host's own ---------------------------------------------------------------------------------------------------
+def host_rounds(device, rounds, distance, delay=0.002):
+    """Each rank puts to the one at a distance and takes from it, with delays; return what was wrong.
+
+    A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
+    """
+    wrong = []
+    with opened(device, delay) as ctx:
+        me, world = ctx.cur_rank, ctx.num_ranks
+        after, before = (me + distance) % world, (me - distance) % world
+        box, source, own, copy = ctx.zeros(16, 6), ctx.zeros(16, 6), ctx.full((5,), float(me)), ctx.zeros(5)
+        arrived, taken = (ctx.zeros(1, dtype=torch.int64) for _ in range(2))
+        late = random.Random(me)
+        ctx.barrier()
+        for turn in range(1, rounds + 1):
+            ctx.signal_wait(taken, turn - 1)
+            time.sleep(late.random() * 0.01)
+            ctx.put(box[turn % 3 :], after, source.fill_(100.0 * turn + me)[turn % 3 :], signal=arrived, op="add")
+            source.fill_(-1.0)  # a put has read it
+            ctx.signal_wait(arrived, turn)
+            if box[turn % 3 :].unique().tolist() != [100.0 * turn + before]:
+                wrong.append(("put", turn, box.unique().tolist()))
+            if turn % 2:
+                ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
+            else:
+                ctx.signal(taken, before, 1, op="add")
+            if ctx.get(own, after, copy.fill_(-1.0)) is not copy or copy.unique().tolist() != [after]:
+                wrong.append(("get", turn, copy.tolist()))
+        ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
+        ctx.signal(arrived, after, op="add")
+        ctx.signal_wait(arrived, rounds + 1)
+        wrong += [] if box.unique().tolist() == [-2.0 - before] else [("put, and a signal", box.unique().tolist())]
+        ctx.barrier()
+    return wrong
+
+
+def host_refusals(allocator):
+    """What calls of the host say that another node is not reached by, and what they have changed."""
+    with Iris("4MiB", device="cpu", allocator=allocator) as ctx:
+        far = (ctx.cur_rank + ctx.num_ranks // 2) % ctx.num_ranks
+        x, y, word, small = (
+            ctx.zeros(8, 8),
+            ctx.ones(8, 8),
+            ctx.zeros(1, dtype=torch.int64),
+            torch.zeros(1, dtype=torch.int64),
+        )
+        short = ctx.zeros(1, dtype=torch.int32)
+        calls = {
+            "put": lambda: ctx.put(x, far, y),
+            "get": lambda: ctx.get(x, far, y),
+            "signal": lambda: ctx.signal(word, far, op="add"),
+            "columns": lambda: ctx.put(x[:, :2], far, y[:, :2]),
+            "transposed": lambda: ctx.get(x, far, y.t()),
+            "ordinary": lambda: ctx.put(x, far, torch.ones(8, 8)),
+            "new": lambda: ctx.get(x, far),
+            "set": lambda: ctx.put(x, far, y, signal=word),
+            "32 bits": lambda: ctx.signal(short, far, op="add"),
+            "no signal": lambda: ctx.signal(x, far, op="add"),
+            "another shape": lambda: ctx.put(x, far, y[:4]),
+            "off the heap": lambda: ctx.signal(small, far, op="add"),
+        }
+        said = {}
+        for name, call in calls.items():
+            if allocator == "nccl" and name in ("put", "get", "signal"):
+                continue
+            try:
+                call()
+                said[name] = "nothing"
+            except (IrisError, ValueError) as error:
+                said[name] = f"{type(error).__name__}: {error}"
+        ctx.barrier()
+        return far, said, int(word), x.unique().tolist()
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------

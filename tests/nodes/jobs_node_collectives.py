@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import signal
+import tempfile
 import time
 from functools import partial
 from unittest import mock
@@ -14,11 +15,13 @@ import jobs_ops
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
+from jobs_common import environment
 from jobs_nodes import refusal
 from ops_cases import Case as Product
 
 from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.dispatch.bind import Bound
 from iris_core.errors import UnsupportedError
 from iris_core.providers import baseline, hierarchical, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
@@ -147,6 +150,47 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
         plans = [each.plan for each in ctx._binder.bound.values() if each.algorithm == "hierarchical"]
         ctx.barrier()
     return wrong, served, max([len(plan.chunks) for plan in plans if hasattr(plan, "chunks")], default=0)
+
+
+def chunked(ops, numbers):
+    """What is wrong with calls in so many chunks as a config says; how many they had; and what is tried by itself."""
+    wrong, found = [], {}
+    with Iris("24MiB", device="cpu") as ctx, late(ctx.cur_rank):
+        me, size = ctx.cur_rank, ctx.num_ranks
+        for op, number in itertools.product(ops, numbers):
+            case = Case(op, "int32", shape=(4099,), config={"algorithm": "hierarchical", "chunks": number})
+            with ctx.scope():
+                tensors = jobs_ccl.Tensors(ctx, case, me, size)
+                for turn in range(2):
+                    inputs = tensors.fill(turn)
+                    jobs_ccl.call(ctx, case, tensors, None, list(range(size)))
+                    wrong += jobs_ccl.verify(case, tensors, inputs, f" ({number} chunks, turn {turn})")
+        for each in ctx._binder.bound.values():
+            found[each.op, each.request.options["config"]["chunks"]] = len(each.plan.chunks)
+        with mock.patch.object(hierarchical, "_LEAST_TRIED_NBYTES", 2048):
+            tried = Hierarchical("all_reduce").tunings(next(iter(ctx._binder.bound.values())).request)
+        x = torch.ones(24)
+        told = [attempt(partial(ctx.ccl.all_to_all, torch.zeros(24), x, config=Config(chunks=2)))]
+        told.append(attempt(partial(ctx.ccl.all_reduce, x, x, group=ctx.node_group, config=Config(chunks=2))))
+        ctx.barrier()
+    return wrong, found, tried, told
+
+
+def measured_chunks():
+    """The sum of a call whose algorithms and numbers of chunks the first call measures; what it has found, by name."""
+    small = mock.patch.object(hierarchical, "_LEAST_TRIED_NBYTES", 1024)
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache),
+        small,
+        Iris("16MiB", device="cpu") as ctx,
+    ):
+        x, y = torch.ones(4096), torch.zeros(4096)
+        ctx.ccl.all_reduce(y, x)
+        request = next(iter(ctx._binder.bound.values())).request
+        entries = ctx._binder._algorithms(request).tables.nearest(request).entries
+        ctx.barrier()
+        return y.unique().tolist(), {(each.algorithm, each.config.get("chunks")) for each in entries}
 
 
 def messages():
@@ -344,6 +388,43 @@ def product_cases(size, names):
             for dim in (0, 1):
                 yield Product("all_gather_matmul", name, shape, dtype, dim=dim, **how)
                 yield Product("matmul_all_gather", name, shape, dtype, dim=dim, **how)
+
+
+def order_of_chunks(op):
+    """In which order a product between nodes multiplies, and begins and ends the collectives of its chunks."""
+    log, multiply, begin = [], baseline.multiply, Bound.begin
+
+    def logged_multiply(*given):
+        log.append("multiply")
+        multiply(*given)
+
+    def logged_begin(self, *tensors):
+        work = begin(self, *tensors)
+        if self.request.group_size < dist.get_world_size():  # along the rail
+            return work
+        log.append("begin")
+        return mock.Mock(wait=lambda: (log.append("end"), work.wait()))
+
+    case = Product(op, "overlapped", (16 * 4, 20, 12 * 4), "float32", dim=0 if "gather" in op else None)
+    with small_chunks(), Iris("24MiB", device="cpu") as ctx:
+        tensors = jobs_ops.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+        with (
+            mock.patch.object(baseline, "multiply", logged_multiply),
+            mock.patch.object(Bound, "begin", logged_begin),
+        ):
+            tensors.fill(0)
+            jobs_ops.call(ctx, case, tensors, None)
+        wrong = jobs_ops.verify(case, tensors, 0, "")
+        ctx.barrier()
+    return wrong, log
+
+
+def no_experts():
+    """What a group of experts says that is on several nodes."""
+    with Iris("4MiB", device="cpu") as ctx:
+        told = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
+        ctx.barrier()
+        return told
 
 
 def lose(members, phase, folder):

@@ -3,6 +3,8 @@
 import ast
 
 import jobs_node_collectives as jobs
+import jobs_norm
+import jobs_ulysses
 import pytest
 from jobs_nodes import divided
 
@@ -47,6 +49,22 @@ def test_parts_for_other_nodes_go_as_lists(pool, group):
     for wrong, served, _ in pool.run(divided, size, nodes, jobs.collectives, members, "lists"):
         assert wrong == []
         assert served <= {("all_to_all", "hierarchical")}
+
+
+@pytest.mark.parametrize("nodes", ["2x2", "3x2"])
+def test_a_config_says_how_many_chunks(pool, nodes):
+    ops, size = ("all_reduce", "reduce_scatter", "all_gather"), {"2x2": 4, "3x2": 6}[nodes]
+    for wrong, found, tried, told in pool.run(divided, size, nodes, jobs.chunked, ops, (1, 3, 8)):
+        assert wrong == []
+        assert found == {(op, number): number for op in ops for number in (1, 3, 8)}
+        assert tried == [{}, {"chunks": 2}, {"chunks": 4}]  # the request has one chunk, and too little for eight
+        assert all("has no use for chunks" in each for each in told)
+
+
+def test_exhaustive_first_calls_measure_numbers_of_chunks(pool):
+    for total, found in pool.run(divided, 4, "2x2", jobs.measured_chunks):
+        assert total == [4.0]
+        assert {("hierarchical", None), ("gloo", None)} <= found
 
 
 @pytest.mark.parametrize(("num_ranks", "nodes"), [
@@ -126,6 +144,31 @@ def test_products_are_right(pool, nodes, members, names, served):
     for rank, (wrong, found) in enumerate(pool.run(divided, 4, nodes, jobs.products, members, names)):
         assert wrong == []
         assert served is None or found == (served if members is None or rank in members else set())
+
+
+@pytest.mark.parametrize(("op", "order"), [
+    ("matmul_all_reduce", ["multiply begin", *["multiply begin end"] * 3, "end"]),
+    ("all_gather_matmul", ["begin", *["begin end" + 4 * " multiply"] * 3, "end", *["multiply"] * 4]),
+])  # fmt: skip
+def test_the_network_carries_a_chunk_while_another_is_multiplied(pool, op, order):
+    for wrong, log in pool.run(divided, 4, "2x2", jobs.order_of_chunks, op):
+        assert wrong == []
+        assert log == " ".join(order).split()
+
+
+def test_norms_and_ulysses_between_nodes(pool):
+    """A collective and what belongs to it, one after the other."""
+    cases = [
+        jobs_norm.Case("", (33, 64), dtype, place=place)
+        for dtype, place in (("bfloat16", "heap"), ("float32", "ordinary"))
+    ]
+    assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
+    assert pool.run(divided, 4, "2x2", jobs_ulysses.there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4
+
+
+def test_experts_between_nodes_are_refused(pool):
+    for told in pool.run(divided, 4, "2x2", jobs.no_experts):
+        assert told.startswith("UnsupportedError: experts: the ranks are on several nodes")
 
 
 @pytest.mark.parametrize(("members", "phase"), [(None, "in the middle"), (None, "before"), ([1, 2, 3], "before")])

@@ -39,15 +39,42 @@ def test_wrong_accesses_are_named(pool):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.bool])
-def test_blocks_of_any_shape_are_put(pool, dtype):
+def test_blocks_of_any_shape_are_put_and_got(pool, dtype):
     assert pool.run(jobs.divided, 4, "2x2", jobs.put_shapes, dtype) == [[]] * 4
 
 
 @pytest.mark.parametrize("nodes", ["2x1", "2x2"])
-def test_near_and_far_ranks_add_to_one_word(pool, nodes):
+def test_programs_of_all_ranks_add_to_words(pool, nodes):
     ranks = {"2x1": 2, "2x2": 4}[nodes]
-    total = 3 * ranks * (ranks + 1) // 2
-    assert pool.run(jobs.divided, ranks, nodes, jobs.everyone, "cpu", 3) == [(total, total)] * ranks
+    for seen, at_last, expected in pool.run(jobs.divided, ranks, nodes, jobs.everyone, "cpu", 3):
+        assert seen == at_last == expected
+
+
+@pytest.mark.parametrize(("nodes", "distance"), [("2x1", 1), ("2x2", 1), ("3x2", 2)])
+def test_the_host_puts_gets_and_signals(pool, nodes, distance):
+    ranks = {"2x1": 2, "2x2": 4, "3x2": 6}[nodes]
+    assert pool.run(jobs.divided, ranks, nodes, jobs.host_rounds, "cpu", 6, distance) == [[]] * ranks
+
+
+def test_the_host_is_refused_what_no_network_carries(pool):
+    """With the way out where there is none, and by name what it does not do."""
+    for far, said, word, values in pool.run(jobs.divided, 4, "2x2", jobs.host_refusals, "host"):
+        for what in ("put", "get", "signal"):
+            assert said[what].startswith(f"UnsupportedError: {what}: rank {far} is on node ")
+            assert "use a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed" in said[what]
+        assert (word, values) == (0, [0.0])
+    for far, said, word, values in pool.run(jobs.divided, 4, "2x2", jobs.host_refusals, "nccl"):
+        where = f"rank {far} is on another node"
+        assert said["columns"].startswith(f"UnsupportedError: put: {where}, and the network copies contiguous tensors")
+        assert said["transposed"].startswith(f"UnsupportedError: get: {where}, and the network copies contiguous")
+        assert said["new"].startswith("UnsupportedError: get: from a rank on another node only a tensor on the heap")
+        for what in ("set", "32 bits"):
+            assert f"{where}, where the network adds to signals of 64 bits only" in said[what]
+        assert said["ordinary"].startswith("NotOnHeapError: put: the source")
+        assert said["off the heap"].startswith("NotOnHeapError: signal: the signal")
+        assert said["no signal"].startswith("ArgumentError: signal: a signal is one element")
+        assert said["another shape"].startswith("ArgumentError: put: the source is (4, 8)")
+        assert (word, values) == (0, [0.0])
 
 
 def test_without_a_network_nothing_is_different(pool):

@@ -290,13 +290,37 @@ class SupportsSignals(Protocol):
 
 
 class SupportsNetworkOptions(Protocol):
-    """A backend whose kernels can reach other nodes, for `ctx.launch_options`."""
+    """A backend whose kernels can reach other nodes, for `ctx.launch_options`, and `ctx.put` and `ctx.get` there."""
 
     def network_options(self, network: Network) -> Mapping[str, Any]:
         """Return the options of a launch that link the network's functions.
 
         Raises:
             UnsupportedError: the backend does not know the functions of that version.
+        """
+
+    def copy_between_nodes(
+        self,
+        network: Network,
+        context: torch.Tensor,
+        peer: int,
+        source: int = 0,
+        target: int = 0,
+        nbytes: int = 0,
+        *,
+        gets: bool = False,
+        signal: tuple[int, int] | None = None,
+    ) -> None:
+        """Launch a kernel on the current stream that puts to a rank on another node or gets from it, and then signals.
+
+        At its end the source of a put may be changed, and what it gets is there.
+
+        Args:
+            network, context: of the heap; the context tensor.
+            source, target: offsets on the heaps that are copied from and to, in bytes.
+            nbytes: how much; nothing is put where it is 0.
+            gets: whether the source is the peer's; else the target is.
+            signal: the offset of a word of 64 bits, and what is added to it there once all puts before have arrived.
         """
 
 

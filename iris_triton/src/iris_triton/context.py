@@ -77,13 +77,16 @@ class DeviceMethods(Reductions):
         self, from_ptr, to_ptr, from_rank, mask=None, other=None, load_cache_modifier: constexpr = None,
         store_cache_modifier: constexpr = None, hint: constexpr = None
     ):  # fmt: skip
-        """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`."""
+        """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`; from other nodes see `gin`."""
         check_rank(from_rank, self.world_size)
         event = self.tracing.begin(events.GET, from_rank, from_ptr, mask)
-        language.get(
-            from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, mask, other, load_cache_modifier,
-            store_cache_modifier, hint
-        )  # fmt: skip
+        if gin.linked() and self._is_far(from_rank):
+            gin.get(from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, self._network(), mask)
+        else:
+            language.get(
+                from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, mask, other, load_cache_modifier,
+                store_cache_modifier, hint
+            )  # fmt: skip
         self.tracing.end(event)
 
     @triton.jit

@@ -1,4 +1,4 @@
-"""Kernels that the host launches by themselves: of `ctx.device_barrier()`, `ctx.signal()` and `ctx.signal_wait()`."""
+"""Kernels that the host launches by themselves: of `ctx.device_barrier()`, of signals, and of puts to other nodes."""
 # mypy: ignore-errors
 
 from typing import Any
@@ -6,9 +6,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from iris_core.device import context_words as _layout
+from iris_triton.language import gin
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag, set_flags
 from iris_triton.launcher import BoundKernel, early_launch
+
+_NETWORK = tl.constexpr(_layout.HEADER_WORDS + _layout.NETWORK_WORD)  # of the context tensor, without the heap bases
 
 
 @triton.jit(
@@ -65,3 +69,27 @@ def signal_wait(word, value, timeout_ns, status, rank, cmp: tl.constexpr):
     """Wait until `word <cmp> value`; the rest is as in `device_barrier`."""
     expected = tl.cast(value, word.dtype.element_ty)
     await_flag(word, expected, cmp, "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+
+
+@triton.jit(do_not_specialize=["world", "peer", "source", "target", "nbytes", "word", "value"])
+def copy_between_nodes(
+    context, world, peer, source, target, nbytes, word, value, GETS: tl.constexpr, SIGNALS: tl.constexpr
+):
+    """Put a run of the heap to a rank on another node, or get one, and then add to a word there.
+
+    The stores of kernels before it are complete.  At its end the source of a put may be changed, and what it gets is
+    there.
+
+    Args:
+        context, world: the context tensor, and the number of ranks.
+        source, target, word: offsets on the heap, in bytes.
+        GETS, SIGNALS: whether it gets; whether it adds `value`.
+    """
+    network = context + _NETWORK + world
+    if GETS:
+        gin.get_bytes(network, peer, source, target, nbytes)
+    elif nbytes > 0:
+        gin.put_bytes(network, peer, target, source, nbytes)
+    if SIGNALS:
+        gin.add_to_word(network, peer, word, value)
+    gin.flush(network)

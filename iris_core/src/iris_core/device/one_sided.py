@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from iris_core.errors import ArgumentError, CapabilityError
+from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 from iris_core.types import DeviceType
+from iris_core.world.node_members import NodeMembers
 
 if TYPE_CHECKING:
     from iris_core.device.reports import KernelReports
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 _OPS: tuple[Op, ...] = ("set", "add")
 _COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "gt", "ge", "lt", "le")
 _WORDS = torch.int32, torch.int64
+_WAY_OUT = "a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
 
 
-class OneSided:
+class OneSided(NodeMembers):
     """Copies and signals between heaps that no other rank takes part in; a mixin of contexts.
 
     Local.  All run on the given stream, or the current one, in its order, and the host waits for nothing; on the CPU
@@ -31,11 +33,16 @@ class OneSided:
     the same place on the other rank: it must not be freed before the call is done.  What a put writes may be read once
     its signal was seen by `signal_wait` or by `wait` in a kernel, or after a barrier.
 
+    Ranks on other nodes are reached where the allocator has a network ("nccl"): what is copied is contiguous there and
+    here, both on the heap; a signal has 64 bits and is added to; and no barrier makes a put visible, but a signal that
+    was sent to the same rank after it.
+
     They raise:
         ArgumentError: (a ValueError) the rank is out of range, or shapes, dtypes or names do not fit.
         NotOnHeapError: (a ValueError) a tensor does not lie wholly on the symmetric heap.
-        UnsupportedError: the rank is on another node, or a tensor is a lazy view.
-        CapabilityError: the backend launches no signals.
+        UnsupportedError: the rank is on another node, which the network does not reach, or not so; or a tensor is a
+            lazy view.
+        CapabilityError: the backend launches no signals, or its kernels use no network.
         DeviceTimeoutError, DeviceError: of earlier kernels, as `Iris.device_barrier` does; nothing was launched.
     """
 
@@ -43,6 +50,7 @@ class OneSided:
     target: DeviceTarget
     backend: Any
     _reports: KernelReports
+    _context: torch.Tensor
 
     def put(
         self,
@@ -75,6 +83,9 @@ class OneSided:
             [1.0, 1.0, 1.0, 1.0]
         """
         given = tensor if source is None else source
+        if self._is_far("put", peer):
+            self._between_nodes("put", peer, (given, "source"), (tensor, "tensor"), signal, value, op, stream)
+            return
         there = self._other("put", tensor, peer, given, "source")
         word = None if signal is None else self._word("put", signal, peer, op)
         with self._on(stream):
@@ -91,15 +102,26 @@ class OneSided:
         Args:
             tensor: where from, on the other rank.
             peer: the other rank.
-            out: of the same shape and dtype, on this rank's device; a new tensor by default.
+            out: of the same shape and dtype, on this rank's device; a new tensor by default, unless the rank is on
+                another node.
             stream: a torch stream; None for the current one.
         """
+        if self._is_far("get", peer):
+            if out is None:
+                raise UnsupportedError(
+                    "get: from a rank on another node only a tensor on the heap can be filled: pass out"
+                )
+            self._between_nodes("get", peer, (tensor, "tensor"), (out, "out"), None, 0, "add", stream)
+            return out
         with self._on(stream):
             out = torch.empty_like(tensor, requires_grad=False) if out is None else out
             return out.copy_(self._other("get", tensor, peer, out, "out"), non_blocking=True)
 
     def signal(self, signal: torch.Tensor, peer: int, value: int = 1, *, op: Op = "set", stream: Any = None) -> None:
         """Change another rank's signal, after this rank's earlier work on the stream; see `put`."""
+        if self._is_far("signal", peer):
+            self._between_nodes("signal", peer, None, None, signal, value, op, stream)
+            return
         word = self._word("signal", signal, peer, op)
         with self._on(stream):
             self.backend.signal(word, value, op)
@@ -139,22 +161,78 @@ class OneSided:
         network = self.heap.network
         if network is None:
             return {}
-        if not hasattr(self.backend, "network_options"):
-            raise CapabilityError(f"launch_options: kernels of backend {self.backend.info.name!r} use no network")
+        self._check_backend("launch_options")
         return dict(self.backend.network_options(network))
+
+    def _check_backend(self, what: str) -> None:
+        """Raise CapabilityError if the backend's kernels use no network."""
+        if not hasattr(self.backend, "network_options"):
+            raise CapabilityError(f"{what}: kernels of backend {self.backend.info.name!r} use no network")
+
+    def _is_far(self, what: str, peer: int) -> bool:
+        """Whether a rank is on another node; refused where the network does not reach it."""
+        if not 0 <= peer < self._world.world_size or self.is_reachable(peer):
+            return False
+        if self.heap.network is None:
+            self._world.check_reachable(peer, what, _WAY_OUT)
+        self._check_backend(what)
+        return True
+
+    def _between_nodes(
+        self,
+        what: str,
+        peer: int,
+        source: tuple[torch.Tensor, str] | None,
+        target: tuple[torch.Tensor, str] | None,
+        signal: torch.Tensor | None,
+        value: int,
+        op: str,
+        stream: Any,
+    ) -> None:
+        """Let the network copy, and add to a signal; tensors with their names in errors."""
+        nbytes, offsets = 0, [0, 0]
+        if source is not None and target is not None:
+            _check_alike(what, target[0], *source) if what == "put" else _check_alike(what, source[0], *target)
+            nbytes = source[0].numel() * source[0].element_size()
+            offsets = [self._run(what, peer, *each) for each in (source, target)]
+        addition = None
+        if signal is not None:
+            self._check_word(what, signal, op)
+            if op != "add" or signal.dtype is not torch.int64:
+                raise UnsupportedError(
+                    f"{what}: rank {peer} is on another node, where the network adds to signals of 64 bits only: pass "
+                    f'op="add" and a signal of int64, not op={op!r} and one of {signal.dtype}'
+                )
+            addition = self._run(what, peer, signal, "signal"), value
+        if not nbytes and addition is None:
+            return
+        with self._on(stream):
+            where = self.heap.network, self._context, peer, *offsets, nbytes
+            self.backend.copy_between_nodes(*where, gets=what == "get", signal=addition)
+
+    def _run(self, what: str, peer: int, tensor: torch.Tensor, name: str) -> int:
+        """Return the offset of a tensor that is one run of memory on the heap."""
+        offset = self.heap.offset_on(tensor, peer, f"{what}: the {name}")
+        if not tensor.is_contiguous():
+            raise UnsupportedError(
+                f"{what}: rank {peer} is on another node, and the network copies contiguous tensors only; the {name}, "
+                f"of shape {tuple(tensor.shape)}, has strides {tensor.stride()}"
+            )
+        return offset
 
     def _other(self, what: str, tensor: torch.Tensor, peer: int, own: torch.Tensor, name: str) -> torch.Tensor:
         """Return the other rank's copy of a tensor, to which or from which `own` is copied."""
         there = self.heap.as_remote(tensor, peer)
-        if own.shape != tensor.shape or own.dtype != tensor.dtype or own.device != tensor.device:
-            raise ArgumentError(
-                f"{what}: the {name} is {tuple(own.shape)}, {own.dtype}, on {own.device}; the tensor on the heap is "
-                f"{tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
-            )
+        _check_alike(what, tensor, own, name)
         return there
 
     def _word(self, what: str, signal: torch.Tensor, peer: int, op: str) -> torch.Tensor:
         """Return a rank's signal."""
+        self._check_word(what, signal, op)
+        return self.heap.as_remote(signal, peer)
+
+    def _check_word(self, what: str, signal: torch.Tensor, op: str) -> None:
+        """Raise if a tensor is no signal, or an operation none for signals."""
         if op not in _OPS:
             raise ArgumentError(f"{what}: op must be one of {', '.join(_OPS)}, not {op!r}")
         if not hasattr(self.backend, "signal_wait"):
@@ -163,7 +241,6 @@ class OneSided:
             raise ArgumentError(
                 f"{what}: a signal is one element of int32 or int64, not {tuple(signal.shape)} of {signal.dtype}"
             )
-        return self.heap.as_remote(signal, peer)
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Any:
@@ -178,3 +255,12 @@ class OneSided:
             return
         with torch.cuda.device(self.target.index), torch.cuda.stream(stream):
             yield
+
+
+def _check_alike(what: str, tensor: torch.Tensor, own: torch.Tensor, name: str) -> None:
+    """Raise ArgumentError unless what is copied is like the tensor on the heap."""
+    if own.shape != tensor.shape or own.dtype != tensor.dtype or own.device != tensor.device:
+        raise ArgumentError(
+            f"{what}: the {name} is {tuple(own.shape)}, {own.dtype}, on {own.device}; the tensor on the heap is "
+            f"{tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}"
+        )

@@ -103,10 +103,11 @@ class Config(LaunchConfig):
     """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
 
     A field that is given is binding: an algorithm that has no use for it is not chosen, and is
-    refused when it was named.  The fields are those of the reference system but its rings', and `algorithm`.
+    refused when it was named.  The fields are those of the reference system but its rings', `algorithm` and `chunks`.
 
     Attributes:
         algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
+        chunks: of `hierarchical`, between nodes: pieces, of which the rail carries one while the node works on others.
         block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
             Where only one is given, the other is 32 or 64, as in the reference system.
         swizzle_size: rows of tiles that are taken together, for locality.
@@ -144,9 +145,11 @@ class Config(LaunchConfig):
     threads_per_warp: int | None = None
     waves_per_eu: int | None = None
     algorithm: str | None = None
+    chunks: int | None = None
 
     _POSITIVE: ClassVar[tuple[str, ...]] = (
         "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
+        "chunks",
     )  # fmt: skip
     _VARIANTS: ClassVar = {
         "all_gather_variant": (AUTO, "persistent", "partitioned"),

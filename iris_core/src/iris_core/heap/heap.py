@@ -373,18 +373,23 @@ class SymmetricHeap:
 
     def as_remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Return another rank's copy of a tensor of this heap; see `iris_core.Iris.as_remote`.  Local."""
-        offset = self.offset_of(tensor, "as_remote")
-        if not 0 <= rank < len(self.heap_bases):
-            raise ArgumentError(f"as_remote: rank {rank} is out of range in a world of {len(self.heap_bases)}")
+        offset = self.offset_on(tensor, rank)
         self._state.world.check_reachable(rank, "as_remote")
-        if self.is_of_group(offset):
-            raise UnsupportedError("as_remote: this is memory of Iris itself, which not every rank has mapped")
-        if tensor.is_conj() or tensor.is_neg():
-            raise UnsupportedError("as_remote: this is a lazy view; pass tensor.resolve_conj().resolve_neg()")
         if rank == self.rank:
             return tensor.detach()
         address = self.heap_bases[rank] + offset
         return tensor_at(address, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+
+    def offset_on(self, tensor: torch.Tensor, rank: int, what: str = "as_remote") -> int:
+        """Return the offset of a tensor that another rank has, too; `what` is for messages."""
+        offset = self.offset_of(tensor, what)
+        if not 0 <= rank < len(self.heap_bases):
+            raise ArgumentError(f"{what}: rank {rank} is out of range in a world of {len(self.heap_bases)}")
+        if self.is_of_group(offset):
+            raise UnsupportedError(f"{what}: this is memory of Iris itself, which not every rank has mapped")
+        if tensor.is_conj() or tensor.is_neg():
+            raise UnsupportedError(f"{what}: this is a lazy view; pass tensor.resolve_conj().resolve_neg()")
+        return offset
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies wholly in this rank's own heap, first to last element; peers' memory does not count."""

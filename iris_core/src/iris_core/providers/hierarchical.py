@@ -46,7 +46,10 @@ _DIVIDED = ("all_reduce", "reduce", "broadcast")
 _ROOTED_IN_NODE = ("scatter", "gather")
 _LEAST_NBYTES, _MOST_NBYTES = 1 << 20, 32 << 20
 """Of what a rank sends along its rail in a chunk: the network's latency is that of nearly as many bytes as the first;
-the second bounds the memory between the steps."""
+the second bounds the memory between the steps.  Where a config says how many chunks, neither counts."""
+
+_TRIED, _LEAST_TRIED_NBYTES = (1, 2, 4, 8), 256 << 10
+"""Numbers of chunks that `iris tune` and exhaustive first calls measure, and what a chunk has then at least."""
 
 _CHUNK_S = 5e-5
 _LANES = 16  # elements: chunks begin at multiples of 16 bytes
@@ -128,8 +131,8 @@ class Hierarchical:
             return Availability.no("it is offered between nodes only")
         if grid_of(request) is None:
             return Availability.no("the group has not equally many ranks, and two at least, on each node")
-        if options.get("config"):
-            return Availability.no(f"it has no use for {', '.join(options['config'])} of the config")
+        if unused := [name for name in options.get("config", {}) if name != "chunks"]:
+            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         if options.get("layout", "torch") != "torch" or options.get("uneven"):
             return Availability.no("it divides tensors in equal parts, along the first dimension")
         if options.get("reduction") == "avg" and not getattr(torch, request.dtype).is_floating_point:
@@ -144,6 +147,17 @@ class Hierarchical:
         nodes = len(nodes_of(request))
         _, share, _, length = _sizes(request, nodes, request.group_size // nodes)
         return _CHUNK_S * -(-share // max(1, length))
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return the configs to measure, the default first: other numbers of chunks, 1 of them without an overlap."""
+        grid = grid_of(request)
+        if grid is None:
+            return [{}]
+        nodes = len(grid.rows)
+        _, share, width, length = _sizes(request, nodes, request.group_size // nodes)
+        nbytes, own = share * width * getattr(torch, request.dtype).itemsize, -(-share // max(1, length))
+        found = [n for n in _TRIED if n != own and n * _LEAST_TRIED_NBYTES <= nbytes]
+        return [{}, *({"chunks": n} for n in found)]
 
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
@@ -323,8 +337,9 @@ def _sizes(request: CollectiveRequest, nodes: int, places: int) -> tuple[int, in
     share = -(-count // places) if op in _DIVIDED else count
     width = 1 if op in _DIVIDED else nodes  # what a rank has between two steps
     nbytes = share * width * getattr(torch, request.dtype).itemsize
-    pieces = max(1, min(CHUNKS, nbytes // _LEAST_NBYTES), -(-nbytes // _MOST_NBYTES))
-    return count, share, width, -(-share // pieces // _LANES) * _LANES if pieces > 1 else share
+    usual = max(1, min(CHUNKS, nbytes // _LEAST_NBYTES), -(-nbytes // _MOST_NBYTES))
+    pieces = request.options.get("config", {}).get("chunks", usual)
+    return count, share, width, min(share, -(-share // pieces // _LANES) * _LANES) if pieces > 1 else share
 
 
 def _linear(grid: Grid) -> tuple[int, int] | None:

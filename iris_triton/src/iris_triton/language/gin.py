@@ -1,9 +1,9 @@
-"""Puts and signals to the heaps of ranks on other nodes, by NCCL's device functions (GIN).
+"""Puts, gets and signals to the heaps of ranks on other nodes, by NCCL's device functions (GIN).
 
-The methods `put`, `put_signal`, `signal` and `flush` of device contexts come here in kernels that are launched with
-`ctx.launch_options()`, which links NCCL's bitcode and the shim beside this module (nccl/MAJOR_MINOR.ll).  In all other
-kernels `linked()` is false when they are compiled, and nothing of this is in them.  `lsa_pointer` is for kernels that
-use NCCL's windows themselves.
+The methods `put`, `get`, `put_signal`, `signal` and `flush` of device contexts come here in kernels that are launched
+with `ctx.launch_options()`, which links NCCL's bitcode and the shim beside this module (nccl/MAJOR_MINOR.ll).  In all
+other kernels `linked()` is false when they are compiled, and nothing of this is in them.  `lsa_pointer` is for kernels
+that use NCCL's windows themselves.
 
 What a put has started goes on by itself.  It has arrived when a signal that was sent to the same rank after it, by the
 same program or after a barrier with it, is seen there; its source may be changed after `flush`.  All threads of the
@@ -32,7 +32,7 @@ SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"
 _I32, _I64 = core.dtype("int32"), core.dtype("int64")
 _NO_WORD = tl.constexpr(-1)
 _OLD = tl.constexpr(
-    "signals to other nodes change words of the heap, which NCCL 2.30 has no way to do: install nvidia-nccl-cu13>=2.32"
+    "to get from other nodes, and to add to words of their heaps, NCCL 2.30 has no way: install nvidia-nccl-cu13>=2.32"
 )
 
 
@@ -85,6 +85,7 @@ def _function(symbol, result, *types):
 
 _gin_put = _function("iris_gin_put", _I32, _I64, _I64, _I32, _I64, _I64, _I64, _I64, _I64)
 _gin_signal = _function("iris_gin_signal", _I32, _I64, _I64, _I32, _I64, _I64)
+_gin_get = _function("iris_gin_get", _I32, _I64, _I64, _I32, _I64, _I64, _I64)
 _gin_flush = _function("iris_gin_flush", _I32, _I64)
 _lsa_pointer = _function("iris_lsa_pointer", _I64, _I64, _I64, _I32)
 
@@ -114,8 +115,19 @@ def add_to_word(network, peer, word, value):
 
 
 @triton.jit
+def get_bytes(network, peer, from_offset, to_offset, nbytes):
+    """Start a copy of `nbytes` of the peer's heap to this rank's, where it is after `flush`."""
+    tl.static_assert(_has_word_signals(), _OLD)
+    gather_stores()
+    _gin_get(tl.load(network), tl.load(network + 1), peer, from_offset, to_offset, nbytes)
+
+
+@triton.jit
 def flush(network):
-    """Wait until the sources of this program's puts may be changed; says nothing of what has arrived."""
+    """Wait until the sources of this program's puts may be changed, and what it gets is there.
+
+    Says nothing of what has arrived at others.
+    """
     _gin_flush(tl.load(network))
 
 
@@ -142,7 +154,7 @@ def _on_cpu(function):
     cpu_entry(function)(entry)
 
 
-for _function_on_network in (put_bytes, put_bytes_signal, add_to_word, flush, lsa_pointer):
+for _function_on_network in (put_bytes, put_bytes_signal, add_to_word, get_bytes, flush, lsa_pointer):
     _on_cpu(_function_on_network)
 
 
@@ -176,15 +188,17 @@ def _run(pointer, mask, itemsize: tl.constexpr):
     if pointer.type.is_block():
         first, last, count = tl.min(first), tl.max(last), tl.sum(count)
     is_run = (count == 0) | (last - first == (count - 1) * itemsize)
-    tl.device_assert(is_run, "what is put to another node must be one run of memory")
+    tl.device_assert(is_run, "what is put to or got from another node must be one run of memory")
     return first, count * itemsize
 
 
 @triton.jit
 def _extent(from_ptr, to_ptr, rank, heap_bases, mask):
-    """Return the offsets of what is put, there and here, and how many bytes it has."""
+    """Return the offsets of the target and of the source, and how many bytes are copied."""
     tl.static_assert(_has_word_signals(), _OLD)
-    tl.static_assert(from_ptr.dtype == to_ptr.dtype, "a put to another node copies bytes: give it pointers of one type")
+    tl.static_assert(
+        from_ptr.dtype == to_ptr.dtype, "to and from other nodes bytes are copied: give pointers of one type"
+    )
     itemsize: tl.constexpr = _itemsize(to_ptr.dtype.element_ty)
     _check_run(from_ptr, mask, itemsize, heap_bases, rank, "source")
     _check_run(to_ptr, mask, itemsize, heap_bases, rank, "target")
@@ -206,6 +220,18 @@ def put(from_ptr, to_ptr, rank, to_rank, heap_bases, network, mask):
     target, source, nbytes = _extent(from_ptr, to_ptr, rank, heap_bases, mask)
     if nbytes > 0:
         put_bytes(network, to_rank, target, source, nbytes)
+
+
+@triton.jit
+def get(from_ptr, to_ptr, rank, from_rank, heap_bases, network, mask):
+    """Get a block of a rank on another node, a run of memory on the heap here and there, and wait for it.
+
+    The arguments are those of `put`; the source is on `from_rank`.
+    """
+    target, source, nbytes = _extent(from_ptr, to_ptr, rank, heap_bases, mask)
+    if nbytes > 0:
+        get_bytes(network, from_rank, source, target, nbytes)
+        flush(network)
 
 
 @triton.constexpr_function

@@ -2,8 +2,8 @@
 
 As on a network, nothing has happened when a call returns.  A put arrives later, at a random time in the last three
 quarters of the delay of `iris_core.types.Network`, and its source is read only then, so that a kernel that does not
-wait, or that changes a source without `flush`, gets wrong values here as well.  Puts may overtake each other.  A signal
-comes after the puts to the same rank that were started before it.
+wait, or that changes a source without `flush`, gets wrong values here as well; so does a get.  Both may overtake each
+other.  A signal comes after the puts to the same rank that were started before it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class _Carrier:
         self._changed = threading.Condition()
         self._running = False
 
-    def start(self, peer: int, step: Callable[[], object], *, is_signal: bool) -> None:
-        """Let a step happen later."""
+    def start(self, peer: int, step: Callable[[], object], *, kind: str) -> None:
+        """Let a step happen later: a "put" or "get" at any time, a "signal" behind the puts before it."""
         with self._changed:
             at = time.monotonic() + random.uniform(self.delay_s / 4, self.delay_s)
             last = self._arrival.get(peer, 0.0)
-            if is_signal:
+            if kind == "signal":
                 at = max(at, last)
-            else:
+            elif kind == "put":
                 self._arrival[peer] = max(at, last)
             heapq.heappush(self._due, (at, next(self._numbers), step))
             if not self._running:
@@ -112,7 +112,17 @@ def put_bytes(network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes:
     peer, size = _peer(carrier, peer), int(nbytes)
     target = _address(carrier, peer, int(to_offset), size)
     source = _address(carrier, carrier.memory.rank, int(from_offset), size)
-    carrier.start(peer, lambda: ctypes.memmove(target, source, size), is_signal=False)
+    carrier.start(peer, lambda: ctypes.memmove(target, source, size), kind="put")
+    current.program.progress()
+
+
+def get_bytes(network: Any, peer: Any, from_offset: Any, to_offset: Any, nbytes: Any) -> None:
+    """Start a get, which comes as late as a put."""
+    carrier = _carrier(network)
+    peer, size = _peer(carrier, peer), int(nbytes)
+    source = _address(carrier, peer, int(from_offset), size)
+    target = _address(carrier, carrier.memory.rank, int(to_offset), size)
+    carrier.start(peer, lambda: ctypes.memmove(target, source, size), kind="get")
     current.program.progress()
 
 
@@ -134,12 +144,12 @@ def add_to_word(network: Any, peer: Any, word: Any, value: Any) -> None:
     addition = np.array([int(value)], np.int64)
     order, operation = _compat.ir.MEM_SEMANTIC.ACQUIRE_RELEASE, _compat.ir.ATOMIC_OP.ADD
     step = lambda: accesses.native_rmw(operation, place, addition, tl.int64, sem=order)
-    carrier.start(peer, step, is_signal=True)
+    carrier.start(peer, step, kind="signal")
     current.program.progress()
 
 
 def flush(network: Any) -> None:
-    """Wait until the sources of all puts were read."""
+    """Wait until the sources of all puts were read, and all gets are there."""
     _carrier(network).flush()
 
 
@@ -178,13 +188,13 @@ def check_run(
     end, _ = current.launch.checker.heaps.get(base, (0, None))
     if int(flat.min()) < base or int(flat.max()) + itemsize > end:
         raise ArgumentError(
-            f"the {what} of a put or signal to another node lies outside of the heap, at {int(flat[0]):#x}: pass a "
+            f"the {what} of a put, get or signal between nodes lies outside of the heap, at {int(flat[0]):#x}: pass a "
             "tensor on the symmetric heap (ctx.zeros, ctx.as_symmetric)"
         )
     if (np.diff(flat.view(np.int64)) != itemsize).any():
         raise ArgumentError(
-            f"the {what} of a put to another node must be one run of memory, each element {itemsize} bytes behind the "
-            f"one before it; these {flat.size} are not: put them row by row"
+            f"the {what} of a put or get between nodes must be one run of memory, each element {itemsize} bytes behind "
+            f"the one before it; these {flat.size} are not: put them row by row"
         )
     if current.launch.refuse:
-        accesses.check(flat, None, itemsize, f"put ({what})")
+        accesses.check(flat, None, itemsize, f"copy between nodes ({what})")

@@ -252,8 +252,8 @@ class BoundsChecker:
             advice = "Kernels reach the memory of ctx.node_ranks; between nodes use ctx.ccl"
             if any(heap.network is not None for heap in self.far.values()):
                 advice += (
-                    ", or in kernels launched with **ctx.launch_options() the device context's put, and signal and "
-                    'put_signal with op="add" and flags of int64'
+                    ", or in kernels launched with **ctx.launch_options() the device context's put, get, and signal "
+                    'and put_signal with op="add" and flags of int64'
                 )
             advice += "."
         elif near is None:

@@ -10,6 +10,7 @@ declare void @ncclCoopAnyInitCta(ptr)
 declare void @ncclGinPut_v3(ptr, ptr byval(%team), i32, ptr, i64, ptr, i64, i64, i32, ptr, i64, i32, i1 zeroext, i32, i64, i1 zeroext, i32, ptr byval(%coop), i1 zeroext, ptr, i32, i32, i32, i32)
 declare void @ncclGinSignal_v3(ptr, ptr byval(%team), i32, i32, ptr, i64, i32, i1 zeroext, i32, i64, ptr byval(%coop), i1 zeroext, ptr, i32, i32, i32)
 declare void @ncclGinFlush(ptr, ptr byval(%coop), i32)
+declare void @ncclGinGet(ptr, ptr byval(%team), i32, ptr, i64, ptr, i64, i64, ptr byval(%coop), i1 zeroext, ptr, i32)
 declare ptr @ncclGetLsaPointer(ptr, i64, i32)
 
 define internal void @iris_gin_open(ptr %comm, ptr %net, ptr %team, ptr %coop) {
@@ -44,6 +45,18 @@ define i32 @iris_gin_signal(i64 %comm_, i64 %window_, i32 %peer, i64 %word, i64 
   %coop = alloca %coop, align 8
   call void @iris_gin_open(ptr %comm, ptr %net, ptr %team, ptr %coop)
   call void @ncclGinSignal_v3(ptr %net, ptr byval(%team) %team, i32 %peer, i32 1, ptr %window, i64 %word, i32 0, i1 zeroext true, i32 1, i64 %value, ptr byval(%coop) %coop, i1 zeroext false, ptr null, i32 3, i32 0, i32 0)
+  ret i32 0
+}
+
+; What is got is there after a flush.
+define i32 @iris_gin_get(i64 %comm_, i64 %window_, i32 %peer, i64 %from, i64 %to, i64 %bytes) {
+  %comm = inttoptr i64 %comm_ to ptr
+  %window = inttoptr i64 %window_ to ptr
+  %net = alloca [128 x i8], align 8
+  %team = alloca %team, align 4
+  %coop = alloca %coop, align 8
+  call void @iris_gin_open(ptr %comm, ptr %net, ptr %team, ptr %coop)
+  call void @ncclGinGet(ptr %net, ptr byval(%team) %team, i32 %peer, ptr %window, i64 %from, ptr %window, i64 %to, i64 %bytes, ptr byval(%coop) %coop, i1 zeroext false, ptr null, i32 0)
   ret i32 0
 }
 
