@@ -7,7 +7,7 @@
     seeded       the scheduler of a launch: a random walk, or priorities (PCT)
     explored     the executor's accesses, with these between
 
-While it is on, the executor's functions for accesses and its scheduler are replaced; when it is off, nothing is.
+While it is on, the executor's scheduler and clock are replaced, and its accesses are those of `explored`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.turns import Turns
 from iris_triton.checker.exploration.weak_memory import ARENA_NBYTES, ENTRIES, WeakMemory, columns
 from iris_triton.checker.places import Heaps
+from iris_triton.checker.replacements import replaced
 from iris_triton.checker.shared import Tables, share
 from iris_triton.interpreter import entries, launch
-from iris_triton.interpreter.memory import accesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,14 +57,5 @@ def exploring(seed: int, heap: SymmetricHeap, world: World, watcher: Any = None)
         undo.callback(turns.leave)
         memory = WeakMemory(turns, tables, Heaps(heap.heap_bases, heap.nbytes), arrays)
         explorer = Explorer(turns, memory, tables, world, watcher)
-        for owner, name, replacement in (
-            (accesses, "load", explorer.load),
-            (accesses, "store", explorer.store),
-            (accesses, "rmw", explorer.rmw),
-            (accesses, "cas", explorer.cas),
-            (launch, "Scheduler", explorer.scheduler),
-            (entries, "clock", turns.clock),
-        ):
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
-        yield explorer
+        with replaced([(launch, "Scheduler", explorer.scheduler), (entries, "clock", turns.clock)]):
+            yield explorer
