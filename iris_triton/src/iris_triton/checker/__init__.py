@@ -47,7 +47,7 @@ __all__ = [
 
 
 def start(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int = 0
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int | str = 0
 ) -> Callable[[], None]:
     """Check kernels that run on this rank's CPU; returns what ends it.
 
@@ -71,7 +71,7 @@ def start(
 
 @contextlib.contextmanager
 def _watching(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int | str
 ) -> Iterator[None]:
     from iris_core.world import group
     from iris_triton.checker import exploration, replacements, torch_operations
@@ -84,7 +84,7 @@ def _watching(
         if {*checks} - {"schedules"}:
             watcher = Watcher(checks, heap, world, path, timeline, seed if explores else None)
             undo.callback(watcher.close)
-        observer = undo.enter_context(exploration.exploring(seed, heap, world, watcher)) if explores else watcher
+        observer = undo.enter_context(exploration.exploring(seed, heap, world, watcher, path)) if explores else watcher
         watched = observer if explores else replacements.Accesses(watcher)
         undo.enter_context(replacements.replaced(watched.replacements()))
         undo.enter_context(replacements.as_operations())

@@ -214,7 +214,7 @@ def _spin(given: dict[str, Any]) -> Any:
 
 
 def _test(given: dict[str, Any]) -> Any:
-    return "wait", unwrap(given["cmp"]), _numbers(given["value"])
+    return "test", unwrap(given["cmp"]), _numbers(given["value"])
 
 
 _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (

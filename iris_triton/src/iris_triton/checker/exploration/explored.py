@@ -50,15 +50,16 @@ class Explorer(Accesses):
     It stands between them and a `Watcher`, if races are looked for, too.
     """
 
-    def __init__(self, turns: Turns, memory: WeakMemory, tables: Tables, world: World, watcher: Watcher | None) -> None:
+    def __init__(self, turns: Turns, memory: Any, tables: Tables, world: World, watcher: Watcher | None) -> None:
         super().__init__(watcher)
-        self.turns, self.memory, self._tables, self._world = turns, memory, tables, world
+        self.turns, self._tables, self._world = turns, tables, world
+        self.memory: WeakMemory = memory
         self._host = host_strand(tables, world.rank)
         self._numbers: dict[tuple[int, ...], int] = {}
         self.gpu_of: Sequence[int] = ()
         """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
 
-    def begin_again(self, seed: int, gpu_of: Sequence[int] = ()) -> None:
+    def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
         """Go on with another seed, where no kernel runs, in a world of one rank."""
         self.turns.restart(seed)
         self.memory.choose_rates()
@@ -94,8 +95,11 @@ class Explorer(Accesses):
         self.turns.ensure()
         publish(self._tables, self._host, self._world.rank, number)
         if self.turns.begin_exchange(world.ranks, number) and world.world_size == self._world.world_size:
-            self.memory.forget()
+            self._all_known()
         return begun, world.ranks, number
+
+    def _all_known(self) -> None:
+        self.memory.forget()
 
     def after_exchange(self, begun: Any) -> None:
         """Called with what `before_exchange` has returned, when all ranks have come."""
