@@ -31,10 +31,16 @@ def checking(path, checks=CHECKS):
 
 
 def run_case(module, name, bug, path, backend="triton"):
-    """Run a case; returns the text of an error that ends it.  A mistake may lose a signal, on a busy machine."""
+    """Run a case; returns the text of an error that ends it.  A mistake may lose a signal: it waits 5 s."""
     function, *_ = importlib.import_module(module).CASES[name]
     lost = contextlib.suppress(*[DeviceTimeoutError] * bug)
-    with lost, checking(path), Iris("4MiB", device="cpu", backend=backend) as ctx:
+    patience = {"IRIS_DEVICE_TIMEOUT": "5"} if bug else {}
+    with (
+        lost,
+        mock.patch.dict(os.environ, patience),
+        checking(path),
+        Iris("4MiB", device="cpu", backend=backend) as ctx,
+    ):
         try:
             function(ctx, bug)
         except IndexError as error:

@@ -101,3 +101,18 @@ def sleeps():
             return spent_s < 3 or ctx.cur_rank == 0
     finally:
         turns._STALL_S = before
+
+
+def journal_of(name, bug, order, path):
+    """Run a case in an order, with the checker on; returns the journal, what it computes, or the kind of the error."""
+    checks = "races,schedules"
+    with exploring(order, path, checks), kept_results() as found:
+        try:
+            with Iris("4MiB", device="cpu") as ctx:
+                CASES[name][0](ctx, bug)
+                ctx.barrier()
+                rows = accesses.watcher.rows()
+                ctx.barrier()
+        except DeviceError as error:
+            return None, type(error).__name__
+    return rows, [each.tolist() for each in found]

@@ -16,6 +16,7 @@ from iris_core import Iris
 from iris_core.errors import SettingsError
 from iris_triton.checker.exploration.seeded import Policy
 from iris_triton.interpreter import entries, launch
+from iris_triton.interpreter.frontend import builder
 from iris_triton.interpreter.memory import accesses
 
 SEEDS = list(range(12))
@@ -90,14 +91,27 @@ def test_a_rank_that_waits_for_something_else_loses_its_turn(pool):
     assert pool.run(jobs_exploration.sleeps, 2, timeout_s=60.0) == [True, True]
 
 
-def test_nothing_is_replaced_when_it_is_off():
-    before = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
-    with Iris("1MiB", device="cpu", check="schedules"):
-        during = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
-        assert all(one is not other for one, other in zip(before, during, strict=True))
-    after = accesses.load, accesses.store, accesses.rmw, accesses.cas, launch.Scheduler, entries.clock
-    assert all(one is other for one, other in zip(before, after, strict=True))
+@pytest.mark.parametrize("checks", ["schedules", "bounds", "races,schedules"])
+def test_functions_of_the_executor_are_replaced_while_it_is_on(checks):
+    names = "load", "store", "rmw", "cas", "untag", "plain"
+    places = [(accesses, name) for name in names] + [(builder, "find_assembly")]
+    seeded = [(launch, "Scheduler"), (entries, "clock")]
+
+    def found():
+        return [getattr(owner, name) for owner, name in places + seeded]
+
+    before = found()
+    with Iris("1MiB", device="cpu", check=checks):
+        assert all(one is not other for one, other in zip(before[: len(places)], found(), strict=False))
+        are_kept = [one is other for one, other in zip(before, found(), strict=True)][len(places) :]
+        assert are_kept == [checks == "bounds"] * 2
+    assert all(one is other for one, other in zip(before, found(), strict=True))
     assert accesses.watcher is None
+
+
+def test_accesses_ask_for_no_checker_when_it_is_off():
+    for function in (accesses.load, accesses.store, accesses.rmw, accesses.cas, accesses.native_rmw, accesses._locate):
+        assert not {"watcher", "untag", "plain", "views", "watch"} & set(function.__code__.co_names)
 
 
 def test_seeds_are_walks_and_priorities_with_few_preemptions():

@@ -237,7 +237,7 @@ class SupportsChecking(Protocol):
     """A backend that can check kernels on CPU ranks while they run (docs/checking.md)."""
 
     def start_checker(
-        self, checks: Sequence[str], path: str | None, timeline: bool, heap: Any, world: Any, seed: int = 0
+        self, checks: Sequence[str], path: str | None, timeline: bool, heap: Any, world: Any, seed: int | str = 0
     ) -> None:
         """Look for mistakes of the kinds that IRIS_CHECK names, until `detach`.  Collective: every rank calls it.
 
@@ -246,7 +246,7 @@ class SupportsChecking(Protocol):
             path: file to which findings are appended; None: the first one is raised.
             timeline: whether the last accesses of each rank are appended there at the end.
             heap, world: the context's `SymmetricHeap` and `World`.
-            seed: of the schedule, where `checks` has "schedules".
+            seed: of the schedule, or the name of its order, where `checks` has "schedules".
         """
 
 

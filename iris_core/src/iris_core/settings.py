@@ -150,8 +150,9 @@ class IrisSettings(SettingsBase):
     check: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_checks)] = ()
     """What kernels on CPU ranks are checked for: "races", "uninitialised", "bounds", "schedules", separated by commas
     (docs/checking.md)."""
-    check_seed: Annotated[int, Field(ge=0)] = 0
-    """Which schedule kernels on CPU ranks run in, and how weak their memory is, where `check` names "schedules"."""
+    check_seed: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^order:[0-9.]*(~[0-9:;,+-]*)?$")] = 0
+    """Which schedule kernels on CPU ranks run in, and how weak their memory is, where `check` names "schedules"; or an
+    order that `iris check --all-orders` has named, such as "order:1.0.2"."""
     check_reports: Annotated[str, Field(min_length=1)] | None = None
     """File to which findings of the checker are appended, one JSON object a line, and the program goes on; unset: the
     first finding is raised."""

@@ -98,8 +98,9 @@ class TritonBackend:
         self._forget(self._trace_tokens)
 
     def start_checker(
-        self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int = 0
-    ) -> None:
+        self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World,
+        seed: int | str = 0
+    ) -> None:  # fmt: skip
         """Start the checker of `iris_triton.checker`; `detach` ends it."""
         from iris_triton import checker
 

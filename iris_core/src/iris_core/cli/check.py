@@ -10,6 +10,7 @@ import sys
 import tempfile
 from typing import Any
 
+from iris_core.cli import all_orders
 from iris_core.cli.timeline import draw
 from iris_core.errors import SettingsError
 from iris_core.settings import ORDINARY_CHECKS
@@ -24,7 +25,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--only", default=names, metavar="NAMES", help="as IRIS_CHECK (default: %(default)s)")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", type=int, metavar="N", help="run it in N schedules, those of the seeds 0 to N - 1")
-    seeds.add_argument("--replay", type=int, metavar="SEED", help="run it in the schedule of one seed again")
+    seeds.add_argument("--replay", metavar="SEED", help="run it in the schedule of one seed, or one order, again")
+    seeds.add_argument(
+        "--all-orders", type=int, metavar="N", help="run it in all orders of synchronisation, in N runs at most"
+    )
     parser.add_argument("--json", action="store_true", help="findings as JSON; the program's output on stderr")
     parser.add_argument("--timeline", metavar="FILE", help="write a picture of the findings for Perfetto into FILE")
     parser.add_argument("script", help="the program, a Python file")
@@ -39,30 +43,50 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.cli._output import print_json
     from iris_core.settings import load_settings
 
-    if args.seeds is not None and args.seeds < 1:
-        raise SettingsError(f"--seeds needs a positive number, got {args.seeds}")
+    for option, number in (("--seeds", args.seeds), ("--all-orders", args.all_orders)):
+        if number is not None and number < 1:
+            raise SettingsError(f"{option} needs a positive number, got {number}")
     seeds = range(args.seeds) if args.seeds else [] if args.replay is None else [args.replay]
-    only = f"{args.only},schedules" if seeds and "schedules" not in args.only else args.only
+    only = args.only
+    if (seeds or args.all_orders) and "schedules" not in only:
+        only = f"{only},schedules"
     checks = load_settings(check=only, check_seed=max(seeds, default=0)).check  # refused before anything is started
+    if args.all_orders and "races" not in checks:
+        raise SettingsError("--all-orders walks the orders of atomics and waits; it needs races for all other accesses")
     if not os.path.isfile(args.script):
         raise FileNotFoundError(f"there is no program {args.script}")
-    if args.timeline and args.seeds:
-        raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds")
+    if args.timeline and (args.seeds or args.all_orders):
+        raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds or --all-orders")
     if args.timeline and not os.path.isdir(folder := os.path.dirname(args.timeline) or "."):
         raise FileNotFoundError(f"there is no folder {folder} for the picture")
     rows: list[Row] = []
     failed: list[Row] = []
     status = 0
-    for seed in seeds or [None]:
-        found, ended = _run_once(args, checks, seed, quiet=bool(args.seeds))
-        rows += found
+
+    def once(seed: int | str | None) -> list[list[int]] | None:
+        """Run the program; returns the journal of its order, if it was run in one and has one context."""
+        nonlocal status
+        found, ended = _run_once(args, checks, seed, quiet=bool(args.seeds or args.all_orders))
         status = status or ended
-        if ended and seed is not None:
-            failed.append({"seed": seed, "status": ended})
+        journals = [row for row in found if row["kind"] == "order"]
+        journal = max((row["rows"] for row in journals), key=len, default=None)
+        name = seed if journal is None else all_orders.name_of(journal)
+        rows.extend(row if row.get("seed") is None else {**row, "seed": name} for row in found)
+        if ended and name is not None:
+            failed.append({"seed": name, "status": ended})
+        return journal if len(journals) <= (journals[0]["ranks"] if journals else 0) else None
+
+    walked = all_orders.Walk()
+    if args.all_orders:
+        walked = all_orders.walk(once, args.all_orders)
+    else:
+        for seed in seeds or [None]:
+            once(seed)
     findings, benign = merged(rows), [row for row in rows if row["kind"] == "benign"]
     drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"]) if args.timeline else 0
     if args.json:
-        print_json({"findings": findings, "benign": benign, "status": status, "failed": failed})
+        orders = {"orders": vars(walked)} if args.all_orders else {}
+        print_json({"findings": findings, "benign": benign, "status": status, "failed": failed, **orders})
     else:
         for number, row in enumerate(findings, 1):
             print(f"{number}. {row['text']}{_times(row)}")
@@ -72,6 +96,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"with seed {row['seed']} the program ended with status {row['status']}: --replay {row['seed']}")
         other = "" if status == 0 or failed else f"; the program ended with status {status}"
         under = f" in {len(seeds)} schedules, {len(failed)} of which failed" if args.seeds else ""
+        if args.all_orders:
+            are = "which are all" if walked.is_whole else "and there may be more"
+            under = f" in {walked.orders} orders of synchronisation, {are}, in {walked.runs} runs; {len(failed)} failed"
         print(f"iris check ({', '.join(checks)}): {len(findings)} findings{under}{other}")
         if args.timeline:
             print(f"{args.timeline} shows {drawn} of them as they were made, rank by rank: open it in ui.perfetto.dev")
@@ -79,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_once(
-    args: argparse.Namespace, checks: tuple[str, ...], seed: int | None, *, quiet: bool
+    args: argparse.Namespace, checks: tuple[str, ...], seed: int | str | None, *, quiet: bool
 ) -> tuple[list[Row], int]:
     """Run the program; returns what was found and its status.  `quiet`: its output is shown if that is not 0."""
     with tempfile.TemporaryDirectory(prefix="iris-check-") as folder:
@@ -93,7 +120,12 @@ def _run_once(
         if quiet:
             done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if done.returncode:
-                print(f"-- with seed {seed}:", done.stdout.decode(errors="replace"), sep="\n", file=sys.stderr)
+                print(
+                    f"-- with {seed if isinstance(seed, str) else f'seed {seed}'}:",
+                    done.stdout.decode(errors="replace"),
+                    sep="\n",
+                    file=sys.stderr,
+                )
         else:
             done = subprocess.run(command, env=environ, stdout=output)
         if not os.path.exists(path):
@@ -112,7 +144,7 @@ def merged(rows: list[Row]) -> list[Row]:
     """Return the findings, those about the same lines once, with their `count` and the `seeds` that have found them."""
     found: dict[str, Row] = {}
     for row in rows:
-        if row["kind"] not in ("benign", "timeline"):
+        if row["kind"] not in ("benign", "timeline", "order"):
             sides = [(side["file"], side["line"]) for side in (row["access"], row["other"]) if side is not None]
             first = found.setdefault(repr((row["kind"], sorted(sides))), {**row, "count": 0, "seeds": []})
             first["count"] += 1

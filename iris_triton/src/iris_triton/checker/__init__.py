@@ -11,7 +11,8 @@ happened to come: a run finds mistakes that it was lucky not to suffer from.  do
     given_views        tensors that kernels were given, by their pointers
     changes, strands   synchronisation words; clocks of programs and hosts
     shared, sites      tables that all ranks share; lines of source
-    torch_operations, device_functions   what torch does with tensors of the heap; signals and waits as operations
+    torch_operations   what torch does with tensors of the heap
+    replacements       what stands for the executor's accesses; signals and waits as operations
 
     exploration    the order of programs and ranks, and weak memory, under a seed
 
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def start(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int = 0
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int | str = 0
 ) -> Callable[[], None]:
     """Check kernels that run on this rank's CPU; returns what ends it.
 
@@ -70,10 +71,10 @@ def start(
 
 @contextlib.contextmanager
 def _watching(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int
+    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int | str
 ) -> Iterator[None]:
     from iris_core.world import group
-    from iris_triton.checker import device_functions, exploration, torch_operations
+    from iris_triton.checker import exploration, replacements, torch_operations
     from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.memory import accesses
 
@@ -83,8 +84,10 @@ def _watching(
         if {*checks} - {"schedules"}:
             watcher = Watcher(checks, heap, world, path, timeline, seed if explores else None)
             undo.callback(watcher.close)
-        observer = undo.enter_context(exploration.exploring(seed, heap, world, watcher)) if explores else watcher
-        undo.enter_context(device_functions.as_operations())
+        observer = undo.enter_context(exploration.exploring(seed, heap, world, watcher, path)) if explores else watcher
+        watched = observer if explores else replacements.Accesses(watcher)
+        undo.enter_context(replacements.replaced(watched.replacements()))
+        undo.enter_context(replacements.as_operations())
         follows = watcher is not None and watcher.follows_accesses
         if explores or follows:
             undo.enter_context(torch_operations.watched(watcher if follows else None, observer, world))

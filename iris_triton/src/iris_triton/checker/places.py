@@ -12,6 +12,8 @@ from iris_triton.checker.shared import GRANULE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_PRIVATE = 1 << 48  # keys of memory that is on no heap begin here, for each rank
+
 
 class Place(NamedTuple):
     """Granules of one rank's heap, a slice or an array of indices, and the bytes of each: one mask or an array."""
@@ -47,6 +49,17 @@ class Heaps:
             place_of(int(self._order[k]), offsets[inside & (at == k)].view(np.int64), itemsize)
             for k in np.unique(at[inside])
         ]
+
+    def keys(self, addresses: Any, rank: int) -> Any:
+        """Return numbers of bytes that are the same in all processes, of addresses as `rank` sees them."""
+        flat = addresses.reshape(-1)
+        keys = flat.view(np.int64) + _PRIVATE * (rank + 1)
+        for owner, base in enumerate(self.bases):
+            offsets = flat - np.uint64(base)
+            inside = offsets < np.uint64(self.nbytes)
+            if inside.any():
+                keys[inside] = offsets[inside].view(np.int64) + owner * self.nbytes
+        return keys
 
     def rank_of(self, address: int, nbytes: int = 1) -> tuple[int, int] | None:
         """Return the rank on whose heap a range lies, and its offset; None if on none."""

@@ -77,7 +77,7 @@ class Report:
             argument.
         first, last: offsets of the first and the last byte, from the beginning of the block or argument.
         missing: what would order the two, or what to do.
-        seed: of the schedule in which it was found; None where none was chosen.
+        seed: of the schedule in which it was found, or the name of its order; None where none was chosen.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class Report:
     first: int
     last: int
     missing: str
-    seed: int | None = None
+    seed: int | str | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:

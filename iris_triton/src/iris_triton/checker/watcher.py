@@ -76,7 +76,7 @@ class Watcher:
 
     def __init__(
         self, checks: Sequence[str], heap: SymmetricHeap, world: World, path: str | None, timeline: bool = False,
-        seed: int | None = None
+        seed: int | str | None = None
     ) -> None:  # fmt: skip
         self._seed = seed
         self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path

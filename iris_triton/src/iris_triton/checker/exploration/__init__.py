@@ -6,8 +6,9 @@
     weak_memory  buffers of stores, older values of loads, what is handed over
     seeded       the scheduler of a launch: a random walk, or priorities (PCT)
     explored     the executor's accesses, with these between
+    orders       one order of atomics and polls, by its name, in place of a seed
 
-While it is on, the executor's functions for accesses and its scheduler are replaced; when it is off, nothing is.
+While it is on, the executor's scheduler and clock are replaced, and its accesses are those of `explored`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iris_triton.checker.exploration import orders
 from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.turns import Turns
 from iris_triton.checker.exploration.weak_memory import ARENA_NBYTES, ENTRIES, WeakMemory, columns
 from iris_triton.checker.places import Heaps
+from iris_triton.checker.replacements import replaced
 from iris_triton.checker.shared import Tables, share
 from iris_triton.interpreter import entries, launch
-from iris_triton.interpreter.memory import accesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,35 +38,42 @@ _PLACES = 4  # GPUs that a litmus test in one process can have
 
 
 @contextlib.contextmanager
-def exploring(seed: int, heap: SymmetricHeap, world: World, watcher: Any = None) -> Iterator[Explorer]:
-    """Run kernels in the order, and with the memory, that a seed wants, within a `with` block.
+def exploring(
+    seed: int | str, heap: SymmetricHeap, world: World, watcher: Any = None, path: str | None = None
+) -> Iterator[Explorer]:
+    """Run kernels in the order, and with the memory, that a seed wants, or in an order by its name (`orders`).
 
-    Collective.  `watcher`, if there is one, learns of accesses as without this.
+    Collective.  `watcher`, if there is one, learns of accesses as without this.  The journal of an order is appended to
+    the file `path`.
     """
-    places = max(world.world_size, _PLACES)
+    places, is_order = max(world.world_size, _PLACES), isinstance(seed, str)
     fd, arrays = share(world, "iris-turns", (
         ("control", np.int64, (16,)),
         ("ranks", np.int64, (world.world_size, 8)),
-        ("fences", np.int64, (1 + places,)),
-        ("log", np.int64, (ENTRIES, columns(places))),
-        ("arena", np.uint8, (ARENA_NBYTES,)),
+        *((
+            ("journal", np.int64, (orders.MAX_ROWS, 5)),
+            ("able", np.int64, (world.world_size, 1 + orders.MAX_PROGRAMS)),
+        ) if is_order else (
+            ("fences", np.int64, (1 + places,)),
+            ("log", np.int64, (ENTRIES, columns(places))),
+            ("arena", np.uint8, (ARENA_NBYTES,)),
+        )),
     ))  # fmt: skip
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, fd)
-        tables = Tables(world, heap.nbytes)
+        tables, heaps = Tables(world, heap.nbytes), Heaps(heap.heap_bases, heap.nbytes)
         undo.callback(tables.close)
-        turns = Turns(world, arrays["control"], arrays["ranks"], tables, seed, heap.check_peers)
+        turns = Turns(
+            world, arrays["control"], arrays["ranks"], tables, 0 if isinstance(seed, str) else seed, heap.check_peers
+        )
         undo.callback(turns.leave)
-        memory = WeakMemory(turns, tables, Heaps(heap.heap_bases, heap.nbytes), arrays)
-        explorer = Explorer(turns, memory, tables, world, watcher)
-        for owner, name, replacement in (
-            (accesses, "load", explorer.load),
-            (accesses, "store", explorer.store),
-            (accesses, "rmw", explorer.rmw),
-            (accesses, "cas", explorer.cas),
-            (launch, "Scheduler", explorer.scheduler),
-            (entries, "clock", turns.clock),
-        ):
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
-        yield explorer
+        explorer: Explorer
+        if isinstance(seed, str):
+            explorer = orders.Orders(seed, turns, tables, heaps, world, watcher, arrays)
+        else:
+            explorer = Explorer(turns, WeakMemory(turns, tables, heaps, arrays), tables, world, watcher)
+        with replaced([(launch, "Scheduler", explorer.scheduler), (entries, "clock", turns.clock)]):
+            yield explorer
+        if path is not None and isinstance(explorer, orders.Orders):
+            with tables, open(path, "a") as file:
+                file.write(explorer.as_json() + "\n")

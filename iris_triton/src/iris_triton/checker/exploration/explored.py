@@ -1,4 +1,4 @@
-"""Accesses of kernels while schedules are explored: they stand for those of the executor, which are unchanged."""
+"""Accesses of kernels while schedules are explored: between programs and memory there is `WeakMemory`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from iris_triton import _compat
 from iris_triton.checker.changes import SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
 from iris_triton.checker.exploration.weak_memory import MAX_WORDS, LaunchThreads, Thread
+from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.strands import host_strand, learn_published, publish
-from iris_triton.checker.watcher import NEUTRAL, SCOPES, Watcher, acquires, fence_scope, releases
+from iris_triton.checker.watcher import NEUTRAL, SCOPES, acquires, fence_scope, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from iris_triton.checker.exploration.turns import Turns
     from iris_triton.checker.exploration.weak_memory import WeakMemory
     from iris_triton.checker.shared import Tables
+    from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.scheduler import Scheduler
 
 
@@ -42,22 +44,22 @@ class _Operations:
     def close(self) -> None: ...
 
 
-class Explorer:
+class Explorer(Accesses):
     """Events of the executor and of exchanges of hosts, and what accesses return.
 
     It stands between them and a `Watcher`, if races are looked for, too.
     """
 
-    def __init__(self, turns: Turns, memory: WeakMemory, tables: Tables, world: World, watcher: Watcher | None) -> None:
-        self.turns, self.memory, self._tables, self._world = turns, memory, tables, world
-        self._checker = watcher
-        self._watcher = watcher if watcher is not None and watcher.follows_accesses else None
+    def __init__(self, turns: Turns, memory: Any, tables: Tables, world: World, watcher: Watcher | None) -> None:
+        super().__init__(watcher)
+        self.turns, self._tables, self._world = turns, tables, world
+        self.memory: WeakMemory = memory
         self._host = host_strand(tables, world.rank)
         self._numbers: dict[tuple[int, ...], int] = {}
         self.gpu_of: Sequence[int] = ()
         """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
 
-    def begin_again(self, seed: int, gpu_of: Sequence[int] = ()) -> None:
+    def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
         """Go on with another seed, where no kernel runs, in a world of one rank."""
         self.turns.restart(seed)
         self.memory.choose_rates()
@@ -93,8 +95,11 @@ class Explorer:
         self.turns.ensure()
         publish(self._tables, self._host, self._world.rank, number)
         if self.turns.begin_exchange(world.ranks, number) and world.world_size == self._world.world_size:
-            self.memory.forget()
+            self._all_known()
         return begun, world.ranks, number
+
+    def _all_known(self) -> None:
+        self.memory.forget()
 
     def after_exchange(self, begun: Any) -> None:
         """Called with what `before_exchange` has returned, when all ranks have come."""
@@ -106,28 +111,16 @@ class Explorer:
         if self._watcher is not None:
             self._watcher.after_exchange(watched)
 
-    # -- accesses ------------------------------------------------------------------------------------------------------
-    def _thread(self, *, often: bool) -> Thread:
+    # -- memory --------------------------------------------------------------------------------------------------------
+    def _begin(self, *, often: bool) -> Thread:
         program = current.program
         scheduler = cast("SeededScheduler", program.scheduler)
         scheduler.point(program, often=often)
         return scheduler.thread(program)
 
-    def load(
-        self, addresses: Any, mask: Any, fill: Any, dtype: np.dtype[Any], access: str = "load", poll: bool = False
-    ) -> Any:
-        """As `accesses.load`."""
-        thread = self._thread(often=poll)
-        shape, watcher = addresses.shape, self._watcher
-        addresses = accesses.untag(addresses, mask, dtype.itemsize, access)
-        mask, _, indices, region = accesses._locate(addresses, mask, dtype, access)
-        if watcher is not None and not poll:
-            watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
-        if watcher is not None and fill is None:
-            fill = watcher.undefined(dtype)
-        data = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
-        active = np.ones(shape, np.bool_) if mask is None else np.ascontiguousarray(mask)
-        data = _compat.native.load(addresses, active, data, dtype)
+    def _read(self, thread: Thread, addresses: Any, mask: Any, data: Any, view: Any, indices: Any, poll: bool) -> Any:
+        active = np.ones(addresses.shape, np.bool_) if mask is None else np.ascontiguousarray(mask)
+        data = _compat.native.load(addresses, active, data, data.dtype)
         lanes = np.flatnonzero(active)
         if lanes.size:
             flat, seen = addresses.reshape(-1)[lanes], data.reshape(-1)[lanes]
@@ -136,9 +129,6 @@ class Explorer:
             else:
                 self.memory.load(thread, flat, seen)
             data.reshape(-1)[lanes] = seen
-        if watcher is not None and poll:
-            watcher.poll(addresses, mask, data)
-        (current.program.observe if poll else current.program.loaded)(addresses, data)
         return data
 
     def _load_words(self, thread: Thread, addresses: Any, seen: Any, scope: int, *, acquires: bool) -> None:
@@ -149,42 +139,27 @@ class Explorer:
             is_late |= thread.is_late
         thread.is_late = is_late
 
-    def store(self, addresses: Any, mask: Any, data: Any) -> None:
-        """As `accesses.store`."""
-        thread = self._thread(often=False)
-        data = np.broadcast_to(data, addresses.shape)
-        addresses = accesses.untag(addresses, mask, data.itemsize, "store")
-        if self._checker is not None:
-            self._checker.using(data, mask, "store")
-        data = accesses.plain(data)
-        mask, _, indices, region = accesses._locate(addresses, mask, data.dtype, "store")
-        watcher = self._watcher
-        stored = None if watcher is None else watcher.store(region, indices, addresses, mask, data.itemsize)
+    def _write(
+        self, thread: Thread, addresses: Any, mask: Any, data: Any, view: Any, indices: Any, at_once: bool
+    ) -> None:
         lanes = slice(None) if mask is None else np.flatnonzero(mask)
         flat = addresses.reshape(-1)[lanes]
         if flat.size:
             self.memory.store(thread, flat, np.ascontiguousarray(data.reshape(-1)[lanes]))
-            if stored is not None:  # the checker looks at what these words hold now
+            if at_once:
                 self.memory.drain(thread)
-        if stored is not None:
-            stored()
-        current.program.progress()
 
-    def rmw(self, op: Any, addresses: Any, values: Any, mask: Any, sem: Any, element: Any, scope: Any = None) -> Any:
-        """As `accesses.rmw`.  Those that change nothing are loads, and those of `set_flag` are stores."""
-        thread = self._thread(often=True)
-        values, mask = (accesses._spread(each, addresses.shape) for each in (values, mask))
-        name = f"atomic_{op.name.lower()}"
-        addresses = accesses.untag(addresses, mask, values.itemsize, name)
-        if self._checker is not None:
-            self._checker.using(values, mask, name)
-        accesses.check(addresses, mask, values.itemsize, name)
-        watcher, reach = self._watcher, SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
-        lanes = np.flatnonzero(mask)
-        flat = addresses.reshape(-1)
+    def _change(
+        self, thread: Thread, op: Any, addresses: Any, values: Any, mask: Any, sem: Any, element: Any, scope: Any,
+        is_set: bool
+    ) -> Callable[[], Any]:  # fmt: skip
+        """Those that change nothing are loads, and those of `set_flag` are stores."""
+        reach, flat, lanes = (
+            SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS),
+            addresses.reshape(-1),
+            np.flatnonzero(mask),
+        )
         is_load = op.name in NEUTRAL and not values.any() and lanes.size <= MAX_WORDS
-        said = Watcher.strand()
-        is_set = op.name == "XCHG" and said is not None and said.operation == ("set",)
 
         def run() -> Any:
             if is_load and not releases(sem):
@@ -193,7 +168,7 @@ class Explorer:
                 self._load_words(thread, flat[lanes], seen, reach, acquires=acquires(sem))
                 old.reshape(-1)[lanes] = seen
                 return old
-            if is_set and lanes.size and watcher is None:
+            if is_set and lanes.size and self._watcher is None:
                 given = values.reshape(-1)[lanes]
                 self.memory.store(thread, flat[lanes], given, scope=reach, releases=releases(sem))
                 return np.zeros_like(values)
@@ -203,41 +178,25 @@ class Explorer:
                 acquires=acquires(sem), releases=releases(sem), changed=lambda _: mask.reshape(-1), reads=not is_set,
             )  # fmt: skip
 
-        old = run() if watcher is None else watcher.rmw(run, op, addresses, values, mask, sem, scope)
-        if is_set:
-            current.program.progress()
-        elif lanes.size:
-            current.program.observe(addresses, old)
-        return old
+        return run
 
-    def cas(self, addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any = None) -> Any:
-        """As `accesses.cas`."""
-        thread = self._thread(often=True)
-        kept = expected.dtype
-        bits = np.dtype(f"i{kept.itemsize}")
-        expected, desired = (accesses._spread(each, addresses.shape).view(bits) for each in (expected, desired))
-        addresses = accesses.untag(addresses, None, kept.itemsize, "atomic_cas")
-        accesses.check(addresses, None, kept.itemsize, "atomic_cas")
-
+    def _swap(
+        self, thread: Thread, addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any
+    ) -> Callable[[], Any]:
         def run() -> Any:
             return self.memory.atomic(
-                thread, addresses, np.arange(addresses.size), kept.itemsize,
+                thread, addresses, np.arange(addresses.size), expected.itemsize,
                 lambda: _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem]),
                 SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS), acquires=acquires(sem), releases=releases(sem),
-                changed=lambda found: (found.view(bits) == expected).reshape(-1),
+                changed=lambda found: (found.view(expected.dtype) == expected).reshape(-1),
             )  # fmt: skip
 
-        watcher = self._watcher
-        found = run() if watcher is None else watcher.cas(run, addresses, expected, desired, sem, scope)
-        old = found.view(kept)
-        current.program.observe(addresses, old)
-        return old
+        return run
 
     def fence(self, assembly: str) -> None:
         """Called at a fence."""
-        thread = self._thread(often=True)
+        thread = self._begin(often=True)
         scope = fence_scope(assembly)
         if scope is not None:
             self.memory.fence(thread, scope, assembly.split(".")[1])
-        if self._watcher is not None:
-            self._watcher.fence(assembly)
+        super().fence(assembly)

@@ -40,7 +40,6 @@ pairs of slot and epoch of loads that have observed it."""
 ENTRIES, ARENA_NBYTES = 4096, 64 << 20
 MAX_WORDS = 256  # lanes of an atomic that are looked at as words
 WEAK = -1
-_PRIVATE = 1 << 48  # keys of memory that is on no heap begin here, for each rank
 
 
 def columns(places: int) -> int:
@@ -128,17 +127,9 @@ class WeakMemory:
         self._fences[:] = 0
         self._tables.counters[CLOCKS] = 0
 
-    # -- addresses -----------------------------------------------------------------------------------------------------
     def keys(self, addresses: Any) -> Any:
-        """Return numbers of bytes that are the same in all processes, of addresses."""
-        heaps, flat = self._heaps, addresses.reshape(-1)
-        keys = flat.view(np.int64) + _PRIVATE * (self.turns.rank + 1)
-        for rank, base in enumerate(heaps.bases):
-            offsets = flat - np.uint64(base)
-            inside = offsets < np.uint64(heaps.nbytes)
-            if inside.any():
-                keys[inside] = offsets[inside].view(np.int64) + rank * heaps.nbytes
-        return keys
+        """As `Heaps.keys`, of this rank."""
+        return self._heaps.keys(addresses, self.turns.rank)
 
     # -- the buffer ----------------------------------------------------------------------------------------------------
     def store(self, thread: Thread, addresses: Any, values: Any, *, scope: int = WEAK, releases: bool = False) -> None:

@@ -218,8 +218,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
                 f"the CPU executor cannot run the inline assembly {assembly.strip()!r}: put it into a jitted "
                 "function of its own, and register what the CPU shall do instead with iris_triton.interpreter.cpu_entry"
             )
-        if accesses.watcher is not None and assembly.startswith("fence."):
-            accesses.watcher.fence(assembly)
         value, shapes = entry(program_info()), [tuple(type_.shape) if type_.is_block() else (1,) for type_ in types]
         handles = [
             Handle(np.full(shape, value, numpy_dtype(type_)), type_.scalar)

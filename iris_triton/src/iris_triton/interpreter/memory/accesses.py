@@ -12,7 +12,6 @@ counts for the checker only.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from iris_triton.interpreter.state import ProgramInfo
 
 watcher: Any = None
-"""The checker (`iris_triton.checker`) while it is on: it sees every access.  None costs one test for each."""
+"""The checker (`iris_triton.checker`) while it is on, for launches; at accesses it replaces functions below."""
 
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
@@ -38,18 +37,13 @@ _OPS, _RELAXED = _compat.ir.ATOMIC_OP, _compat.ir.MEM_SEMANTIC.RELAXED
 
 
 def untag(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Array:
-    """Take off addresses what the checker knows their tensors by, and hold the access against these."""
-    views = current.launch.views
-    found: Array = addresses if views is None else views.enter(addresses, mask, nbytes, access)
-    return found
+    """Return addresses as they are; the checker takes off them what it knows their tensors by."""
+    return addresses
 
 
 def plain(data: Array) -> Array:
-    """Return data as they are where they leave the kernel; pointers without what the checker knows their tensors by."""
-    if watcher is None or data.dtype != np.uint64 or current.launch.views is None:
-        return data
-    found: Array = current.launch.views.untag(data)
-    return found
+    """Return data as they leave the kernel; the checker takes off pointers what it knows their tensors by."""
+    return data
 
 
 def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
@@ -102,24 +96,16 @@ def load(
 ) -> Array:
     """Read the active elements; the others get `fill`, or 0 without one."""
     shape = addresses.shape
-    if watcher is not None:
-        addresses = untag(addresses, mask, dtype.itemsize, access)
-    mask, view, indices, region = _locate(addresses, mask, dtype, access)
-    if watcher is not None and not poll:
-        watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
+    mask, view, indices, _ = _locate(addresses, mask, dtype, access)
     data: Array
     if view is not None and mask is None:
         data = view.take(indices)
     else:
-        if watcher is not None and fill is None:
-            fill = watcher.undefined(dtype)
         data = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
         if view is not None:
             data[mask] = view.take(indices)
         else:
             data = _compat.native.load(addresses, np.ones(shape, np.bool_) if mask is None else mask, data, dtype)
-    if watcher is not None and poll:
-        watcher.poll(addresses, mask, data)
     (current.program.observe if poll else current.program.loaded)(addresses, data)
     return data
 
@@ -129,18 +115,11 @@ def store(addresses: Array, mask: Array | None, data: Array) -> None:
     shape = addresses.shape
     if data.shape != shape:
         data = np.broadcast_to(data, shape)
-    if watcher is not None:
-        addresses = untag(addresses, mask, data.itemsize, "store")
-        watcher.using(data, mask, "store")
-        data = plain(data)
-    mask, view, indices, region = _locate(addresses, mask, data.dtype, "store")
-    stored = None if watcher is None else watcher.store(region, indices, addresses, mask, data.itemsize)
+    mask, view, indices, _ = _locate(addresses, mask, data.dtype, "store")
     if view is not None:
         view[indices] = data if mask is None else data[mask]
     else:
         _compat.native.store(addresses, data, np.ones(shape, np.bool_) if mask is None else mask)
-    if stored is not None:
-        stored()
     current.program.progress()
 
 
@@ -150,15 +129,8 @@ def rmw(op: Any, addresses: Array, values: Array, mask: Array, sem: Any, element
     `op`, `sem` and `scope` are the IR's operation, memory order and scope, `element` is Triton's type of the elements.
     """
     values, mask = _spread(values, addresses.shape), _spread(mask, addresses.shape)
-    if watcher is not None:
-        addresses = untag(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
-        watcher.using(values, mask, f"atomic_{op.name.lower()}")
     check(addresses, mask, values.itemsize, f"atomic_{op.name.lower()}")
-    if watcher is None:
-        old = native_rmw(op, addresses, values, element, mask, sem)
-    else:
-        run = partial(native_rmw, op, addresses, values, element, mask, sem)
-        old = watcher.rmw(run, op, addresses, values, mask, sem, scope)
+    old = native_rmw(op, addresses, values, element, mask, sem)
     if mask.any():
         current.program.observe(addresses, old)
     return old
@@ -169,15 +141,8 @@ def cas(addresses: Array, expected: Array, desired: Array, sem: Any, scope: Any 
     kept = expected.dtype
     bits = np.dtype(f"i{kept.itemsize}")  # floats are compared by their bits, as on GPUs
     expected, desired = (_spread(each, addresses.shape).view(bits) for each in (expected, desired))
-    if watcher is not None:
-        addresses = untag(addresses, None, kept.itemsize, "atomic_cas")
     check(addresses, None, kept.itemsize, "atomic_cas")
-    if watcher is None:
-        found = _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem])
-    else:
-        run = partial(_compat.native.atomic_cas, addresses, expected, desired, _compat.NATIVE_SEMS[sem])
-        found = watcher.cas(run, addresses, expected, desired, sem, scope)
-    old: Array = found.view(kept)
+    old: Array = _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem]).view(kept)
     current.program.observe(addresses, old)
     return old
 
