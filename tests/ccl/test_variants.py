@@ -143,7 +143,8 @@ def test_what_the_models_choose_on_nvidia(chosen, size):
     for place in ("heap", "ordinary"):
         for op in MOVES:
             assert chosen(op, DeviceType.CUDA, size, 1 << 10, place) == "ll_mailbox"
-        assert chosen("reduce_scatter", DeviceType.CUDA, size, 1 << 10, place) == "sentinel_mailbox"
+        for op in ("reduce_scatter", "reduce"):
+            assert chosen(op, DeviceType.CUDA, size, 1 << 10, place) == "sentinel_mailbox"
         assert chosen("all_reduce", DeviceType.CUDA, size, 1 << 10, place) == "sentinel_one_shot"
     large = chosen("all_reduce", DeviceType.CUDA, size, 1 << 30)
     assert large == ("sentinel_one_shot" if size == 2 else "sentinel_two_shot")  # two ranks send the same bytes

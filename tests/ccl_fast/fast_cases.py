@@ -2,7 +2,7 @@
 
 import itertools
 
-from ccl_cases import FLOATS, INTEGERS, Case, reductions
+from ccl_cases import FLOATS, INTEGERS, ROOTED, Case, reductions
 
 OFF_HEAP = ("ordinary", "strided", "strided ordinary", "transposed", "input only")
 """Where the output is no memory of the heap, or has gaps."""
@@ -16,10 +16,10 @@ ENCODINGS = tuple(ALGORITHMS)
 OPERATIONS = {
     "one_shot": ("all_reduce",),
     "two_shot": ("all_reduce",),
-    "mailbox": ("reduce_scatter", "all_gather", "all_to_all"),
+    "mailbox": ("reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
     "split": ("all_reduce",),
 }
-MOVING = ("all_gather", "all_to_all")
+MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 
 
 def algorithms(encoding):
@@ -73,7 +73,9 @@ def way_cases(encoding):
     """In place, and with one part for each member along a dimension of its own."""
     for op, algorithm in algorithms(encoding):
         config = {"algorithm": algorithm}
-        if op != "all_to_all":
+        if op in ROOTED:
+            yield Case(op, "float16", shape=(5, 33), root=1, in_place=op != "broadcast", config=config)
+        elif op != "all_to_all":
             yield Case(op, shape=(7, 33), in_place=True, config=config)
             yield Case(op, "bfloat16", shape=(9, 301), in_place=True, config={**config, "comm_sms": 2, "num_warps": 1})
         if op in ("all_gather", "reduce_scatter"):

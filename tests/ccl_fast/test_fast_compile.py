@@ -33,7 +33,11 @@ def common(size):
     }  # fmt: skip
 
 
-HOPS = {1: {"HOPS": 1, "EVEN": True, "nbytes": None}, 2: {"HOPS": 2, "SHARDED": True, "REDUCES": False}}
+NO_ROOT = {"root": 0, "ROOT": ""}
+HOPS = {
+    1: {"HOPS": 1, "EVEN": True, "nbytes": None, **NO_ROOT},
+    2: {"HOPS": 2, "SHARDED": True, "REDUCES": False, **NO_ROOT},
+}
 
 
 def peers(size):
@@ -70,6 +74,8 @@ def test_exchange(encoding, size, sharded, reduces):
     given = {"SHARDED": sharded, "REDUCES": reduces, "DT": tl.bfloat16 if reduces else None, "OP": "sum"}
     given |= {"ENC": encoding, "STEP": size == 8, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "EARLY": size == 2}
     given |= {"ONCE": size != 3, **HOPS[1]}
+    if size == 3:
+        given |= {"EVEN": False, "ROOT": "to" if reduces else "from"}
     check(compile_for(exchange, [torch.int16] * 2, common(size) | given), encoding, size)
 
 

@@ -45,6 +45,8 @@ def fast_collectives() -> list[Collective]:
         ("reduce_scatter", "mailbox", ("ll", "ll128", "sentinel")),
         ("all_gather", "mailbox", ("ll", "ll128")),  # its NaNs must keep their bits, and so must those of all_to_all
         ("all_to_all", "mailbox", ("ll", "ll128")),
+        ("reduce", "mailbox", ("ll", "ll128", "sentinel")),
+        *((op, "mailbox", ("ll", "ll128")) for op in ("broadcast", "gather", "scatter")),
     )
     return [
         *(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings),

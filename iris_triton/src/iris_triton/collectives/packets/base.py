@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 
+from iris_core.dispatch.requests import REDUCING
 from iris_core.types import DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
@@ -18,6 +19,9 @@ from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layou
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
+
+ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}
+"""Operations in which only the root sends data, and those in which only it stores any."""
 
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -38,8 +42,8 @@ class PacketCollective(KernelCollective):
         self._form = form
         self._hops = 2 if form == "two_shot" else 1
         self._encoding = encoding
-        self._reduces = op in ("all_reduce", "reduce_scatter")
-        self._sharded = op in ("reduce_scatter", "all_to_all")
+        self._reduces = op in REDUCING
+        self._sharded = op in ("reduce_scatter", "all_to_all", "scatter")
 
     def _problem(self, request: CollectiveRequest) -> str:
         if problem := super()._problem(request):
@@ -89,7 +93,12 @@ class PacketCollective(KernelCollective):
         """Return the number of bytes sent to one member in one hop."""
         if self.op == "all_reduce" and self._form != "one_shot":  # parts begin at multiples of 16 bytes
             return max(1, -(-request.nbytes // (request.group_size * PACKET))) * PACKET
-        return math.prod(request.shape) // (request.group_size if self._sharded else 1) * item_of(request)
+        return math.prod(request.shape) // self._parts_of(request) * item_of(request)
+
+    def _parts_of(self, request: CollectiveRequest) -> int:
+        """Return how many members' parts the tensor of a request has; in a scatter, other members' have one."""
+        is_whole = self._sharded and (self.op != "scatter" or request.rank == request.options["root"])
+        return request.group_size if is_whole else 1
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return configs whose launches differ, at most six: the own choice ({}), and some of `tried`."""

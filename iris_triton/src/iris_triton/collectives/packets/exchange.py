@@ -1,9 +1,10 @@
-"""`<encoding>_one_shot`, `_two_shot`: all_reduce; `_mailbox`: reduce_scatter, all_gather, all_to_all.  No barrier.
+"""`<encoding>_one_shot`, `_two_shot`: all_reduce; `_mailbox`: the other collectives.  No barrier.
 
 Chosen on NVIDIA GPUs up to some MiB, as tables and models say: a call costs a launch and one hop (`exchange`) or two.
 A message goes in pieces of `cap` packets; each is an epoch, and the epochs use the two halves of the mailbox in turn.
 A member that sends packets of an epoch has received those of the one before from all, so all have read what the half
-had two epochs ago.  For that every thread sends and receives equally many packets in each piece, some without data.
+had two epochs ago.  For that every thread sends and receives equally many packets in each piece, some without data: as
+all do that members other than the root send in a broadcast or scatter.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
@@ -17,7 +18,7 @@ import triton.language as tl
 
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
-from iris_triton.collectives.packets.base import PacketCollective
+from iris_triton.collectives.packets.base import ROOTS, PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import (
     MAX_PROGRAMS,
@@ -66,7 +67,8 @@ def _gather_parts(
             words = words + load_data(base, member * part, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
         return words
     else:
-        return load_data(base, part * 0, offset, part, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
+        limit = limit_of(total, part, 0, EVEN)
+        return load_data(base, part * 0, offset, limit, flags, sizes, strides, ENC, WHOLE, ITEM, DIMS)
 
 
 @triton.jit
@@ -107,15 +109,24 @@ def _forward(
 
 @triton.jit
 def _deliver(
-    to, came, offset, total, part, flags, sizes, strides,
-    N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
+    to, came, offset, total, part, root, flags, sizes, strides,
+    N: tl.constexpr, ENC: tl.constexpr, REDUCES: tl.constexpr, ROOT: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr,
+    EVEN: tl.constexpr, WHOLE: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
 ):  # fmt: skip
-    """Store the data of the last hop: reduced, or each member's data in its own part of the output."""
+    """Store the data of the last hop: reduced, the root's, or each member's in its own part of the output."""
     W: tl.constexpr = data_words(ENC)
     words = decode(came, N, ENC)
     if REDUCES:
+        limit = limit_of(total, part, 0, EVEN)
         result = reduced(words, N, W, DT, OP)
+        store_data(to, part * 0, offset, limit, flags, sizes, strides, result, ENC, WHOLE, ITEM, DIMS)
+    elif ROOT == "from":
+        result = ()
+        for k in tl.static_range(W):
+            word = words[k]
+            for i in tl.static_range(1, N):
+                word = tl.where(root == i, words[W * i + k], word)
+            result = result + (word,)  # noqa: RUF005 - the compiler knows no star
         store_data(to, part * 0, offset, part, flags, sizes, strides, result, ENC, WHOLE, ITEM, DIMS)
     else:
         for i in tl.static_range(N):
@@ -127,22 +138,25 @@ def _deliver(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def exchange(
-    out, inp, counters, peers, me, rank, kind, nbytes, part, first, cap, pieces, box, half, timeout_ns, status,
+    out, inp, counters, peers, me, rank, kind, nbytes, part, first, cap, pieces, box, half, timeout_ns, status, root,
     in_sizes, in_strides, out_sizes, out_strides,
     N: tl.constexpr, ENC: tl.constexpr, HOPS: tl.constexpr, SHARDED: tl.constexpr, REDUCES: tl.constexpr,
-    DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
+    ROOT: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, ITEM: tl.constexpr,
+    IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
     IN_WHOLE: tl.constexpr, OUT_WHOLE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr, BLOCK: tl.constexpr,
     STEP: tl.constexpr, NAP_NS: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
     """Send a part to every member; reduce the received parts and send the result to all, reduce them, or store each.
 
     In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
-    (each member reduces the same in the same order), a reduce_scatter with both.  In two hops it is an all_reduce: each
+    (each member reduces the same in the same order), a reduce_scatter with both; with ROOT "from" a broadcast or a
+    scatter, with "to" a gather or a reduce.  In two hops it is an all_reduce: each
     member reduces its part of all inputs, and sends the result to all.  Every thread takes its own packets through both
     hops, so no program waits for another one of its rank.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         counters: int32[WORDS], the mailbox's.
+        root: number of the member that alone sends data, or alone stores any.
         peers: addresses of the members' heaps, beginning with the next member and ending with the own one.
         nbytes: bytes of the whole input, in two hops; else None.
         part: bytes that go to a member; in two hops the last parts may be shorter, or empty.
@@ -155,6 +169,7 @@ def exchange(
         HOPS: 1 or 2.
         SHARDED: the input has a part for each member, as in two hops; else all get the same.
         REDUCES: whether what came in the last hop is reduced.
+        ROOT: "from" where only the root sends data, "to" where only it stores what came; else "".
         DT, OP, ITEM: elements and reduction, if anything is reduced; bytes of an element.
         IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned (`alignment`).
         EVEN: all parts have `part` bytes, as in one hop.
@@ -173,12 +188,17 @@ def exchange(
     slot = tl.cast(cap, tl.int64) * 16
     if HOPS == 1:
         total = part * N
+    sent, kept = total, total
+    if ROOT == "from":
+        sent = tl.where(me == root, total, 0)
+    if ROOT == "to":
+        kept = tl.where(me == root, total, 0)
     if ONCE:
         packet = program * BLOCK + tl.arange(0, BLOCK)
         mask = (packet < cap).to(tl.int32)
         offset, flags = spot(first + packet, ENC)
         words = _gather_parts(
-            origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
+            origin, me, offset, sent, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
         epoch, found = look(counters, 1, me, N, LOOKS)
         mark = mark_of(epoch)
@@ -195,8 +215,8 @@ def exchange(
         end(counters, epoch + 1)
         let_next_start(EARLY)
         _deliver(
-            to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, EVEN, OUT_WHOLE,
-            ITEM, OUT_DIMS
+            to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT, OP, EVEN,
+            OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
         confirm(counters, claimed, epoch, me, status, rank)
@@ -212,7 +232,7 @@ def exchange(
                 mask = (packet < cap).to(tl.int32)
                 offset, flags = spot(first + piece * cap + packet, ENC)
                 words = _gather_parts(
-                    origin, me, offset, total, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE,
+                    origin, me, offset, sent, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE,
                     ITEM, IN_DIMS
                 )  # fmt: skip
                 place = packet.to(tl.int64) * 16 + (at + me * slot)
@@ -235,8 +255,8 @@ def exchange(
                 mine = packet.to(tl.int64) * 16 + inbox
                 came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
                 _deliver(
-                    to, came, offset, total, part, flags, out_sizes, out_strides, N, ENC, REDUCES, DT, OP, EVEN,
-                    OUT_WHOLE, ITEM, OUT_DIMS
+                    to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT,
+                    OP, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
         end(counters, epoch + pieces)
@@ -309,7 +329,7 @@ class Exchange(PacketCollective):
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: a launch, the hops, and what goes over the links."""
         others, size = request.group_size - 1, request.group_size
-        part = request.nbytes / size if self._sharded or self._hops == 2 else request.nbytes
+        part = request.nbytes / (size if self._hops == 2 else self._parts_of(request))
         sent = self._hops * others * part * _SENT_PER_BYTE[self._encoding]
         return _LAUNCH_S + self._hops * _HOP_S + sent / _WIRE
 
@@ -332,7 +352,9 @@ class Exchange(PacketCollective):
             "HOPS": self._hops,
             "SHARDED": self._sharded or self._hops == 2,
             "REDUCES": self._reduces and self._hops == 1,
-            "EVEN": self._hops == 1 or arguments["part"] * team.size == request.nbytes,
+            "root": request.options.get("root", 0),
+            "ROOT": ROOTS.get(self.op, ""),
+            "EVEN": self.op not in ROOTS and (self._hops == 1 or arguments["part"] * team.size == request.nbytes),
             "ONCE": mailbox.pieces == 1 and shape.programs * shape.block >= mailbox.cap,
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,

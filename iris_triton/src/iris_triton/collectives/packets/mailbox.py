@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_PROGRAMS = 1024
 """Counters of a mailbox: no launch has more programs."""
 
-RUNTIME = (*_RUNTIME, "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots")
+RUNTIME = (*_RUNTIME, "root", "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots")
 """Arguments for whose values kernels are not compiled anew."""
 
 MAX_MEMBERS = 8

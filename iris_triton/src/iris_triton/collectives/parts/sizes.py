@@ -195,9 +195,10 @@ def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
 
 
 def layouts_of(request: CollectiveRequest) -> tuple[Layout, Layout]:
-    """Return the layouts of the input and of the output; where a rank has no output, that of a dense one."""
-    inner, options = layout_of(request.shape, request.options["in_stride"]), request.options
-    return inner, layout_of(options["out_shape"], options["out_stride"]) if "out_shape" in options else Layout()
+    """Return the layouts of the input and of the output: that of a dense one for the output, the output's for both."""
+    options = request.options
+    outer = layout_of(options["out_shape"], options["out_stride"]) if "out_shape" in options else Layout()
+    return layout_of(request.shape, options["in_stride"]) if "in_stride" in options else outer, outer
 
 
 def item_of(request: CollectiveRequest) -> int:
