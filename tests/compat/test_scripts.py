@@ -38,7 +38,7 @@ LINE = "import iris_triton.as_iris"
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("module", "script"), SCRIPTS, ids=lambda name: name)
+@table(("module", "script"), SCRIPTS)
 def test_script(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
 
@@ -64,9 +64,7 @@ def test_torchs_symmetric_memory(pool, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1])
-@pytest.mark.parametrize(
-    ("module", "script"), [each for each in SCRIPTS if each[1] != "messages"], ids=lambda name: name
-)
+@table(("module", "script"), [each for each in SCRIPTS if each[1] != "messages"])
 def test_script_of_a_rank_alone(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
 

@@ -6,6 +6,7 @@ import jobs_examples
 import pytest
 import torch
 import triton
+from tables import table
 
 from iris_triton.testing.compile_only import assembly, compile_for
 
@@ -28,15 +29,9 @@ ACQUIRE = {
 WIDE = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_(load|store)_dwordx4"}
 
 AS_RUN = {
-    "01_load.py": 1,
-    "03_all_load.py": 1,
-    "04_all_store.py": 1,
-    "05_atomic_add.py": 1,
-    "06_atomic_xchg.py": 1,
-    "10_message_passing_load_store.py": 2,
-    "11_message_passing_put.py": 2,
-    "12_message_passing_context.py": 1,
-}
+    "01_load.py": 1, "03_all_load.py": 1, "04_all_store.py": 1, "05_atomic_add.py": 1, "06_atomic_xchg.py": 1,
+    "10_message_passing_load_store.py": 2, "11_message_passing_put.py": 2, "12_message_passing_context.py": 1,
+}  # fmt: skip
 """And on how many ranks."""
 
 GEMMS = sorted(path.name for path in EXAMPLES.glob("[23]*.py") if "gemm_options" in path.read_text())
@@ -45,14 +40,10 @@ VALUES = {
     **dict.fromkeys(("a", "b", "c", "slab", "shard"), torch.bfloat16),
     **dict.fromkeys(("parts", "inbox"), torch.float32),
     **dict.fromkeys(("ready", "arrived", "computed", "summed", "finished"), torch.int32),
-    **dict.fromkeys(("M", "N", "K"), 4096),
-    **dict.fromkeys(("stride_am", "stride_bk", "stride_cm"), 4096),
-    **dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1),
-    **dict.fromkeys(("context", "locks"), torch.int64),
-    "turn": 3,
-    "computing": 116,
-    "sending": 16,
-}
+    **dict.fromkeys(("M", "N", "K"), 4096), **dict.fromkeys(("stride_am", "stride_bk", "stride_cm"), 4096),
+    **dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1), **dict.fromkeys(("context", "locks"), torch.int64),
+    "turn": 3, "computing": 116, "sending": 16,
+}  # fmt: skip
 """Arguments of the kernels, by name: rows as long as on GPUs, where one may be rank 7 of 8."""
 
 
@@ -80,7 +71,7 @@ def cases():
     return [pytest.param(name, target, marks=[pytest.mark.exhaustive] * (k % 2)) for k, name, target in every]
 
 
-@pytest.mark.parametrize(("name", "target"), cases())
+@table(("name", "target"), cases())
 def test_gemms(name, target):
     module, kernels = kernels_of(name)
     texts = []
@@ -99,7 +90,7 @@ def test_gemms(name, target):
         assert re.search(ACQUIRE[target, scope], text)
 
 
-@pytest.mark.parametrize("name", AS_RUN)
+@table("name", AS_RUN)
 def test_the_others(pool, name):
     compiled = pool.run(jobs_examples.compile_too, AS_RUN[name], str(EXAMPLES / name), TARGETS)
     launched = set(re.findall(r"^ +(\w+)\[", (EXAMPLES / name).read_text(), re.M))

@@ -9,6 +9,7 @@ import sys
 
 import jobs_examples
 import pytest
+from tables import table
 
 import iris_core
 
@@ -17,13 +18,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 SHARED = {"example_tools.py", "torch_training.py"}
 
 EXPECTED = {
-    "01_load.py": "rank 3 of 4 on cpu read 5000 numbers of rank 0",
-    "02_store.py": "rank 3 of 4 on cpu got 2",
+    "01_load.py": "rank 3 of 4 on cpu read 5000 numbers of rank 0", "02_store.py": "rank 3 of 4 on cpu got 2",
     "03_all_load.py": "rank 3 of 4 on cpu added 5000 numbers of 4 ranks",
     "04_all_store.py": "rank 3 of 4 on cpu has 4 rows of 5000 numbers",
     "05_atomic_add.py": "rank 0 of 3 on cpu has 12000 numbers in 16 bins",
-    "06_atomic_xchg.py": "rank 0 of 3 on cpu: 150 nodes in one list",
-    "07_memory.py": "[4096, 8192, 4096, 0]",
+    "06_atomic_xchg.py": "rank 0 of 3 on cpu: 150 nodes in one list", "07_memory.py": "[4096, 8192, 4096, 0]",
     "10_message_passing_load_store.py": "rank 1 used 6 blocks of 1024 numbers",
     "11_message_passing_put.py": "rank 1 received 8 messages of 1024 numbers",
     "12_message_passing_context.py": "rank 2 of 3 on cpu: the sum came around 3 times",
@@ -39,16 +38,12 @@ EXPECTED = {
     "28_gemm_all_reduce_ring.py": "rank 1 of 2 on cpu: C is right 3 times",
     "29_all_gather_gemm_pull.py": "rank 1 of 2 on cpu: C is right 2 times",
     "30_all_gather_gemm_push.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "31_flash_decode.py": "tokens for 3 sequences, error",
-    "32_ring_attention.py": "rank 1 of 2 on cpu: error",
-    "33_moe.py": "experts, error",
-    "34_norm.py": "norms of",
-    "35_collectives.py": "18 calls are right",
+    "31_flash_decode.py": "tokens for 3 sequences, error", "32_ring_attention.py": "rank 1 of 2 on cpu: error",
+    "33_moe.py": "experts, error", "34_norm.py": "norms of", "35_collectives.py": "18 calls are right",
     "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
-    "38_jacobi.py": "rank 0 of 1 on cpu: 4 x 8 cells",
-    "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
+    "38_jacobi.py": "rank 0 of 1 on cpu: 4 x 8 cells", "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
     "54_mem_pool.py": "rank 1 of 2 on cpu added 2 products of torch",
-}
+}  # fmt: skip
 """What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38, and runs 37."""
 
 ANY_NUMBER = [
@@ -136,7 +131,7 @@ def test_every_example_is_in_the_table():
             assert re.search(rf"\b{word}\b", text), f"{name} does not use {word}"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@table("path", EXAMPLES)
 def test_an_example_says_what_it_is_and_how_it_is_run(path):
     text = path.read_text()
     header = re.match(r'"""(.+?)"""', text, re.DOTALL)
@@ -155,22 +150,19 @@ def test_example(run_example, name):
     assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name, *arguments))
 
 
-@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])
-@pytest.mark.parametrize("name", ANY_NUMBER)
+@table("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])
+@table("name", ANY_NUMBER)
 def test_on_other_numbers_of_ranks(run_example, name, count):
     """Each rank checks its own data; a rank alone is its own neighbour."""
     lines = run_example(ROOT / "examples" / name, count)
     assert [line[: len(f"rank {rank} ")] for rank, line in enumerate(lines)] == [f"rank {r} " for r in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        pytest.param("13_message_passing_gluon.py", 5, marks=pytest.mark.exhaustive),
-        pytest.param("24_gluon_gemm_all_scatter.py", 3, marks=pytest.mark.exhaustive),
-        pytest.param("24_gluon_gemm_all_scatter.py", 5, marks=pytest.mark.exhaustive),
-    ],
-)
+@table(("name", "count"), [
+    pytest.param("13_message_passing_gluon.py", 5, marks=pytest.mark.exhaustive),
+    pytest.param("24_gluon_gemm_all_scatter.py", 3, marks=pytest.mark.exhaustive),
+    pytest.param("24_gluon_gemm_all_scatter.py", 5, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_on_more_ranks(run_example, name, count):
     """Those that no test gives other sizes."""
     assert len(run_example(ROOT / "examples" / name, count)) == count
@@ -184,7 +176,7 @@ def test_message_passing_under_torchrun():
     assert "rank 1 received 8 messages of 1024 numbers" in out
 
 
-@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES, ids=[name for name, *_ in MISTAKES])
+@table(("name", "right", "wrong"), MISTAKES)
 def test_an_example_notices_its_mistakes(run_example, tmp_path, name, right, wrong):
     text = (ROOT / "examples" / name).read_text()
     assert right in text

@@ -3,6 +3,7 @@
 import jobs_examples
 import pytest
 from jobs_gemm_examples import run_in_turns
+from tables import table
 
 GEMMS = sorted(path for path in jobs_examples.EXAMPLES.glob("*.py") if "gemm_options(ctx)\n" in path.read_text())
 SIZES = [(129, 65, 33), (1, 200, 1), (70, 1, 40)]  # M, N and K of each rank
@@ -17,10 +18,8 @@ UNSAFE = [
 """Examples without what keeps their calls, or ranks, apart."""
 
 
-@pytest.mark.parametrize(
-    "sizes", [SIZES[0], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SIZES[1:])], ids=str
-)
 @pytest.mark.parametrize("path", GEMMS, ids=lambda path: path.name)
+@table("sizes", [SIZES[0], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SIZES[1:])])
 def test_turns(pool, path, sizes):
     assert pool.run(run_in_turns, 3, str(path), sizes, TURNS, 1, "cpu") == [[]] * 3
 

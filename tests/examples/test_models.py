@@ -8,6 +8,7 @@ import jobs_examples
 import jobs_models
 import pytest
 import torch
+from tables import table
 
 from iris_core.errors import IrisError
 from iris_triton.testing.compile_only import assembly, compile_for
@@ -78,7 +79,7 @@ def test_every_call_of_ccl_and_ops_is_shown():
 
 
 # -- other shapes -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@table(
     ("num_ranks", "args"),
     [
         (3, ((0, 1, 97), 6, 2, 16, 3, 2)),  # no key on any rank, then on one; groups of three heads
@@ -90,13 +91,13 @@ def test_flash_decode(pool, num_ranks, args):
     run(pool, "31_flash_decode.py", num_ranks, *args)
 
 
-@pytest.mark.parametrize(("num_ranks", "args"), [(3, (2, 1, 16)), (3, (97, 3, 16)), (2, (64, 1, 32)), (1, (70, 1, 16))])
+@table(("num_ranks", "args"), [(3, (2, 1, 16)), (3, (97, 3, 16)), (2, (64, 1, 32)), (1, (70, 1, 16))])
 def test_ring_attention(pool, num_ranks, args):
     """More ranks than tokens; parts that are no multiples of a tile, or exactly one; a rank alone."""
     run(pool, "32_ring_attention.py", num_ranks, *args)
 
 
-@pytest.mark.parametrize(
+@table(
     ("num_ranks", "args"),
     [
         (3, ((0, 50, 7), 1, 20, 33, 2, 3, [])),  # a rank without tokens, sizes that are no multiples of anything
@@ -109,29 +110,24 @@ def test_moe(pool, num_ranks, args):
     run(pool, "33_moe.py", num_ranks, *args)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "args"), [(3, (1, 7, 3)), (3, (70, 300, 3)), (2, (3, 5000, 3)), (1, (20, 64, 3))]
-)
+@table(("num_ranks", "args"), [(3, (1, 7, 3)), (3, (70, 300, 3)), (2, (3, 5000, 3)), (1, (20, 64, 3))])
 def test_norm(pool, num_ranks, args):
     """Ranks without tokens, odd sizes, rows that fill a tile."""
     run(pool, "34_norm.py", num_ranks, *args)
 
 
-@pytest.mark.parametrize(("num_ranks", "tiles"), [(1, (2, 2)), (4, (1, 2))])
+@table(("num_ranks", "tiles"), [(1, (2, 2)), (4, (1, 2))])
 def test_jacobi(pool, num_ranks, tiles):
     """Four tiles on one rank are a square, and so are four ranks."""
     run(pool, "38_jacobi.py", num_ranks, tiles, (2, 8 // tiles[1]), 20, 1e-2)
 
 
 # -- again and again --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "num_ranks"),
-    [
-        pytest.param(name, num_ranks, marks=[pytest.mark.exhaustive] if num_ranks > 3 else [])
-        for name in jobs_models.PREPARE
-        for num_ranks in (3, 4)
-    ],
-)
+@pytest.mark.parametrize(("name", "num_ranks"), [
+    pytest.param(name, num_ranks, marks=[pytest.mark.exhaustive] if num_ranks > 3 else [])
+    for name in jobs_models.PREPARE
+    for num_ranks in (3, 4)
+])  # fmt: skip
 def test_calls_in_a_row(pool, tmp_path, name, num_ranks):
     """From three ranks on, one can be a launch ahead of a second one while a third one still waits for the second."""
     calls, share = (10, 0.15) if "decode" in name else (10, 0.1)
@@ -159,13 +155,11 @@ def test_a_slow_reader_of_the_table(pool, tmp_path):
 # What makes an example compute nonsense, and it has to say so.
 MISTAKES = [
     ("31_flash_decode.py", "sum(t < n for t", "sum(t <= n for t"),
-    ("32_ring_attention.py", "causal=causal", "causal=not causal"),
-    ("33_moe.py", "inner * tl.sigmoid(inner)", "inner"),
-    ("34_norm.py", "stream += part", "stream = part"),
-    ("35_collectives.py", "op=ReduceOp.MAX", "op=ReduceOp.MIN"),
+    ("32_ring_attention.py", "causal=causal", "causal=not causal"), ("33_moe.py", "inner * tl.sigmoid(inner)", "inner"),
+    ("34_norm.py", "stream += part", "stream = part"), ("35_collectives.py", "op=ReduceOp.MAX", "op=ReduceOp.MIN"),
     ("36_operations.py", "gather_dim=0)  # shards are rows", "gather_dim=0, bias=on(bias))  # shards are rows"),
     ("38_jacobi.py", "column[None, :] == COLUMNS - 1", "column[None, :] == 0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES, ids=[name for name, *_ in MISTAKES])
@@ -211,7 +205,7 @@ def cases():
             yield pytest.param(name, kernel, given, target, marks=marks, id=f"{kernel}-{target}")
 
 
-@pytest.mark.parametrize(("name", "kernel", "given", "target"), list(cases()))
+@table(("name", "kernel", "given", "target"), list(cases()))
 def test_kernels_compile(name, kernel, given, target):
     function = vars(jobs_examples.load(EXAMPLES / name))[kernel]
     values = {**TYPES, **given}
@@ -223,7 +217,7 @@ def test_kernels_compile(name, kernel, given, target):
         assert re.search(PRODUCTS[target], assembly(compiled))
 
 
-@pytest.mark.parametrize("target", SHARED_MEMORY)
+@table("target", SHARED_MEMORY)
 def test_the_traced_kernel_compiles(target):
     from iris_gluon import IrisDeviceCtx
 

@@ -20,36 +20,23 @@ def ranks():
         yield pool
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "steps"),
-    [
-        (2, 3),
-        pytest.param(4, 20, marks=pytest.mark.exhaustive),
-        pytest.param(2, 20, marks=pytest.mark.multigpu(2), id="cuda-2"),
-        pytest.param(4, 20, marks=pytest.mark.multigpu(4), id="cuda-4"),
-    ],
-)
+@pytest.mark.parametrize(("num_ranks", "steps"), [
+    (2, 3), pytest.param(4, 20, marks=pytest.mark.exhaustive),
+    pytest.param(2, 20, marks=pytest.mark.multigpu(2), id="cuda-2"),
+    pytest.param(4, 20, marks=pytest.mark.multigpu(4), id="cuda-4"),
+])  # fmt: skip
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_is_as_alone(ranks, name, num_ranks, steps):
     lines = ranks.run(jobs_examples.train, num_ranks, name, steps, jobs_examples.free_port())
     assert [line.partition(": ")[2] for line in lines] == [f"{TRAINED[name]}, {steps} losses as alone"] * num_ranks
 
 
-@pytest.mark.parametrize(
-    "num_ranks",
-    [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")],
-)
+@pytest.mark.parametrize("num_ranks", [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")])
 def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, tmp_path):
     """Layers are divided within the nodes, and parameters between them."""
     for steps in (2, 4):
         train = (
-            jobs_examples.train,
-            num_ranks,
-            "60_two_nodes.py",
-            steps,
-            jobs_examples.free_port(),
-            "2x2",
-            str(tmp_path),
-        )
+            jobs_examples.train, num_ranks, "60_two_nodes.py", steps, jobs_examples.free_port(), "2x2", str(tmp_path),
+        )  # fmt: skip
         lines = ranks.run(*train)
         assert [line.partition(": ")[2] for line in lines] == ["2 nodes, 2 losses as alone"] * num_ranks
