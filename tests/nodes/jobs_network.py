@@ -298,6 +298,7 @@ def host_rounds(device, rounds, distance, delay=0.002):
                 ctx.signal(taken, before, 1, op="add")
             if ctx.get(own, after, copy.fill_(-1.0)) is not copy or copy.unique().tolist() != [after]:
                 wrong.append(("get", turn, copy.tolist()))
+        ctx.signal_wait(taken, rounds)
         ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
         ctx.signal(arrived, after, op="add")
         ctx.signal_wait(arrived, rounds + 1)

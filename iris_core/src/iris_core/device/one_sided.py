@@ -161,12 +161,12 @@ class OneSided(NodeMembers):
         network = self.heap.network
         if network is None:
             return {}
-        self._check_backend("launch_options")
+        self._check_backend("launch_options", "network_options")
         return dict(self.backend.network_options(network))
 
-    def _check_backend(self, what: str) -> None:
-        """Raise CapabilityError if the backend's kernels use no network."""
-        if not hasattr(self.backend, "network_options"):
+    def _check_backend(self, what: str, method: str) -> None:
+        """Raise CapabilityError if the backend's kernels use no network, in this way."""
+        if not hasattr(self.backend, method):
             raise CapabilityError(f"{what}: kernels of backend {self.backend.info.name!r} use no network")
 
     def _is_far(self, what: str, peer: int) -> bool:
@@ -175,7 +175,7 @@ class OneSided(NodeMembers):
             return False
         if self.heap.network is None:
             self._world.check_reachable(peer, what, _WAY_OUT)
-        self._check_backend(what)
+        self._check_backend(what, "copy_between_nodes")
         return True
 
     def _between_nodes(
