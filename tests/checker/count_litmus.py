@@ -8,7 +8,6 @@ Status 1 if a forbidden outcome was seen, or less than 95 % of the allowed ones.
 import argparse
 import sys
 
-from litmus_compound import COMPOUND
 from litmus_programs import Program, Runner
 from litmus_ptx import PTX
 
@@ -22,7 +21,7 @@ def main():
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.seeds)
-    tests = [test for test in (*PTX, *COMPOUND) if not args.names or test.name in args.names]
+    tests = [test for test in PTX if not args.names or test.name in args.names]
     with Iris("1MiB", device="cpu", check="schedules") as ctx:
         runner = Runner(ctx)
         found = {}

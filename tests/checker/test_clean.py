@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import runpy
 import sys
@@ -20,10 +21,7 @@ import iris_core
 from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
-IN_THE_SUITE = (
-    "13_message_passing_gluon.py", "28_gemm_all_reduce_ring.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py",
-    "36_operations.py",
-)  # fmt: skip
+IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
 """Examples that are checked always; the others with --exhaustive."""
 
 exhaustive = pytest.mark.exhaustive
@@ -41,12 +39,13 @@ def run(pool, path, num_ranks, module, function, *args):
     return results
 
 
-def run_example(pool, monkeypatch, path, num_ranks, found):
-    """Run a script as the examples' tests do; returns the texts of what is found."""
+def run_example(pool, monkeypatch, path, num_ranks, found, seed=None):
+    """Run a script as the examples' tests do, under a seed if there is one; returns the texts of what is found."""
+    job, *first = (jobs_corpus.checked,) if seed is None else (jobs_corpus.explored, seed)
 
     def on_pool(fn, ranks, *args):
         call = ("call", str(path), fn.__name__, args, "cpu")
-        return pool.run(jobs_corpus.checked, ranks, str(found), "jobs_examples", *call)
+        return pool.run(job, ranks, *first, str(found), "jobs_examples", *call, timeout_s=900.0)
 
     monkeypatch.setattr(iris_core, "run", on_pool)
     monkeypatch.setattr(sys, "argv", [path.name, str(num_ranks)])
@@ -121,22 +120,45 @@ def test_tile_collectives(pool, tmp_path, language, num_ranks):
         assert problems == []
 
 
-SEEDS = [4, *(pytest.param(seed, marks=exhaustive) for seed in range(20) if seed != 4)]
+COUNT = int(os.environ.get("SEEDS", "20"))
+"""SEEDS=200 python -m pytest --exhaustive tests/checker/test_clean.py -k under_schedules: all of it under 200 seeds."""
+
+SEEDS = [4, *(pytest.param(seed, marks=exhaustive) for seed in range(COUNT) if seed != 4)]
 
 
+@pytest.mark.parametrize("num_ranks", RANKS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_under_schedules(pool, some, tmp_path, seed):
-    """Collectives, tile collectives and an example, in other orders and with weak memory."""
+def test_under_schedules(pool, tmp_path, seed, num_ranks):
+    """Collectives, fused operations and tile collectives in other orders, with weak memory; seeds share the cases."""
     path = str(tmp_path / "found")
-    for cases in (some(moving_cases(), 12, seed), some(reducing_pairs(), 8, seed)):
-        wrong = pool.run(jobs_corpus.explored, 3, seed, path, "jobs_ccl", "run_cases", "cpu", cases, 2)
-        assert wrong == [[]] * 3
-    tiles = [Case(op, "float32") for op in OPS]
-    for problems, _ in pool.run(jobs_corpus.explored, 3, seed, path, "jobs_tiles", "run_cases", "triton", tiles, "cpu"):
+
+    def explored(module, cases, every):
+        part = list(cases)[seed % every :: every]
+        wrong = pool.run(
+            jobs_corpus.explored, num_ranks, seed, path, module, "run_cases", "cpu", part, 2, timeout_s=900.0
+        )
+        assert wrong == [[]] * num_ranks
+
+    explored("jobs_ccl", moving_cases(), 24)
+    explored("jobs_ccl", reducing_pairs(), 16)
+    fused = [*thinned(list(all_cases(num_ranks)), num_ranks), *dtype_cases(num_ranks)]
+    explored("jobs_ops", fused, max(len(fused) // 2, 1))
+    tiles = [Case(op, "float32") for op in OPS][seed % 2 :: 2]
+    for problems, _ in pool.run(
+        jobs_corpus.explored, num_ranks, seed, path, "jobs_tiles", "run_cases", "triton", tiles, "cpu"
+    ):
         assert problems == []
-    example = ("call", str(EXAMPLES / "32_ring_attention.py"), "main", (), "cpu")
-    pool.run(jobs_corpus.explored, 3, seed, path, "jobs_examples", *example)
     assert texts(tmp_path / "found") == []
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "32_ring_attention.py" else exhaustive) for name in EXPECTED]
+)
+def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, num_ranks):
+    for seed in range(COUNT) if request.config.getoption("exhaustive") else [4]:
+        path = tmp_path / f"found {seed}"
+        assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, path, seed) == [], f"with seed {seed}"
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
@@ -152,7 +174,7 @@ def test_norms(pool, tmp_path, num_ranks):
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_tokens_of_experts(pool, tmp_path, num_ranks):
     case = 2, 2, 48, 9, "float8_e4m3fn", 3
-    assert run(pool, tmp_path / "found", num_ranks, "jobs_experts", "passes", "cpu", None, case, 4) == [[]] * num_ranks
+    assert run(pool, tmp_path / "found", num_ranks, "jobs_experts", "passes", "cpu", None, case, 2) == [[]] * num_ranks
     case = 2, 2, 48, 9, "float32", 0
     wrong = run(pool, tmp_path / "found", num_ranks, "jobs_experts", "differentiates", "cpu", None, case, 2)
     assert wrong == run(pool, tmp_path / "found", num_ranks, "jobs_experts", "keeps", "cpu") == [[]] * num_ranks

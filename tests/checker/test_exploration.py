@@ -163,9 +163,25 @@ def test_the_command_line_runs_seeds_and_replays_one(tmp_path):
     assert f"--replay {seed}" in again.stdout
 
 
+def test_the_command_line_walks_all_orders_and_replays_one(tmp_path):
+    done = check(tmp_path, "--all-orders", "6", "--json")
+    printed = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert printed["orders"] == {"orders": 1, "runs": 1, "is_whole": True}  # nothing is synchronised: one order
+    assert printed["findings"][0]["seeds"] == ["order:"]
+    again = check(tmp_path, "--replay", "order:")
+    assert "data race" in again.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("--seeds 0", "positive"), ("--seeds 2 --replay 1", "not allowed with"), ("--replay -3", "check_seed")],
+    [
+        ("--all-orders 0", "positive"),
+        ("--only bounds --all-orders 2", "needs races"),
+        ("--seeds 0", "positive"),
+        ("--seeds 2 --replay 1", "not allowed with"),
+        ("--replay -3", "check_seed"),
+    ],
 )
 def test_the_command_line_refuses_what_it_cannot_run(tmp_path, arguments, said):
     done = check(tmp_path, *arguments.split())

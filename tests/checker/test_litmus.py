@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from litmus_compound import COMPOUND
 from litmus_programs import Litmus, Program, Runner
 from litmus_ptx import PTX
 
 from iris_core import Iris
 from iris_triton.checker.exploration.weak_memory import _matches
 
-TESTS = [*PTX, *COMPOUND]
+TESTS = PTX
 SEEDS = range(80)
 
 
