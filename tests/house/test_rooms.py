@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/collectives": 3920,
     "iris_triton/checker": 3651,
     "iris_triton/demos": 135,
-    "iris_triton/gemm": 2435,
+    "iris_triton/gemm": 2475,
     "iris_triton/interpreter": 3800,
     "iris_triton/language": 1827,
     "iris_triton/rocm_iris": 1491,
