@@ -124,10 +124,18 @@ def norm(size, dtype, **more):
         "scales": None, "counters": FLAGS, "peers": peers(size), "me": 1, "rank": 1, "kind": 5, "rows": 16, "cap": 1024,
         "box": 1 << 21, "half": 1 << 20, "eps": 1e-6, "most": 448.0, "timeout_ns": 10**9, "status": 1 << 40, "N": size,
         "TWO": False, "ALIGNED": True, "BLOCK": 64, "EARLY": True, "LOOKS": 1, "num_warps": 2, "launch_pdl": True,
+        "parts": None, "PARTS": 1,
     }  # fmt: skip
     tensors = dict.fromkeys(("out", "residual", "x", "weight"), torch.zeros(16, dtype=dtype))
     of_type = {"DT": getattr(tl, str(dtype)[6:]), "ITEM": dtype.itemsize, "hidden": 1024 // dtype.itemsize}
     return {**common, **tensors, **of_type, **more}
+
+
+def test_a_norm_whose_rows_are_shared():
+    """Each program looks at the words of its row's others until all have this launch's number."""
+    text = assembly(compile_for(norm_packets, (), norm(2, torch.bfloat16, parts=WORDS, PARTS=4)))
+    assert "atom.global.gpu.relaxed.exch.b64" in text
+    assert "atom.global.gpu.relaxed.add.u64" in text
 
 
 @table("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])

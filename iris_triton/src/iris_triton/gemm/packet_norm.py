@@ -2,8 +2,9 @@
 
 Chosen for few rows, and for more: a call costs a launch and one hop, or two, as the all_reduce of these names does,
 whose mailbox it uses (`iris_triton.collectives.packets`).  In one shot a program sends its rows to all members, and
-finishes each as soon as all have sent theirs.  In two shots it sends each to its owner, which sums it and sends the sum
-to all.  Sums and residuals are those of `one_shot` and `two_shot`.
+finishes each as soon as all have sent theirs; where `comm_sms` is several times the rows, so many programs share a
+row, and tell each other the sums of their squares.  In two shots it sends each to its owner, which sums it and sends
+the sum to all.  Sums and residuals are those of `one_shot` and `two_shot`.
 
 A place in the mailbox is free again two launches later: then all members have begun the launch in between, for each
 has sent something that this one got, or without which an owner could not have sent its sums.
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.products import FP8
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
 from iris_triton.collectives.packets.arithmetic import reduced
@@ -67,18 +70,21 @@ def _elements(words, DT: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
 def norm_packets(
     out, residual, x, weight, scales, counters, peers, me, rank, kind, rows, hidden, cap, box, half, eps, most,
-    timeout_ns, status,
-    N: tl.constexpr, TWO: tl.constexpr, DT: tl.constexpr, ITEM: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
+    timeout_ns, status, parts,
+    N: tl.constexpr, TWO: tl.constexpr, PARTS: tl.constexpr, DT: tl.constexpr, ITEM: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
     """Send all rows, and finish each; a program takes every `num_programs`-th row, and waits for those of its number.
 
     With TWO, row t belongs to member t % N.  In the mailbox are then what each member sends to this one, which owns
     rows, and the sums of each owner's.
 
+    With PARTS, `rows` are parts of rows, `hidden` is of a part, and there is a program for each.
+
     Args (beside those of `iris_triton.gemm.reduce_norm.norm_one_shot`):
         counters, peers, cap, box, half, N, DT, ITEM, EARLY, LOOKS: see
             `iris_triton.collectives.packets.exchange.exchange`; rows are whole packets.
+        parts: int64, words of this rank; see `iris_triton.gemm.reduce_norm.finish`.
         BLOCK: a power of two of packets, at least those of a row.
     """
     follow(EARLY)
@@ -105,7 +111,7 @@ def norm_packets(
             for k in tl.static_range(N):
                 push(peers[k] + (at + me * slot + begin) + offset, raw, mask, flags, ENC)
     claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
-    factors = row_of(weight, 0, hidden, ALIGNED, ELEMENTS)
+    factors = row_of(weight, program % PARTS, hidden, ALIGNED, ELEMENTS)
     if TWO:
         for t in range(program, rows, programs):
             if t % N == me:
@@ -134,7 +140,7 @@ def norm_packets(
         kept = (sums[0] * mask, sums[1] * mask, sums[2] * mask, sums[3] * mask)  # of packets that were not awaited, 0
         finish(
             _elements(kept, DT, ELEMENTS), before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED,
-            ELEMENTS
+            ELEMENTS, PARTS, parts, epoch + 1
         )  # fmt: skip
         if TWO:
             clear(mine, slot, mask, 1)
@@ -143,7 +149,7 @@ def norm_packets(
     confirm(counters, claimed, epoch, me, status, rank)
 
 
-_PACKETS_OF_A_WARP = 64
+_PACKETS_OF_A_WARP, _MOST_PARTS = 64, 8
 _SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
 
 
@@ -180,23 +186,39 @@ class PacketNorm(ReduceNorm):
         sent = (request.group_size - 1) * request.nbytes * (1 if self._shots == 1 else 2 / request.group_size)
         return _SECONDS + self._shots * _HOP_S + sent / _WIRE
 
+    def _parts(self, request: NormRequest, row: int, programs: int) -> int:
+        """Return how many programs share a row of so many packets: as many as `comm_sms` of the config has for each.
+
+        Then the sum of the squares is made of theirs.  Scales would need the largest element, too.
+        """
+        most, each = _MOST_PARTS, programs // request.rows
+        while most > 1 and (most > each or row % most or self._shots == 2 or request.out_dtype in FP8):
+            most //= 2
+        return most
+
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         row = request.nbytes // request.rows // PACKET
+        parts = self._parts(request, row, self.resident(request, host, 1, 1))
+        row //= parts
         block, warps = shape_of(row, config.get("num_warps"))
         two, size = self._shots == 2, team.size
-        bands = -(-request.rows // size) if two else request.rows
+        rows = request.rows * parts
+        bands = -(-rows // size) if two else rows
         mailbox = mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
         if mailbox.pieces > 1:
             raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
-        programs = min(self.resident(request, host, 2, MAX_PROGRAMS), request.rows)
+        programs = min(self.resident(request, host, 2, MAX_PROGRAMS), rows)
+        words = team.region(f"parts of norms at {mailbox.offset_bytes}", 8 * MAX_PROGRAMS) if parts > 1 else None
         early = early_launch(team.device)
         arguments, names = self.arguments(request, team)
         arguments |= {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)), "TWO": two,
             "counters": mailbox.counters, "cap": mailbox.cap, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
             "me": team.rank, "rank": team.world_rank, "timeout_ns": team.timeout_ns, "status": team.status_ptr,
-            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * PACKET // request.hidden, "BLOCK": block,
+            "parts": None if words is None else words.tensor[: 8 * MAX_PROGRAMS].view(torch.int64), "PARTS": parts,
+            "rows": rows, "hidden": request.hidden // parts, "BLOCK": block,
+            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * PACKET * parts // request.hidden,
             "EARLY": bool(early), "LOOKS": looks_of(programs, warps),
         }  # fmt: skip
         options = {} if on_cpu else {"num_warps": warps, **early}

@@ -62,8 +62,21 @@ def row_of(pointer, t, hidden, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _of_all_parts(mine, t, words, tag, PARTS: tl.constexpr):
+    """Add up a number of the programs of a row's parts, in the same order in all; they run at the same time."""
+    own = tag.to(tl.int64) << 32 | (mine.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+    tl.atomic_xchg(words + t, own, sem="relaxed", scope="gpu")  # a word has all that there is to hand over
+    place = words + t // PARTS * PARTS + tl.arange(0, PARTS)
+    seen = tl.atomic_add(place, tl.zeros((PARTS,), tl.int64), sem="relaxed", scope="gpu")
+    while tl.sum(((seen >> 32).to(tl.int32) == tag).to(tl.int32), 0) < PARTS:
+        seen = tl.atomic_add(place, tl.zeros((PARTS,), tl.int64), sem="relaxed", scope="gpu")
+    return tl.sum(seen.to(tl.int32).to(tl.float32, bitcast=True), 0)
+
+
+@triton.jit
 def finish(
-    total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr = 1, words=None, tag=0
 ):  # fmt: skip
     """Add a row's sum to the residual, and store the norm of that.
 
@@ -73,6 +86,8 @@ def finish(
         out, residual, hidden, eps: see `all_reduce_rms_norm`.
         scales: float32 for each row, or None; then `most` is the largest number of the output's type.
         ALIGNED: all tensors begin at multiples of 16 bytes.
+        PARTS: a row's parts, a power of two; what is called a row here is then one of them.
+        words, tag: with several, an int64 of this rank for each part, and what no word has been tagged with.
     """
     at = tl.arange(0, BLOCK)
     mask = at < hidden
@@ -80,7 +95,10 @@ def finish(
     row = (before + total).to(residual.dtype.element_ty)
     tl.store(wide(residual, ALIGNED) + begin + at, row, mask=mask)
     row = row.to(tl.float32)
-    row *= tl.rsqrt(tl.sum(row * row, 0) / hidden + eps) * factors
+    squares = tl.sum(row * row, 0)
+    if PARTS > 1:
+        squares = _of_all_parts(squares, t, words, tag, PARTS)
+    row *= tl.rsqrt(squares / (hidden * PARTS) + eps) * factors
     if scales is not None:
         factor = tl.max(tl.abs(row), 0) / most
         tl.store(scales + t, factor)
