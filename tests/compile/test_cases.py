@@ -1,55 +1,131 @@
-"""Every device function compiles for every GPU target, and its assembly has what it must have."""
+"""Every device function compiles for every GPU target, in both languages, and its assembly has what it must have."""
 
+import collections
+import itertools
 import re
 
+import compile_language
+import gluon_cases
+import jobs_atomics
+import jobs_sync
 import pytest
-from compile_language import compile_cases
-from targets import case_targets
+import torch
+from gluon_kernels import kernels_of
+from jobs_sync import BLOCK
 
-from iris_core.types import DeviceType
+from iris_core.types import CompileCase, DeviceType
+from iris_gluon import IrisDeviceCtx
 from iris_triton import language
 from iris_triton.context import DeviceContext
+from iris_triton.testing import selftest
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
-CASES = {case.name: case for case in compile_cases()}
 KINDS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
+(NVIDIA,), AMD = ([name for name, gpu in TARGETS.items() if gpu.backend == each] for each in ("cuda", "hip"))
+CONTEXTS = {"triton": DeviceContext, "gluon": IrisDeviceCtx}
+INT32, INT64 = torch.int32, torch.int64
 
+
+def self_test_cases():
+    """The kernels of `iris doctor`, and how they reach the other rank."""
+    kernels = {
+        "write": (selftest.move, (INT32, INT32, selftest.NUMEL, INT64, 8, 3, False), {"BLOCK": 4096}),
+        "read": (selftest.move, (INT32, INT32, selftest.NUMEL, INT64, 8, 3, True), {"BLOCK": 4096}),
+        "add": (selftest.add, (INT32, INT64, selftest.ADDITIONS, INT64, 8), {"BLOCK": 128}),
+        "hand-over": (selftest.hand_over, (INT32, INT32, INT32, INT64, INT64, 8, 3, 5), {"BLOCK": selftest.MESSAGE}),
+    }
+    cuda = {
+        "write": r"st\.global\.v4\.b32",
+        "read": r"ld\.global\.v4\.b32",
+        "add": r"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.u32(.|\n)*\.add\.u64",
+        "hand-over": r"st\.release\.sys\.global(.|\n)*ld\.acquire\.sys\.global",
+    }
+    return [
+        CompileCase(f"selftest-{name}", *call, expect={DeviceType.CUDA: (cuda[name],), DeviceType.HIP: ("global_",)})
+        for name, call in kernels.items()
+    ]
+
+
+LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases.compile_cases()}
+CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
 
 RARE = {f"collective-{name}" for name in ("pull-bytes", "pull-nothing", "reduce-direct", "push-members", "push-tiles")}
-RARE.add("operation-reduce-rows")
-"""Kernels that take long and are compiled in other forms as well."""
+RARE |= {"operation-reduce-rows", "collective-gluon-push-landing", "collective-gluon-two-shot-reading"}
+"""Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
 
-def kernel_of(name):
-    """Cases with the same code of a vendor's own share the targets: what differs is an operation, type or order."""
-    operation, *how = name.split("-")
-    if operation in ("collective", "operation", "tile"):
-        return CASES[name].kernel
-    if operation.startswith("atomic_"):
-        return operation
-    return operation, *(how[1:-1] if "hint=" in name else how[:1])
+def groups():
+    """Names of cases with the same code of a vendor's own: what differs is an operation, type or order."""
+    found = collections.defaultdict(list)
+    for of, cases in CASES.items():
+        for name, case in cases.items():
+            operation, *how = name.split("-")
+            if operation in ("collective", "operation"):
+                what = f"{operation}-{case.kernel.__name__}"
+            elif operation in ("tile", "experts", "selftest") or operation.startswith("atomic_") or of == "gluon":
+                what = operation
+            else:
+                what = "-".join([operation, *(how[1:-1] if "hint=" in name else how[:1])])
+            found[f"{of}-{what}"].append(name)
+    return dict(found)
 
 
-@pytest.mark.parametrize(("name", "target"), case_targets(CASES, kernel=kernel_of, rare=RARE))
-def test_assembly(name, target):
-    case = CASES[name]
-    text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
-    expected = case.expect[KINDS[TARGETS[target].backend]]
-    assert expected
-    for pattern in expected:
-        assert re.search(pattern, text), f"{name} for {target} lacks {pattern}:\n{text}"
+GROUPS = groups()
 
 
-def test_case_names_are_unique():
-    assert len(CASES) == len(compile_cases())
+@pytest.mark.parametrize("group", GROUPS)
+def test_assembly(group, request):
+    """A group's cases share the targets: one each, in turn, and a single case is compiled for both vendors.
+
+    Of what Triton's kernels are compiled for as well, Gluon takes a half, and a fourth of the tiles.
+    """
+    of, what = group.split("-", 1)
+    names, number = sorted(GROUPS[group], key=lambda name: name in RARE), list(GROUPS).index(group)
+    turns = itertools.cycle(each for amd in AMD[number % 2 :] + AMD[: number % 2] for each in (amd, NVIDIA))
+    shared = of == "gluon" and not what.startswith("collective")
+    step = (4 if what == "tile" else min(2, len(names))) if shared else 1
+    lacking = []
+    for i, name in enumerate(names):
+        targets = {next(turns)} if len(names) > 1 or shared else {NVIDIA, AMD[number % 2]}
+        if (i + number) % step or name in RARE:
+            targets = set()
+        if request.config.getoption("exhaustive"):
+            targets = TARGETS
+        case = CASES[of][name]
+        for target in targets:
+            text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
+            patterns = case.expect[KINDS[TARGETS[target].backend]]
+            assert patterns
+            lacking += [f"{name} for {target} lacks {each}:\n{text}" for each in patterns if not re.search(each, text)]
+    assert not lacking, "\n".join(lacking)
 
 
-@pytest.mark.parametrize("form", ["function", "method"])
-@pytest.mark.parametrize("function", language.__all__)
-def test_every_device_function_has_a_case(function, form):
-    assert [name for name in CASES if name.startswith(f"{function}-") and f"-{form}" in name]
+@pytest.mark.parametrize("of", CONTEXTS)
+def test_every_device_function_has_a_case_and_a_method(of):
+    assert len(CASES[of]) == len(LISTS[of])
+    for function in language.__all__:
+        for form in ("function", "method"):
+            assert [name for name in CASES[of] if name.startswith(f"{function}-") and f"-{form}" in name], function
+    methods = {name for name in vars(CONTEXTS[of]) if not name.startswith("_")}
+    assert methods >= {*language.__all__, "initialize", *(["from_tensor"] if of == "triton" else [])}
 
 
-def test_methods_are_the_device_functions():
-    methods = {name for name in vars(DeviceContext) if not name.startswith("_")}
-    assert methods >= set(language.__all__) | {"initialize", "from_tensor"}
+def test_what_the_tests_in_gluon_launch_compiles(some):
+    """So that no time on GPUs is lost with what does not."""
+    kernels = kernels_of(jobs_sync) | kernels_of(jobs_atomics)
+    words = (INT64,) * 5
+    ring, sizes = (INT32, INT64, INT32, INT64), {"BLOCK": BLOCK}
+    orders = (100, "put_signal", True, "add", "relaxed")
+    launched = [
+        ("hammer", (torch.bfloat16, INT64, 0, 2, 8), {}),
+        ("ring", (*ring, 0, 4, 5, "put_signal"), sizes),
+        ("ring", (*ring, 1, 4, 5, "store"), sizes),
+        ("compare", (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
+        ("handshake", (INT32, INT32, *words, 0, 1, 2, *orders), {"wait_sem": "acquire", "scope": "gpu", **sizes}),
+        ("barriers", (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
+        ("count_signals", (INT64, INT64, 0, 4, 5), {}),
+        ("locked_increment", (INT32, INT32, INT64, 0, 2, 8), {}),
+        ("wait_for_nothing", (INT64, INT64, 0, 2), {}),
+    ]
+    for name, args, constants in some(launched, 3, 1):
+        assert assembly(compile_for(kernels[name], args, constants, "sm_90"))

@@ -72,8 +72,10 @@ def test_ranks_that_the_compiler_does_not_know(target):
     assert re.search(VECTOR[target], assembly(compile_for(fill_from_table, args, {"BLOCK": 1024}, target)))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [("gfx942", torch.bool), ("gfx950", torch.int8), ("gfx942", torch.float16), ("gfx950", torch.float64)],
+)
 def test_amd_does_not_cut_the_distance_to_32_bits(target, dtype):
     # A tensor of less than 2 GiB, of which Triton assumes that 32-bit offsets reach all that its pointer leads to.
     small = torch.empty(4096, dtype=dtype)

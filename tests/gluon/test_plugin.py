@@ -123,6 +123,21 @@ def test_device_api():
     assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
 
 
+def test_the_key_of_the_class_depends_on_every_method():
+    """A kernel that gets the class as an argument is cached under this key, not under the code that it calls."""
+    before = IrisDeviceCtx.cache_key
+    assert before == IrisDeviceCtx.cache_key
+    kernels = [member for name, member in vars(IrisDeviceCtx).items() if name in language.__all__]
+    assert len(kernels) == len(language.__all__)
+    for kernel in kernels:
+        key, kernel.hash = kernel.cache_key, "other"
+        try:
+            assert IrisDeviceCtx.cache_key != before
+        finally:
+            kernel.hash = key
+    assert before == IrisDeviceCtx.cache_key
+
+
 def test_public_names():
     for name in iris_gluon.__all__:
         assert getattr(iris_gluon, name) is not None
