@@ -62,25 +62,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
-def test_operations_on_blocks(op, dtype):
-    values = [1, -2, 3, -4, 5, 6, -7, 8] if dtype not in INTS[2:] else [1, 2, 3, 4, 2**31, 6, 7, 8]
-    others = [2, 1, -9, 4, -6, -5, 3, 0] if dtype not in INTS[2:] else [2, 1, 9, 4, 7, 5, 3, 0]
-    start, v = torch.tensor(values).to(dtype), torch.tensor(others).to(dtype)
-    p, old = start.clone(), torch.full((8,), 99).to(dtype)
-    rmw_kernel[(1,)](p, v, old, OP=op, SEM="acq_rel", SCOPE="sys", N=8)
-    even = torch.arange(8) % 2 == 0
-    want = torch.tensor([e if k else s for e, s, k in zip(expected(op, start, v).tolist(), values, even, strict=True)])
-    assert p.tolist() == want.tolist()
-    # Lanes that are masked off do nothing and return 0.
-    assert old.tolist() == [s if k else 0 for s, k in zip(values, even, strict=True)]
+def test_operations_on_blocks():
+    for op, dtype in CASES:
+        values = [1, -2, 3, -4, 5, 6, -7, 8] if dtype not in INTS[2:] else [1, 2, 3, 4, 2**31, 6, 7, 8]
+        others = [2, 1, -9, 4, -6, -5, 3, 0] if dtype not in INTS[2:] else [2, 1, 9, 4, 7, 5, 3, 0]
+        start, v = torch.tensor(values).to(dtype), torch.tensor(others).to(dtype)
+        p, old = start.clone(), torch.full((8,), 99).to(dtype)
+        rmw_kernel[(1,)](p, v, old, OP=op, SEM="acq_rel", SCOPE="sys", N=8)
+        even = torch.arange(8) % 2 == 0
+        want = torch.tensor(
+            [e if k else s for e, s, k in zip(expected(op, start, v).tolist(), values, even, strict=True)]
+        )
+        assert p.tolist() == want.tolist()
+        # Lanes that are masked off do nothing and return 0.
+        assert old.tolist() == [s if k else 0 for s, k in zip(values, even, strict=True)]
 
 
-@pytest.mark.parametrize(("sem", "scope"), [*itertools.product(SEMS, SCOPES)])
-def test_all_orders_and_scopes(sem, scope):
-    p, old = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
-    rmw_kernel[(1,)](p, torch.ones(8, dtype=torch.int32), old, OP="add", SEM=sem, SCOPE=scope, N=8)
-    assert p.tolist() == [1, 0] * 4
+def test_all_orders_and_scopes():
+    for sem, scope in [*itertools.product(SEMS, SCOPES)]:
+        p, old = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+        rmw_kernel[(1,)](p, torch.ones(8, dtype=torch.int32), old, OP="add", SEM=sem, SCOPE=scope, N=8)
+        assert p.tolist() == [1, 0] * 4
 
 
 @triton.jit
@@ -88,11 +90,11 @@ def same_address_kernel(p, v, N: tl.constexpr):
     tl.atomic_add(p + tl.arange(0, N) * 0, tl.load(v + tl.arange(0, N)))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, *FLOATS])
-def test_lanes_with_the_same_address_all_count(dtype):
-    p = torch.zeros(1, dtype=dtype)
-    same_address_kernel[(4,)](p, torch.ones(64, dtype=dtype), N=64)
-    assert p.item() == 256
+def test_lanes_with_the_same_address_all_count():
+    for dtype in [torch.int32, *FLOATS]:
+        p = torch.zeros(1, dtype=dtype)
+        same_address_kernel[(4,)](p, torch.ones(64, dtype=dtype), N=64)
+        assert p.item() == 256
 
 
 @triton.jit
@@ -101,13 +103,13 @@ def cas_kernel(p, old, cmp, val, N: tl.constexpr):
     tl.store(old + i, tl.atomic_cas(p + i, tl.load(cmp + i), tl.load(val + i)))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.float32, torch.float64])
-def test_compare_and_swap(dtype):
-    p = torch.tensor([1, 2, 3, 4]).to(dtype)
-    old = torch.zeros(4, dtype=dtype)
-    cas_kernel[(1,)](p, old, torch.tensor([1, 0, 3, 0]).to(dtype), torch.tensor([10, 20, 30, 40]).to(dtype), N=4)
-    assert p.tolist() == [10, 2, 30, 4]
-    assert old.tolist() == [1, 2, 3, 4]
+def test_compare_and_swap():
+    for dtype in [torch.int32, torch.int64, torch.int16, torch.float32, torch.float64]:
+        p = torch.tensor([1, 2, 3, 4]).to(dtype)
+        old = torch.zeros(4, dtype=dtype)
+        cas_kernel[(1,)](p, old, torch.tensor([1, 0, 3, 0]).to(dtype), torch.tensor([10, 20, 30, 40]).to(dtype), N=4)
+        assert p.tolist() == [10, 2, 30, 4]
+        assert old.tolist() == [1, 2, 3, 4]
 
 
 @triton.jit

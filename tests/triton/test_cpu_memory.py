@@ -113,23 +113,25 @@ ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "ato
 
 
 @pytest.mark.parametrize("access", ACCESSES)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_accesses_beyond_a_block_are_refused_on_every_rank(heap, rank, access):
-    x = heap.tensor(rank, 256, 100)
-    touch_kernel[(1,)](x, 96, ACCESS=access, N=4)
-    before = [m.clone() for m in heap.memory]
-    with pytest.raises(OutOfBoundsError) as info:
-        touch_kernel[(1,)](x, 98, ACCESS=access, N=4)
-    error = info.value
-    assert isinstance(error, IndexError)
-    assert (error.kernel, error.program, error.lane) == ("touch_kernel", (0, 0, 0), 2)
-    assert error.access == ACCESSES[access]
-    assert error.address == heap.heap_bases[rank] + 256 + 400
-    assert error.nbytes == 4
-    message = str(error)
-    assert f"begins 0 bytes past the end of block 'x' of 400 bytes at offset 256 of the heap of rank {rank}" in message
-    assert "1 more lanes" in message
-    assert all(torch.equal(a, b) for a, b in zip(before, heap.memory, strict=True))
+def test_accesses_beyond_a_block_are_refused_on_every_rank(heap, access):
+    for rank in [0, 1]:
+        x = heap.tensor(rank, 256, 100)
+        touch_kernel[(1,)](x, 96, ACCESS=access, N=4)
+        before = [m.clone() for m in heap.memory]
+        with pytest.raises(OutOfBoundsError) as info:
+            touch_kernel[(1,)](x, 98, ACCESS=access, N=4)
+        error = info.value
+        assert isinstance(error, IndexError)
+        assert (error.kernel, error.program, error.lane) == ("touch_kernel", (0, 0, 0), 2)
+        assert error.access == ACCESSES[access]
+        assert error.address == heap.heap_bases[rank] + 256 + 400
+        assert error.nbytes == 4
+        message = str(error)
+        assert (
+            f"begins 0 bytes past the end of block 'x' of 400 bytes at offset 256 of the heap of rank {rank}" in message
+        )
+        assert "1 more lanes" in message
+        assert all(torch.equal(a, b) for a, b in zip(before, heap.memory, strict=True))
 
 
 def test_masked_lanes_may_point_anywhere(heap):

@@ -142,35 +142,35 @@ def run_cast(x, dtype):
 
 
 @pytest.mark.parametrize("target", FLOATS)
-@pytest.mark.parametrize("source", [*INTS, *UNSIGNED, *FLOATS])
-def test_casts_to_floats_match_torch(source, target):
-    x = (torch.randn(64, generator=torch.Generator().manual_seed(0)) * 100).double()
-    x = x.abs().to(source) if source in UNSIGNED else x.to(source)
-    expected = x.float().to(target) if target is torch.bfloat16 or not source.is_floating_point else x.to(target)
-    if source in (torch.int64, torch.int32) and target is torch.float64:
-        expected = x.double()
-    assert torch.equal(run_cast(x, target), expected)
+def test_casts_to_floats_match_torch(target):
+    for source in [*INTS, *UNSIGNED, *FLOATS]:
+        x = (torch.randn(64, generator=torch.Generator().manual_seed(0)) * 100).double()
+        x = x.abs().to(source) if source in UNSIGNED else x.to(source)
+        expected = x.float().to(target) if target is torch.bfloat16 or not source.is_floating_point else x.to(target)
+        if source in (torch.int64, torch.int32) and target is torch.float64:
+            expected = x.double()
+        assert torch.equal(run_cast(x, target), expected)
 
 
 @pytest.mark.parametrize("target", INTS)
-@pytest.mark.parametrize("source", [*INTS, *FLOATS])
-def test_casts_to_ints_match_torch_in_range(source, target):
-    x = torch.tensor([0, 1, -1, 2.75, -2.75, 100, -100, 63.5]).to(source)
-    assert torch.equal(run_cast(x, target), x.to(target))
+def test_casts_to_ints_match_torch_in_range(target):
+    for source in [*INTS, *FLOATS]:
+        x = torch.tensor([0, 1, -1, 2.75, -2.75, 100, -100, 63.5]).to(source)
+        assert torch.equal(run_cast(x, target), x.to(target))
 
 
-@pytest.mark.parametrize("source", [torch.int32, torch.int64])
 @pytest.mark.parametrize("target", [torch.int8, torch.uint8, torch.int16, torch.int32])
-def test_narrowing_keeps_the_low_bits(source, target):
-    x = torch.tensor([0, 255, 256, -1, 2**31 - 1, -(2**31), 12345, 70000], dtype=source)
-    assert torch.equal(run_cast(x, target).long(), x.to(target).long())
+def test_narrowing_keeps_the_low_bits(target):
+    for source in [torch.int32, torch.int64]:
+        x = torch.tensor([0, 255, 256, -1, 2**31 - 1, -(2**31), 12345, 70000], dtype=source)
+        assert torch.equal(run_cast(x, target).long(), x.to(target).long())
 
 
-@pytest.mark.parametrize("source", UNSIGNED)
-def test_unsigned_values_are_zero_extended(source):
-    x = torch.tensor([torch.iinfo(source).max, 1, 0, 7], dtype=source)
-    assert run_cast(x, torch.int64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
-    assert run_cast(x, torch.float64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
+def test_unsigned_values_are_zero_extended():
+    for source in UNSIGNED:
+        x = torch.tensor([torch.iinfo(source).max, 1, 0, 7], dtype=source)
+        assert run_cast(x, torch.int64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
+        assert run_cast(x, torch.float64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
 
 
 def test_out_of_range_and_nan_conversions_saturate():
@@ -197,14 +197,14 @@ def arithmetic_kernel(x, y, out, B: tl.constexpr):
     tl.store(out + 5 * B + i, tl.minimum(a, b))
 
 
-@pytest.mark.parametrize("dtype", [*INTS, *FLOATS])
-def test_arithmetic_matches_torch(dtype):
-    generator = torch.Generator().manual_seed(1)
-    a, b = ((torch.randn(64, generator=generator) * 10).to(dtype) for _ in range(2))
-    out = torch.zeros(6, 64, dtype=dtype)
-    arithmetic_kernel[(1,)](a, b, out, B=64)
-    expected = [a + b, a - b, a * b, torch.where(a > b, a, -b), torch.maximum(a, b), torch.minimum(a, b)]
-    assert torch.equal(out, torch.stack(expected))
+def test_arithmetic_matches_torch():
+    for dtype in [*INTS, *FLOATS]:
+        generator = torch.Generator().manual_seed(1)
+        a, b = ((torch.randn(64, generator=generator) * 10).to(dtype) for _ in range(2))
+        out = torch.zeros(6, 64, dtype=dtype)
+        arithmetic_kernel[(1,)](a, b, out, B=64)
+        expected = [a + b, a - b, a * b, torch.where(a > b, a, -b), torch.maximum(a, b), torch.minimum(a, b)]
+        assert torch.equal(out, torch.stack(expected))
 
 
 @triton.jit
@@ -214,12 +214,12 @@ def divide_kernel(x, y, out, B: tl.constexpr):
     tl.store(out + i, (a / b).to(out.dtype.element_ty))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
-def test_true_division(dtype):
-    a, b = torch.tensor([1, 7, -9, 100]).to(dtype), torch.tensor([3, 2, 4, 8]).to(dtype)
-    out = torch.zeros(4, dtype=torch.float64)
-    divide_kernel[(1,)](a, b, out, B=4)
-    torch.testing.assert_close(out, (a / b).double(), atol=0, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
+def test_true_division():
+    for dtype in [torch.float32, torch.float64, torch.bfloat16, torch.int32]:
+        a, b = torch.tensor([1, 7, -9, 100]).to(dtype), torch.tensor([3, 2, 4, 8]).to(dtype)
+        out = torch.zeros(4, dtype=torch.float64)
+        divide_kernel[(1,)](a, b, out, B=4)
+        torch.testing.assert_close(out, (a / b).double(), atol=0, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
 
 
 @triton.jit
@@ -234,22 +234,22 @@ def unsigned_kernel(x, y, out, B: tl.constexpr):
     tl.store(out + 5 * B + i, a + b)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
-def test_unsigned_arithmetic(dtype):
-    top = torch.iinfo(dtype).max
-    a, b = [top, top - 6, 5, 200], [2, top, top, 7]
-    out = torch.zeros(6, 4, dtype=dtype)
-    unsigned_kernel[(1,)](torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), out, B=4)
-    pairs = list(zip(a, b, strict=True))
-    expected = [
-        [x // y for x, y in pairs],
-        [x % y for x, y in pairs],
-        [max(p) for p in pairs],
-        [int(x > y) for x, y in pairs],
-        [x >> 1 for x in a],
-        [(x + y) & top for x, y in pairs],
-    ]
-    assert out.tolist() == expected
+def test_unsigned_arithmetic():
+    for dtype in [torch.uint8, torch.uint16, torch.uint32]:
+        top = torch.iinfo(dtype).max
+        a, b = [top, top - 6, 5, 200], [2, top, top, 7]
+        out = torch.zeros(6, 4, dtype=dtype)
+        unsigned_kernel[(1,)](torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), out, B=4)
+        pairs = list(zip(a, b, strict=True))
+        expected = [
+            [x // y for x, y in pairs],
+            [x % y for x, y in pairs],
+            [max(p) for p in pairs],
+            [int(x > y) for x, y in pairs],
+            [x >> 1 for x in a],
+            [(x + y) & top for x, y in pairs],
+        ]
+        assert out.tolist() == expected
 
 
 @triton.jit

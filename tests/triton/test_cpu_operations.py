@@ -31,23 +31,23 @@ def reduce_kernel(x, sums, maxima, minima, where, M: tl.constexpr, N: tl.constex
     tl.store(where + i, tl.argmax(v, axis=AXIS))
 
 
-@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8])
-def test_reductions(dtype, axis):
-    x = (randn(16, 32) * 20).abs().to(dtype) if dtype is torch.uint8 else (randn(16, 32) * 20).to(dtype)
-    count = 16 if axis == 1 else 32
-    wide = torch.float32 if dtype.is_floating_point else torch.int32
-    sums = torch.zeros(count, dtype=wide)
-    maxima, minima = torch.zeros(2, count, dtype=dtype)
-    where = torch.zeros(count, dtype=torch.int32)
-    reduce_kernel[(1,)](x, sums, maxima, minima, where, 16, 32, AXIS=axis)
-    # 16-bit floats are summed in their own precision, as on GPUs.
-    atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
-    torch.testing.assert_close(sums, x.to(wide).sum(axis).to(wide), atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6)
-    assert torch.equal(maxima, x.amax(axis))
-    assert torch.equal(minima, x.amin(axis))
-    # The first of equal maxima wins.
-    assert torch.equal(where.long(), (x == x.amax(axis, keepdim=True)).int().argmax(axis))
+def test_reductions(dtype):
+    for axis in [0, 1]:
+        x = (randn(16, 32) * 20).abs().to(dtype) if dtype is torch.uint8 else (randn(16, 32) * 20).to(dtype)
+        count = 16 if axis == 1 else 32
+        wide = torch.float32 if dtype.is_floating_point else torch.int32
+        sums = torch.zeros(count, dtype=wide)
+        maxima, minima = torch.zeros(2, count, dtype=dtype)
+        where = torch.zeros(count, dtype=torch.int32)
+        reduce_kernel[(1,)](x, sums, maxima, minima, where, 16, 32, AXIS=axis)
+        # 16-bit floats are summed in their own precision, as on GPUs.
+        atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
+        torch.testing.assert_close(sums, x.to(wide).sum(axis).to(wide), atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6)
+        assert torch.equal(maxima, x.amax(axis))
+        assert torch.equal(minima, x.amin(axis))
+        # The first of equal maxima wins.
+        assert torch.equal(where.long(), (x == x.amax(axis, keepdim=True)).int().argmax(axis))
 
 
 @triton.jit
@@ -424,17 +424,17 @@ def padding_kernel(x, out, N, B: tl.constexpr, PADDING: tl.constexpr):
     tl.store(out + i[:, None] * B + i[None, :], source.load([0, 0]).to(out.dtype.element_ty))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bfloat16, torch.float16, torch.float32])
-def test_what_descriptors_load_beyond_the_border(dtype):
-    x, out = torch.full((16, 16), 200).to(dtype), torch.zeros(32, 32)
-    expected = torch.zeros(32, 32)
-    expected[:16, :16] = 200
-    padding_kernel[(1,)](x, out, 16, B=32, PADDING="zero")
-    assert torch.equal(out, expected)
-    if dtype.is_floating_point:
-        padding_kernel[(1,)](x, out, 16, B=32, PADDING="nan")
-        assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
-        assert torch.equal(out[:16, :16], expected[:16, :16])
+def test_what_descriptors_load_beyond_the_border():
+    for dtype in [torch.uint8, torch.int32, torch.bfloat16, torch.float16, torch.float32]:
+        x, out = torch.full((16, 16), 200).to(dtype), torch.zeros(32, 32)
+        expected = torch.zeros(32, 32)
+        expected[:16, :16] = 200
+        padding_kernel[(1,)](x, out, 16, B=32, PADDING="zero")
+        assert torch.equal(out, expected)
+        if dtype.is_floating_point:
+            padding_kernel[(1,)](x, out, 16, B=32, PADDING="nan")
+            assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
+            assert torch.equal(out[:16, :16], expected[:16, :16])
 
 
 @triton.jit

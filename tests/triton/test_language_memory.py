@@ -1,4 +1,7 @@
-"""Loads, stores and copies between ranks: which rank's memory is meant, element types, masks, hints."""
+"""Device functions on other ranks' memory: which rank is meant, blocks, conversions, hints.
+
+tests/multirank moves and changes every element type, with every mask, order and scope.
+"""
 
 import pytest
 import torch
@@ -8,78 +11,6 @@ import triton.language as tl
 import iris_triton as iris
 from iris_core import Iris
 from iris_triton.interpreter import OutOfBoundsError
-
-DTYPES = [
-    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64,
-]  # fmt: skip
-N = 200
-
-
-def sample(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """Distinct per rank, exact in every dtype."""
-    values = (torch.arange(256) * 7 + rank * 31) % 100
-    return (values % 3 == rank % 3) if dtype is torch.bool else values.to(dtype)
-
-
-@triton.jit
-def move(
-    op: tl.constexpr, method: tl.constexpr, x, y, context, world_size: tl.constexpr, me, peer, far, n,
-    hint: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = tl.arange(0, BLOCK)
-    mask = i < n
-    bases = context + 2
-    ctx = iris.DeviceContext.from_tensor(context, world_size)
-    if op == "load":
-        if method:
-            value = ctx.load(x + i, peer, mask, 1, hint=hint)
-        else:
-            value = iris.load(x + i, me, peer, bases, mask, 1, hint=hint)
-        tl.store(y + i, value)
-    elif op == "store":
-        value = tl.load(x + i)
-        if method:
-            ctx.store(y + i, value, peer, mask, hint=hint)
-        else:
-            iris.store(y + i, value, me, peer, bases, mask, hint)
-    elif op == "get":
-        if method:
-            ctx.get(x + i, y + i, peer, mask, hint=hint)
-        else:
-            iris.get(x + i, y + i, me, peer, bases, mask, hint=hint)
-    elif op == "put":
-        if method:
-            ctx.put(x + i, y + i, peer, mask, hint=hint)
-        else:
-            iris.put(x + i, y + i, me, peer, bases, mask, hint=hint)
-    else:
-        if method:
-            ctx.copy(x + i, y + i, peer, far, mask, hint=hint)
-        else:
-            iris.copy(x + i, y + i, peer, far, me, bases, mask, hint=hint)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
-@pytest.mark.parametrize(("op", "source", "target"), [
-    ("load", 2, 1), ("store", 1, 2), ("get", 2, 1), ("put", 1, 2), ("copy", 2, 0),
-])  # fmt: skip
-def test_moves_between_the_right_ranks(make_world, op, source, target, method, dtype):
-    """Rank 1 calls; its peer is 2; copy goes on to rank 0."""
-    world = make_world(3)
-    x, y = (
-        world.tensors(*(sample(r, dtype) for r in range(3))),
-        world.tensors(*(sample(r + 3, dtype) for r in range(3))),
-    )
-    before_x, before_y = [t.clone() for t in x], [t.clone() for t in y]
-    for hint in (None, 16):
-        move[(1,)](op, method, x[1], y[1], world.context(1), 3, 1, 2, 0, N, hint=hint, BLOCK=256)
-    expected = before_x[source].clone()
-    expected[N:] = torch.ones((), dtype=dtype) if op == "load" else before_y[target][N:]
-    for rank in range(3):
-        torch.testing.assert_close(x[rank], before_x[rank], rtol=0, atol=0)
-        torch.testing.assert_close(y[rank], expected if rank == target else before_y[rank], rtol=0, atol=0)
 
 
 @triton.jit
@@ -148,6 +79,22 @@ def test_values_are_converted_to_the_element_type(make_world):
 
 
 @triton.jit
+def subtract_narrow(x, value, bases):
+    """The value has fewer bits than the element."""
+    iris.atomic_sub(x, value.to(tl.uint32), 0, 1, bases)
+    iris.atomic_sub(x, 1, 0, 1, bases)
+
+
+def test_subtraction_wraps_in_the_element_type(make_world):
+    world = make_world(2)
+    x = world.tensors(*(torch.tensor([10], dtype=torch.uint64) for _ in range(2)))
+    subtract_narrow[(1,)](x[0], 7, world.bases)
+    assert x[1].item() == 2
+    subtract_narrow[(1,)](x[0], 7, world.bases)
+    assert x[1].item() == 2**64 - 6
+
+
+@triton.jit
 def hinted(x, bases, hint: tl.constexpr):
     i = tl.arange(0, 4)
     iris.store(x + i[:, None] * 4 + i[None, :], 1.0, 0, 1, bases, hint=hint)
@@ -162,11 +109,11 @@ def test_a_hint_of_the_wrong_number_of_dimensions_is_refused(make_world):
     assert x[1].sum().item() == 16
 
 
-@pytest.mark.parametrize("hint", [0, -4, 3, 16.0, "x", (1, 0), (1, 12)])
-def test_a_hint_that_is_no_power_of_two_is_refused(make_world, hint):
+def test_a_hint_that_is_no_power_of_two_is_refused(make_world):
     world = make_world(2)
-    with pytest.raises(Exception, match="a hint must be a power of two"):
-        hinted[(1,)](world.zeros(16)[0], world.bases, hint=hint)
+    for hint in (0, -4, 3, 16.0, "x", (1, 0), (1, 12)):
+        with pytest.raises(Exception, match="a hint must be a power of two"):
+            hinted[(1,)](world.zeros(16)[0], world.bases, hint=hint)
 
 
 @triton.jit
@@ -175,11 +122,11 @@ def load_from(x, out, context, peer, world_size: tl.constexpr):
     tl.store(out, ctx.load(x, peer))
 
 
-@pytest.mark.parametrize("peer", [-1, 1, 7])
-def test_a_rank_outside_the_world_is_named(peer):
+def test_a_rank_outside_the_world_is_named():
     with Iris("1MiB", device="cpu") as ctx:
         x, out = ctx.ones(1), torch.zeros(1)
         load_from[(1,)](x, out, ctx.get_device_context(), 0, 1)
         assert out.item() == 1
-        with pytest.raises(AssertionError, match="a rank outside the world is addressed"):
-            load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)
+        for peer in (-1, 1, 7):
+            with pytest.raises(AssertionError, match="a rank outside the world is addressed"):
+                load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)

@@ -21,74 +21,26 @@ def launch(kernel, world, tensors, *args, timeout_ns=0, **kwargs):
 
 
 @triton.jit
-def send_and_receive(
-    data, flags, out, contexts, words, op: tl.constexpr, joined: tl.constexpr, method: tl.constexpr,
-    flag_type: tl.constexpr, world_size: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Every rank sends a block to the next one, and doubles what arrives."""
-    rank = tl.program_id(0)
-    ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
-    i = tl.arange(0, BLOCK)
-    x = tl.load(data + rank).to(tl.pointer_type(tl.float32))
-    y = tl.load(out + rank).to(tl.pointer_type(tl.float32))
-    flag = tl.load(flags + rank).to(tl.pointer_type(flag_type))
-    peer = (rank + 1) % world_size
-    if joined:
-        if method:
-            ctx.put_signal(x + i, y + i, flag, 3, peer, op)
-        else:
-            iris.put_signal(x + i, y + i, flag, 3, rank, peer, ctx.heap_bases, op)
-    else:
-        ctx.put(x + i, y + i, peer)
-        if method:
-            ctx.signal(flag, 3, peer, op)
-        else:
-            iris.signal(flag, 3, rank, peer, ctx.heap_bases, op)
-    if method:
-        seen = ctx.wait(flag, 3)
-    else:
-        seen = iris.wait(flag, 3)
-    tl.store(y + i, tl.load(y + i) * 2 + seen.to(tl.float32))
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
-@pytest.mark.parametrize("joined", [False, True], ids=["signal", "put_signal"])
-@pytest.mark.parametrize("op", ["set", "add"])
-def test_data_arrives_before_the_signal(make_world, op, joined, method, flag):
-    world = make_world(4)
-    data = world.tensors(*(torch.full((64,), float(rank)) for rank in range(4)))
-    flags = world.tensors(*(torch.tensor([1], dtype=flag) for _ in range(4)))
-    out = world.zeros(64)
-    types = {torch.int32: tl.int32, torch.int64: tl.int64, torch.uint32: tl.uint32, torch.uint64: tl.uint64}
-    launch(send_and_receive, world, (data, flags, out), op, joined, method, types[flag], BLOCK=64)
-    value = 3 if op == "set" else 4
-    assert [int(f.item()) for f in flags] == [value] * 4
-    for rank in range(4):
-        assert out[rank].tolist() == [(rank - 1) % 4 * 2.0 + value] * 64
-
-
-@triton.jit
 def wait_alone(flag, value, out, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
     tl.store(out, iris.wait(flag, value, cmp, sem, scope))
 
 
-@pytest.mark.parametrize(("cmp", "holds", "fails"), [
-    ("eq", [5], [4, 6]), ("ne", [4, 6], [5]), ("gt", [4], [5, 6]), ("ge", [4, 5], [6]), ("lt", [6], [4, 5]),
-    ("le", [5, 6], [4]),
-])  # fmt: skip
 @pytest.mark.parametrize("flag", FLAGS)
-def test_comparisons(cmp, holds, fails, flag):
+def test_comparisons(flag):
     interpreter.enable()
     word, out = torch.tensor([5], dtype=flag), torch.zeros(1, dtype=flag)
-    for value in holds:
-        out.zero_()
-        wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
-        assert out.item() == 5
-    with interpreter.configured(timeout_s=0.05):
-        for value in fails:
-            with pytest.raises(TimeoutError, match="wait_alone"):
-                wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
+    for cmp, holds, fails in (
+        ("eq", [5], [4, 6]), ("ne", [4, 6], [5]), ("gt", [4], [5, 6]), ("ge", [4, 5], [6]), ("lt", [6], [4, 5]),
+        ("le", [5, 6], [4]),
+    ):  # fmt: skip
+        for value in holds:
+            out.zero_()
+            wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
+            assert out.item() == 5
+        with interpreter.configured(timeout_s=0.02):
+            for value in fails:
+                with pytest.raises(TimeoutError, match="wait_alone"):
+                    wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
 
 
 def test_unsigned_flags_compare_unsigned():
@@ -150,20 +102,20 @@ def look_once(flags, values, out, cmp: tl.constexpr, N: tl.constexpr):
     tl.store(out + 4 + i, iris.load_acquire(flags + i))
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_looking_does_not_wait(flag):
-    interpreter.enable()
-    flags, values = torch.tensor([5, 6, 7, 8], dtype=flag), torch.tensor([5, 6, 7, 8])
-    for values, cmp, wanted in (
-        ([5, 6, 7, 8], "eq", [1, 1, 0]),
-        ([5, 6, 7, 9], "eq", [1, 0, 0]),
-        ([4, 5, 7, 8], "lt", [0, 0, -1]),
-        ([5, 6, 7, 9], "lt", [0, 0, 3]),
-        ([6, 6, 0, 0], "ge", [0, 0, 1]),
-    ):
-        out = torch.full((8,), -7)
-        look_once[(1,)](flags, torch.tensor(values), out, cmp, N=4)
-        assert out.tolist() == [*wanted, 5, 5, 6, 7, 8], (values, cmp)
+def test_looking_does_not_wait():
+    for flag in FLAGS:
+        interpreter.enable()
+        flags, values = torch.tensor([5, 6, 7, 8], dtype=flag), torch.tensor([5, 6, 7, 8])
+        for values, cmp, wanted in (
+            ([5, 6, 7, 8], "eq", [1, 1, 0]),
+            ([5, 6, 7, 9], "eq", [1, 0, 0]),
+            ([4, 5, 7, 8], "lt", [0, 0, -1]),
+            ([5, 6, 7, 9], "lt", [0, 0, 3]),
+            ([6, 6, 0, 0], "ge", [0, 0, 1]),
+        ):
+            out = torch.full((8,), -7)
+            look_once[(1,)](flags, torch.tensor(values), out, cmp, N=4)
+            assert out.tolist() == [*wanted, 5, 5, 6, 7, 8], (values, cmp)
 
 
 # -- bounded waits ----------------------------------------------------------------------------------------------------
@@ -310,8 +262,7 @@ def check_meeting(world, flags, flag_type, rounds, start, stride, size):
 
 
 @pytest.mark.parametrize(("world_size", "group"), [
-    (1, (0, 1, 1)), (2, (0, 1, 2)), (3, (0, 1, 3)), (8, (0, 1, 8)),
-    (4, (1, 1, 3)), (4, (0, 2, 2)), (8, (1, 3, 3)), (4, (3, 1, 1)),
+    (1, (0, 1, 1)), (8, (1, 3, 3)), (4, (3, 1, 1)),
 ])  # fmt: skip
 def test_barrier_of_a_group(make_world, world_size, group):
     world = make_world(world_size)
@@ -411,32 +362,32 @@ def misuse(flag, bases, what: tl.constexpr):
         iris.wait(flag, 1)
 
 
-@pytest.mark.parametrize(
-    ("what", "dtype", "text"),
-    [
-        ("op", torch.int64, 'op of signal must be "set" or "add"'),
-        ("cmp", torch.int64, "cmp of wait must be"),
-        ("barrier", torch.uint32, "flags of a barrier must be int32 or int64"),
-        ("barrier", torch.float64, "flags of a barrier must be int32 or int64"),
-        ("dtype", torch.float32, "flags must be integers of 32 or 64 bits"),
-        ("dtype", torch.int16, "flags must be integers of 32 or 64 bits"),
-        ("signal type", torch.float32, "flags must be integers of 32 or 64 bits"),
-        ("signal scope", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
-        ("signal sem", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
-        ("wait scope", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
-        ("wait sem", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
-        ("signal block", torch.int64, "signal changes one flag"),
-        ("barrier block", torch.int64, "flags of a barrier must be a pointer to the first word"),
-        ("any of one", torch.int64, "wait_any takes a block of flags"),
-        ("test type", torch.float32, "flags must be integers of 32 or 64 bits"),
-        ("load scope", torch.int64, 'scope "sys" or "gpu"'),
-        ("wait block", torch.int64, "wait takes one flag, or a block of them with one dimension"),
-    ],
+MISUSE = (
+    ("op", torch.int64, 'op of signal must be "set" or "add"'),
+    ("cmp", torch.int64, "cmp of wait must be"),
+    ("barrier", torch.uint32, "flags of a barrier must be int32 or int64"),
+    ("barrier", torch.float64, "flags of a barrier must be int32 or int64"),
+    ("dtype", torch.float32, "flags must be integers of 32 or 64 bits"),
+    ("dtype", torch.int16, "flags must be integers of 32 or 64 bits"),
+    ("signal type", torch.float32, "flags must be integers of 32 or 64 bits"),
+    ("signal scope", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+    ("signal sem", torch.int64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+    ("wait scope", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+    ("wait sem", torch.int64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+    ("signal block", torch.int64, "signal changes one flag"),
+    ("barrier block", torch.int64, "flags of a barrier must be a pointer to the first word"),
+    ("any of one", torch.int64, "wait_any takes a block of flags"),
+    ("test type", torch.float32, "flags must be integers of 32 or 64 bits"),
+    ("load scope", torch.int64, 'scope "sys" or "gpu"'),
+    ("wait block", torch.int64, "wait takes one flag, or a block of them with one dimension"),
 )
-def test_misuse_is_refused(make_world, what, dtype, text):
+
+
+def test_misuse_is_refused(make_world):
     world = make_world(1)
-    with pytest.raises(Exception, match=text):
-        misuse[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases, what)
+    for what, dtype, text in MISUSE:
+        with pytest.raises(Exception, match=text):
+            misuse[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases, what)
 
 
 @triton.jit
@@ -445,30 +396,23 @@ def meet_as(flags, contexts, words, caller, start, stride, size, world_size: tl.
     ctx.barrier(flags, start, stride, size)
 
 
-@pytest.mark.parametrize(
-    ("caller", "group", "text"),
-    [
-        (0, (0, 1, 3), "empty or reaches outside of the world"),
-        (0, (0, 1, 0), "empty or reaches outside of the world"),
-        (0, (-1, 1, 2), "empty or reaches outside of the world"),
-        (1, (1, -2, 2), "empty or reaches outside of the world"),
-        (0, (0, 0, 2), "names a rank twice"),
-        (0, (1, 1, 1), "no member of its group"),
-        (1, (0, 2, 1), "no member of its group"),
-    ],
-)
-def test_a_barrier_of_an_impossible_group_is_refused(make_world, caller, group, text):
+def test_a_barrier_of_an_impossible_group_is_refused(make_world):
     """Unchecked, an address of the tensor's other words is taken for a heap's."""
+    outside, twice, stranger = "empty or reaches outside of the world", "names a rank twice", "no member of its group"
     world = make_world(2)
     flags, contexts = world.zeros(3, dtype=torch.int64), world.contexts()
-    with pytest.raises(AssertionError, match=text):
-        meet_as[(1,)](flags[caller], contexts, contexts.shape[1], caller, *group, world_size=2)
+    for caller, group, text in (
+        (0, (0, 1, 3), outside),
+        (0, (0, 1, 0), outside),
+        (0, (-1, 1, 2), outside),
+        (1, (1, -2, 2), outside),
+        (0, (0, 0, 2), twice),
+        (0, (1, 1, 1), stranger),
+        (1, (0, 2, 1), stranger),
+    ):
+        with pytest.raises(AssertionError, match=text):
+            meet_as[(1,)](flags[caller], contexts, contexts.shape[1], caller, *group, world_size=2)
     assert not any(each.any() for each in flags)
-
-
-@pytest.mark.parametrize("group", [(1, 0, 1), (1, -1, 1)])
-def test_a_group_of_one_needs_no_stride(make_world, group):
-    world = make_world(2)
-    flags, contexts = world.zeros(3, dtype=torch.int64), world.contexts()
-    meet_as[(1,)](flags[1], contexts, contexts.shape[1], 1, *group, world_size=2)
-    assert flags[1].tolist() == [0, 1, 1]
+    for turn, stride in enumerate((0, -1)):  # a group of one needs none
+        meet_as[(1,)](flags[1], contexts, contexts.shape[1], 1, 1, stride, 1, world_size=2)
+        assert flags[1].tolist() == [0, turn + 1, turn + 1]
