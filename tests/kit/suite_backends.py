@@ -46,7 +46,7 @@ for _name in OPTIONAL:
     _passed = {"test_world_wait_that_gives_up" if _name == "open-barrier" else BARRIER}
     globals()[f"Test_{_name}"] = stack(_name, _name, functions_about(KILLERS[_name]) | _passed)
 for _name in FAMILIES:
-    _test = "test_world_device_method" if _name == "mute-methods" else "test_world_device_function"
+    _test = f"test_world_device_{'methods' if _name == 'mute-methods' else 'functions'}"
     _ranks = 3 if RUN_ALL or _name == "near" else 2  # a near copy is right where the rank after the next is this one
     _bound = 0.6 if _name == "near" else 0.2 if _name in ("mute", "blind", "mute-methods") else 20.0
     globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=_ranks, timeout_s=_bound)

@@ -42,16 +42,16 @@ class TestVmemAllocator(AllocatorConformance):
 # -- the device API ---------------------------------------------------------------------------------------------------
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize("op", ["load", "store", "get", "put", "copy"])
-def test_rma(pool, op, num_ranks):
-    assert flat(pool.run(on_allocator, num_ranks, "vmem", run_rma, op, False, "cuda")) == []
+def test_rma(pool, num_ranks):
+    for op in ["load", "store", "get", "put", "copy"]:
+        assert flat(pool.run(on_allocator, num_ranks, "vmem", run_rma, op, False, "cuda")) == []
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize("op", ["add", "cas", "xchg"])
-def test_atomics(pool, op, num_ranks):
-    assert flat(pool.run(on_allocator, num_ranks, "vmem", run_atomic, op, "cuda", False)) == []
+def test_atomics(pool, num_ranks):
+    for op in ["add", "cas", "xchg"]:
+        assert flat(pool.run(on_allocator, num_ranks, "vmem", run_atomic, op, "cuda", False)) == []
 
 
 @pytest.mark.multigpu

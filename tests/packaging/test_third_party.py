@@ -116,7 +116,7 @@ def test_it_passes_the_kit_and_its_own_tests(with_example):
     options = ("-rs", "-p", "no:cacheprovider", "--strict-config")
     done = output(with_example.run("python", "-m", "pytest", *options, tests))
     passed = int(re.search(r"(\d+) passed", done).group(1))
-    assert passed > 190
+    assert passed > 110
     skipped = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", done, re.MULTILINE)
     reasons = {re.sub(r"'example[\w-]*'", "...", reason) for _, reason in skipped}
     assert reasons <= {

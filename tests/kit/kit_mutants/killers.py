@@ -69,9 +69,9 @@ BACKENDS = {
     "renamed-parameter": ["static_protocol"],
     "no-cases": ["compile_cases_are_described"],
     "vain-hope": ["compile_cases_compile[sm_90]", "compile_cases_compile[gfx942]"],
-    "no-signal": ["static_device_function[signal]"],
-    "swapped-ranks": ["static_device_function[load]", "static_device_function[wait]"],
-    "swapped-method": ["static_device_method[store]"],
+    "no-signal": ["static_device_functions"],
+    "swapped-ranks": ["static_device_functions"],
+    "swapped-method": ["static_device_methods"],
     "deaf-tracing": ["host_trace_is_set_in_place"],
     "own-words": ["static_optional_protocol[SupportsSelfTest]"],
 }

@@ -49,19 +49,17 @@ _PROGRAMS = 13  # of each rank that change the same word of each rank; four rank
 _LATE_S = 0.05  # there are many turns in which some rank is late
 
 
-def call_all(stack: Stack, form: str) -> dict[str, list[str]] | str:
-    """Call every device function in one form; return what is wrong by name, or what a backend without methods lacks.
+def call_all(stack: Stack, form: str) -> list[str] | str:
+    """Call every device function in one form; return what is wrong, or what a backend without methods lacks.
 
     A function that raises on this rank is wrong as well: all ranks go on together with the next one.
     """
     with opened(stack, late_s=_LATE_S) as rank:
         if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
             return "DeviceContext"
-        found: dict[str, list[str]] = {}
         for name in NAMES:
-            rank.problems = found[name] = []
             _CALLS[name](rank, form, name)
-        return found
+        return rank.problems
 
 
 # -- loads, stores and copies -----------------------------------------------------------------------------------------

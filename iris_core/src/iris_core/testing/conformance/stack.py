@@ -6,13 +6,11 @@ The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from iris_core.diagnosis import PairCheck
-from iris_core.errors import IrisError
 from iris_core.testing.conformance import device_functions, stack_jobs
 from iris_core.testing.conformance.plugin import OnRanks, installed_plugin
 from iris_core.types import PluginKind
@@ -57,28 +55,25 @@ class StackConformance(OnRanks):
 
     def _run(self, pool: RankPool, stack: World, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a job on the ranks; skip what the backend need not have."""
-        found = _on_ranks(pool, stack, job, *arguments)
-        if isinstance(found, Exception):
-            raise found
+        found = pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * stack.timeout_s)
         for lacking in found:
             if isinstance(lacking, str):
                 pytest.skip(f"backend {self.backend!r} has no {lacking}")
         return found
 
-    @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_function(self, pool: RankPool, world: World, name: str) -> None:
+    def test_world_device_functions(self, pool: RankPool, world: World) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
         Atomics return the old values, and lose no update of concurrent programs; signals set and add, and data put
         before them is visible after them; waits end when their comparison holds and not before; after a barrier, also
-        of a group and also a repeated one, the stores of all members are visible, whoever is late.
+        of a group and also a repeated one, the stores of all members are visible, whoever is late.  What is wrong is
+        said of all functions: each sentence begins with the function's name.
         """
-        _judge([each[name] for each in self._run(pool, world, device_functions.call_all, "function")])
+        _judge(self._run(pool, world, device_functions.call_all, "function"))
 
-    @pytest.mark.parametrize("name", device_functions.NAMES)
-    def test_world_device_method(self, pool: RankPool, world: World, name: str) -> None:
+    def test_world_device_methods(self, pool: RankPool, world: World) -> None:
         """The same of DeviceContext's methods."""
-        _judge([each[name] for each in self._run(pool, world, device_functions.call_all, "method")])
+        _judge(self._run(pool, world, device_functions.call_all, "method"))
 
     def test_world_wait_that_gives_up(self, pool: RankPool, world: World) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
@@ -103,15 +98,6 @@ class StackConformance(OnRanks):
             assert {(check.rank, check.peer) for check in checks if check.op == op} >= pairs, f"pairs of {op}"
         for rank, (_, announced) in enumerate(results):
             assert ops <= set(announced), f"operations that rank {rank} has announced"
-
-
-@functools.cache
-def _on_ranks(pool: RankPool, stack: World, job: Callable[..., Any], *arguments: Any) -> list[Any] | IrisError:
-    """Run a job on the ranks, once for all tests that look at its results: all device functions are called together."""
-    try:
-        return pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * stack.timeout_s)
-    except IrisError as error:  # of a rank that raised, ended, or never came back
-        return error
 
 
 def _judge(of_ranks: list[list[str]]) -> None:
