@@ -29,27 +29,29 @@ def backend_name(device: str) -> str:
         return ctx.backend.info.name
 
 
-def same_atomics(op: str, device: str) -> list[str]:
-    """One atomic through both contexts on equal memory; returns where memory or old values differ."""
+def same_atomics(device: str) -> list[str]:
+    """Each atomic through both contexts on equal memory; returns where memory or old values differ."""
     problems = []
+    kernels = {"triton": jobs_atomics.atomic, "gluon": kernels_of(jobs_atomics)["atomic"]}
     with Iris("8MiB", device=device, backend="gluon") as ctx:
         rank, world, lanes = ctx.cur_rank, ctx.num_ranks, jobs_atomics.LANES
-        cases = [(dtype, None, None) for dtype in jobs_atomics.LEGAL[op] + jobs_atomics.MORE[op]]
-        cases += [(jobs_atomics.LEGAL[op][0], *order) for order in SOME_ORDERS]
-        for dtype, sem, scope in cases:
-            results = {}
-            for language, kernel in (("triton", jobs_atomics.atomic), ("gluon", kernels_of(jobs_atomics)["atomic"])):
-                cells, operands = (_noise(ctx, lanes, dtype, seed) for seed in (rank, 100 + rank))
-                old = _noise(ctx, lanes, dtype, 200 + rank)
-                ctx.barrier()
-                kernel[(1,)](
-                    op, "object", cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank, world,
-                    (rank + 1) % world, jobs_atomics.NUMEL, masked=op != "cas", sem=sem, scope=scope, LANES=lanes,
-                )  # fmt: skip
-                ctx.barrier()
-                results[language] = [_bytes(tensor) for tensor in (cells, old)]
-            if results["triton"] != results["gluon"]:
-                problems.append(f"rank {rank}: atomic_{op} {dtype} {sem} {scope}")
+        for op, legal in jobs_atomics.LEGAL.items():
+            cases = [(dtype, None, None) for dtype in legal + jobs_atomics.MORE[op]]
+            for dtype, sem, scope in cases + [(legal[0], *order) for order in SOME_ORDERS]:
+                results = {}
+                for language, kernel in kernels.items():
+                    cells, operands = (_noise(ctx, lanes, dtype, seed) for seed in (rank, 100 + rank))
+                    old = _noise(ctx, lanes, dtype, 200 + rank)
+                    ctx.barrier()
+                    kernel[(1,)](
+                        op, "object", cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank,
+                        world, (rank + 1) % world, jobs_atomics.NUMEL, masked=op != "cas", sem=sem, scope=scope,
+                        LANES=lanes,
+                    )  # fmt: skip
+                    ctx.barrier()
+                    results[language] = [_bytes(tensor) for tensor in (cells, old)]
+                if results["triton"] != results["gluon"]:
+                    problems.append(f"rank {rank}: atomic_{op} {dtype} {sem} {scope}")
     return problems
 
 

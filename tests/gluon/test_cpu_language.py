@@ -27,11 +27,11 @@ def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
 
 
 @pytest.mark.parametrize("lanes", [32, 64])
-@pytest.mark.parametrize("warps", [1, 4, 8])
-def test_one_dimension(lanes, warps):
-    x, out = torch.randn(1000), torch.zeros(1000)
-    double[(8,)](x, out, 1000, gl.BlockedLayout([2], [lanes], [warps], [0]), BLOCK=128, num_warps=warps)
-    assert torch.equal(out, 2 * x)
+def test_one_dimension(lanes):
+    for warps in [1, 4, 8]:
+        x, out = torch.randn(1000), torch.zeros(1000)
+        double[(8,)](x, out, 1000, gl.BlockedLayout([2], [lanes], [warps], [0]), BLOCK=128, num_warps=warps)
+        assert torch.equal(out, 2 * x)
 
 
 @gluon.jit
@@ -93,17 +93,17 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("what", MESSAGES)
-def test_misuse_has_the_compilers_message(what):
-    error, text = MESSAGES[what]
-    with pytest.raises(error, match=f"(?s){text}"):
-        misuse[(1,)](what, torch.zeros(256), 32, 4)
+def test_misuse_has_the_compilers_message():
+    for what in MESSAGES:
+        error, text = MESSAGES[what]
+        with pytest.raises(error, match=f"(?s){text}"):
+            misuse[(1,)](what, torch.zeros(256), 32, 4)
 
 
-@pytest.mark.parametrize("what", MESSAGES)
-def test_the_compiler_refuses_the_same(what):
-    with pytest.raises((triton.CompilationError, RuntimeError)):
-        compile_for(misuse, (what, torch.float32, 32, 4))
+def test_the_compiler_refuses_the_same():
+    for what in MESSAGES:
+        with pytest.raises((triton.CompilationError, RuntimeError)):
+            compile_for(misuse, (what, torch.float32, 32, 4))
 
 
 def test_a_layout_must_fit_the_launch():
@@ -178,14 +178,14 @@ def note(layouts, layout):
     layouts.seen.append(layout)
 
 
-@pytest.mark.parametrize("kind", ["permute", "reshape", "join", "split", "sum", "ravel"])
-def test_layouts_of_results_are_the_compilers(kind):
+def test_layouts_of_results_are_the_compilers():
     """The compiler is asked by compiling the kernel; here and there the layout is noted while it runs."""
-    here, there = Notes(), Notes()
-    inferred[(1,)](torch.zeros(32, 64), kind, torch.zeros(1), here)
-    compile_for(inferred, (torch.float32, kind, torch.float32, there), {}, "sm_90")
-    assert len(here.seen) == 1
-    assert here.seen == there.seen
+    for kind in ["permute", "reshape", "join", "split", "sum", "ravel"]:
+        here, there = Notes(), Notes()
+        inferred[(1,)](torch.zeros(32, 64), kind, torch.zeros(1), here)
+        compile_for(inferred, (torch.float32, kind, torch.float32, there), {}, "sm_90")
+        assert len(here.seen) == 1
+        assert here.seen == there.seen
 
 
 class Notes:
@@ -246,16 +246,16 @@ DECIDED = ("store", "a layout elsewhere", "sum", "convert", "shared", "shared at
 DECIDED = ("loaded, then set", "stored value", "pointers beside a value", "coalesced")
 
 
-@pytest.mark.parametrize("what", DECIDED)
-def test_blocks_that_get_a_layout(what):
-    x = torch.zeros(128)
-    without_layout[(1,)](x, what)
-    assert (x == 1).all()
+def test_blocks_that_get_a_layout():
+    for what in DECIDED:
+        x = torch.zeros(128)
+        without_layout[(1,)](x, what)
+        assert (x == 1).all()
 
 
-@pytest.mark.parametrize("what", DECIDED)
-def test_the_compiler_infers_layouts_there(what):
-    compile_for(without_layout, (torch.float32, what), {}, "sm_90")
+def test_the_compiler_infers_layouts_there():
+    for what in DECIDED:
+        compile_for(without_layout, (torch.float32, what), {}, "sm_90")
 
 
 # -- control flow, constants, aggregates ------------------------------------------------------------------------------
@@ -382,15 +382,15 @@ def test_accesses_are_checked():
 
 # -- layouts that fit -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("warp", [32, 64])
-@pytest.mark.parametrize("shape", [[1], [8], [4096], [1, 64], [64, 1], [2, 2], [128, 256], [4, 8, 16]])
 @pytest.mark.parametrize("vector", [1, 8])
-def test_layouts_have_as_many_lanes_and_warps_as_asked(shape, warp, vector):
-    layout = blocked_layout(shape, num_warps=8, warp_size=warp, vector=vector)
-    assert torch.tensor(layout.threads_per_warp).prod() == warp
-    assert torch.tensor(layout.warps_per_cta).prod() == 8
-    assert layout.order == list(range(len(shape)))[::-1]
-    assert layout.size_per_thread[-1] == min(vector, shape[-1])
-    assert layout.size_per_thread[:-1] == [1] * (len(shape) - 1)
+def test_layouts_have_as_many_lanes_and_warps_as_asked(warp, vector):
+    for shape in [[1], [8], [4096], [1, 64], [64, 1], [2, 2], [128, 256], [4, 8, 16]]:
+        layout = blocked_layout(shape, num_warps=8, warp_size=warp, vector=vector)
+        assert torch.tensor(layout.threads_per_warp).prod() == warp
+        assert torch.tensor(layout.warps_per_cta).prod() == 8
+        assert layout.order == list(range(len(shape)))[::-1]
+        assert layout.size_per_thread[-1] == min(vector, shape[-1])
+        assert layout.size_per_thread[:-1] == [1] * (len(shape) - 1)
 
 
 def test_layouts_cover_a_row_before_they_go_to_the_next():

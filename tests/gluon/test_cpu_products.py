@@ -108,25 +108,23 @@ def run_wgmma(how, dtype=torch.float16, sum_dtype=torch.float32, m=64, n=64, k=6
     return out, expected
 
 
-@pytest.mark.parametrize("how", ["asynchronous", "synchronous", "no accumulator", "twice", "registers", "transposed"])
-@pytest.mark.parametrize(
-    ("dtype", "sum_dtype"),
-    [
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float16, torch.float16),
-        (torch.float8_e4m3fn, torch.float32),
-        (torch.float8_e5m2, torch.float32),
-        (torch.int8, torch.int32),
-    ],
-)
-def test_wgmma(how, dtype, sum_dtype):
-    out, expected = run_wgmma(how, dtype, sum_dtype)
-    if sum_dtype is torch.int32:
-        assert torch.equal(out.double(), expected)
-    else:
-        tolerance = 2e-2 if sum_dtype is torch.float16 else 1e-4
+HOWS = ["asynchronous", "synchronous", "no accumulator", "twice", "registers", "transposed"]
+WGMMA_TYPES = [
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.float8_e4m3fn, torch.float32),
+    (torch.float8_e5m2, torch.float32),
+    (torch.int8, torch.int32),
+]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_wgmma(how):
+    for dtype, sum_dtype in WGMMA_TYPES:
+        out, expected = run_wgmma(how, dtype, sum_dtype)
+        tolerance = {torch.int32: 0, torch.float16: 2e-2}.get(sum_dtype, 1e-4)
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -138,10 +136,10 @@ HAZARDS = {
 }
 
 
-@pytest.mark.parametrize("how", HAZARDS)
-def test_hazards(how):
-    with pytest.raises(RaceError, match=HAZARDS[how]):
-        run_wgmma(how)
+def test_hazards():
+    for how in HAZARDS:
+        with pytest.raises(RaceError, match=HAZARDS[how]):
+            run_wgmma(how)
 
 
 @gluon.jit
@@ -211,17 +209,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_layouts_and_types_of_wgmma(what):
-    with pytest.raises(ValueError, match=REFUSED[what]):
-        bad_wgmma[(1,)](what)
+def test_layouts_and_types_of_wgmma():
+    for what in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[what]):
+            bad_wgmma[(1,)](what)
 
 
-@pytest.mark.parametrize("what", ["inner size", "outer size", "no deps", "rows"])
-def test_the_compiler_refuses_the_same(what):
+def test_the_compiler_refuses_the_same():
     """The other cases end the compiler's process, or it does not look."""
-    with pytest.raises((triton.CompilationError, RuntimeError)):
-        compile_for(bad_wgmma, (what,))
+    for what in ["inner size", "outer size", "no deps", "rows"]:
+        with pytest.raises((triton.CompilationError, RuntimeError)):
+            compile_for(bad_wgmma, (what,))
 
 
 @gluon.jit
@@ -265,14 +263,14 @@ INSTRUCTIONS = {
 }
 
 
-@pytest.mark.parametrize("which", INSTRUCTIONS)
-def test_instructions_on_registers(which):
-    layout, k_width, multiply, dtype, sum_dtype = INSTRUCTIONS[which]
-    m, n, k = 128, 32, 64
-    a, b = (torch.randint(-20, 20, shape).to(dtype) for shape in ((m, k), (k, n)))
-    c, out = torch.randint(-20, 20, (m, n)).to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
-    on_registers[(1,)](a, b, c, out, m, n, k, layout, k_width, multiply)
-    assert torch.equal(out.double(), a.double() @ b.double() + c.double())
+def test_instructions_on_registers():
+    for which in INSTRUCTIONS:
+        layout, k_width, multiply, dtype, sum_dtype = INSTRUCTIONS[which]
+        m, n, k = 128, 32, 64
+        a, b = (torch.randint(-20, 20, shape).to(dtype) for shape in ((m, k), (k, n)))
+        c, out = torch.randint(-20, 20, (m, n)).to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
+        on_registers[(1,)](a, b, c, out, m, n, k, layout, k_width, multiply)
+        assert torch.equal(out.double(), a.double() @ b.double() + c.double())
 
 
 MFMA_SMALL = gl.amd.AMDMFMALayout(version=3, instr_shape=[16, 16, 4], transposed=True, warps_per_cta=[4, 1])
@@ -285,15 +283,15 @@ EXISTING = {
 }
 
 
-@pytest.mark.parametrize("which", EXISTING)
-def test_instructions_that_exist(which):
-    layout, k_width, multiply, dtype, sum_dtype, target = EXISTING[which]
-    a = torch.randint(-20, 20, (64, 64)).to(dtype)
-    c, out = torch.zeros(64, 64, dtype=sum_dtype), torch.zeros(64, 64, dtype=sum_dtype)
-    on_registers[(1,)](a, a, c, out, 64, 64, 64, layout, k_width, multiply)
-    assert torch.equal(out.double(), a.double() @ a.double())
-    types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
-    assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
+def test_instructions_that_exist():
+    for which in EXISTING:
+        layout, k_width, multiply, dtype, sum_dtype, target = EXISTING[which]
+        a = torch.randint(-20, 20, (64, 64)).to(dtype)
+        c, out = torch.zeros(64, 64, dtype=sum_dtype), torch.zeros(64, 64, dtype=sum_dtype)
+        on_registers[(1,)](a, a, c, out, 64, 64, 64, layout, k_width, multiply)
+        assert torch.equal(out.double(), a.double() @ a.double())
+        types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
+        assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
 
 
 @pytest.mark.parametrize("target", ["sm_90"])

@@ -58,17 +58,17 @@ def copy_boxes(source, target, rows, columns, to_row, to_column):
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS)
-@pytest.mark.parametrize("place", [(0, 0), (16, 32), (40, 48), (-8, -16), (1000, 0), (48, 0)])
-def test_boxes_are_cut_off_at_the_edges(dtype, place):
-    x = torch.randint(-100, 100, (50, 64)).to(dtype)
-    out = torch.full((64, 96), 55).to(dtype)
-    copy_boxes[(1,)](describe(x, [32, 32]), describe(out, [32, 32]), *place, 48, 16)
-    wanted = torch.full((64, 96), 55).to(dtype)
-    for i in range(16):  # the other rows lie beyond the edge of `out`
-        for j in range(32):
-            r, c = place[0] + i, place[1] + j
-            wanted[48 + i, 16 + j] = x[r, c] if 0 <= r < 50 and 0 <= c < 64 else 0
-    assert torch.equal(out, wanted)
+def test_boxes_are_cut_off_at_the_edges(dtype):
+    for place in [(0, 0), (16, 32), (40, 48), (-8, -16), (1000, 0), (48, 0)]:
+        x = torch.randint(-100, 100, (50, 64)).to(dtype)
+        out = torch.full((64, 96), 55).to(dtype)
+        copy_boxes[(1,)](describe(x, [32, 32]), describe(out, [32, 32]), *place, 48, 16)
+        wanted = torch.full((64, 96), 55).to(dtype)
+        for i in range(16):  # the other rows lie beyond the edge of `out`
+            for j in range(32):
+                r, c = place[0] + i, place[1] + j
+                wanted[48 + i, 16 + j] = x[r, c] if 0 <= r < 50 and 0 <= c < 64 else 0
+        assert torch.equal(out, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -416,18 +416,18 @@ HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("what", HAZARDS)
-def test_hazards(what):
-    x = torch.randn(16, 32)
-    with pytest.raises(RaceError, match=f"(?s){HAZARDS[what]}"):
-        hazards[(1,)](describe(x, [16, 32]), describe(x.clone(), [16, 32]), what)
+def test_hazards():
+    for what in HAZARDS:
+        x = torch.randn(16, 32)
+        with pytest.raises(RaceError, match=f"(?s){HAZARDS[what]}"):
+            hazards[(1,)](describe(x, [16, 32]), describe(x.clone(), [16, 32]), what)
 
 
-@pytest.mark.parametrize("what", HARMLESS)
-def test_no_hazards(what):
-    x, out = torch.randn(16, 32), torch.zeros(16, 32)
-    hazards[(1,)](describe(x, [16, 32]), describe(out, [16, 32]), what)
-    assert torch.equal(out, x + 1)
+def test_no_hazards():
+    for what in HARMLESS:
+        x, out = torch.randn(16, 32), torch.zeros(16, 32)
+        hazards[(1,)](describe(x, [16, 32]), describe(out, [16, 32]), what)
+        assert torch.equal(out, x + 1)
 
 
 @gluon.jit
@@ -462,16 +462,16 @@ NEVER_WAITED = {
 }
 
 
-@pytest.mark.parametrize("what", [*NEVER_WAITED, "nothing"])
-def test_what_is_under_way_at_the_end(what):
-    x = torch.randn(16, 32)
-    launch = functools.partial(never_waited[(1,)], describe(x, [16, 32]), x, what)
-    if what not in NEVER_WAITED:
-        launch()
-        return
-    error, text = NEVER_WAITED[what]
-    with pytest.raises(error, match=text):
-        launch()
+def test_what_is_under_way_at_the_end():
+    for what in [*NEVER_WAITED, "nothing"]:
+        x = torch.randn(16, 32)
+        launch = functools.partial(never_waited[(1,)], describe(x, [16, 32]), x, what)
+        if what not in NEVER_WAITED:
+            launch()
+            return
+        error, text = NEVER_WAITED[what]
+        with pytest.raises(error, match=text):
+            launch()
 
 
 @gluon.jit
@@ -515,10 +515,10 @@ def test_pipelined_copies(stages):
     torch.testing.assert_close(out, x.sum(0))
 
 
-@pytest.mark.parametrize("what", ["no wait", "waits for too few", "no commit"])
-def test_missing_wait_for_copies(what):
-    with pytest.raises(RaceError, match=r"asynchronous copy that .* issued may still be writing it.*wait_group"):
-        pipelined_sum[(1,)](torch.randn(7, 128), torch.zeros(128), 7, 3, what)
+def test_missing_wait_for_copies():
+    for what in ["no wait", "waits for too few", "no commit"]:
+        with pytest.raises(RaceError, match=r"asynchronous copy that .* issued may still be writing it.*wait_group"):
+            pipelined_sum[(1,)](torch.randn(7, 128), torch.zeros(128), 7, 3, what)
 
 
 @gluon.jit

@@ -170,9 +170,8 @@ def test_an_order_of_ones_own(tmp_path):
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_configurations_that_are_refused():
+    for change, message in [
         ({"parts": 3}, "parts must be 1 or 2"),
         ({"block_n": 96}, "block_n 64, 128 or 256"),
         ({"block_k": 32}, "block_k a multiple of 64"),
@@ -182,48 +181,49 @@ def test_an_order_of_ones_own(tmp_path):
         ({"group": 0}, "a group of one row"),
         ({"stages": 5}, "bytes of shared memory, and there are 232448"),
         ({"parts": 1}, "bytes of shared memory, and there are 232448"),
-    ],
-)
-def test_configurations_that_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        gemm.GemmConfig(**change)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            gemm.GemmConfig(**change)
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "processors", "block_n"),
-    [(8192, 8192, 132, 256), (8192, 3584, 132, 256), (8192, 1792, 132, 128), (128, 256, 132, 128), (128, 256, 1, 256)],
-)
-def test_choice_by_shape(m, n, processors, block_n):
-    assert gemm.choose_config(m, n, processors).block_n == block_n
+def test_choice_by_shape():
+    for m, n, processors, block_n in [
+        (8192, 8192, 132, 256),
+        (8192, 3584, 132, 256),
+        (8192, 1792, 132, 128),
+        (128, 256, 132, 128),
+        (128, 256, 1, 256),
+    ]:
+        assert gemm.choose_config(m, n, processors).block_n == block_n
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k", "processors", "idle", "block_n"),
-    [
-        (8192, 3584, 8192, 132, 0, 256), (8192, 8192, 3584, 132, 0, 256), (8192, 1792, 4096, 132, 0, 128),
-        (8192, 4096, 1792, 132, 0, 128), (2048, 8192, 3584, 132, 0, 256), (2048, 4096, 1792, 132, 0, 128),
-        (8192, 3584, 8192, 131, 0.5, 256), (8192, 1792, 4096, 131, 0.5, 128), (2048, 3584, 8192, 131, 0.5, 128),
-        (2048, 1792, 4096, 131, 0.5, 128),
-    ],
-)  # fmt: skip
-def test_choice_is_what_was_faster(m, n, k, processors, idle, block_n):
+def test_choice_is_what_was_faster():
     """Every shape at which both were measured on H200s: alone, with tiles for owners, with rows that arrive."""
-    assert gemm.choose_config(m, n, processors, k=k, idle=idle).block_n == block_n
+    for m, n, k, processors, idle, block_n in [
+        (8192, 3584, 8192, 132, 0, 256),
+        (8192, 8192, 3584, 132, 0, 256),
+        (8192, 1792, 4096, 132, 0, 128),
+        (8192, 4096, 1792, 132, 0, 128),
+        (2048, 8192, 3584, 132, 0, 256),
+        (2048, 4096, 1792, 132, 0, 128),
+        (8192, 3584, 8192, 131, 0.5, 256),
+        (8192, 1792, 4096, 131, 0.5, 128),
+        (2048, 3584, 8192, 131, 0.5, 128),
+        (2048, 1792, 4096, 131, 0.5, 128),
+    ]:
+        assert gemm.choose_config(m, n, processors, k=k, idle=idle).block_n == block_n
 
 
-@pytest.mark.parametrize(
-    ("given", "chosen"),
-    [
+def test_choice_of_what_is_not_given():
+    for given, chosen in [
         ({"block_n": 128}, (128, 128, 64, 5, 8)),
         ({"block_m": 64}, (64, 256, 64, 4, 4)),
         ({"block_k": 128}, (128, 256, 128, 2, 8)),
         ({"stages": 5}, (128, 128, 64, 5, 8)),
         ({"block_m": 256}, (256, 128, 64, 3, 8)),
-    ],
-)
-def test_choice_of_what_is_not_given(given, chosen):
-    config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
-    assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
+    ]:
+        config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
+        assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
 
 
 def place_all(tiles_m, tiles_n, group):
@@ -245,13 +245,13 @@ def note_places(out, tiles_m, tiles_n, GROUP: gl.constexpr):
         gl.store(out + tile * 2 + 1, column)
 
 
-@pytest.mark.parametrize(("tiles_m", "tiles_n", "group"), [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)])
-def test_every_tile_once(tiles_m, tiles_n, group):
-    places = place_all(tiles_m, tiles_n, group)
-    assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
-    rows_of_a_group = [row for row, column in places if column == 0]
-    assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
-    assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
+def test_every_tile_once():
+    for tiles_m, tiles_n, group in [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)]:
+        places = place_all(tiles_m, tiles_n, group)
+        assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
+        rows_of_a_group = [row for row, column in places if column == 0]
+        assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
+        assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -307,32 +307,32 @@ def hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("config", [None, *CONFIGS.values()], ids=["chosen", *CONFIGS])
-@pytest.mark.parametrize("shape", [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)])
-def test_product(hopper, shape, config, dtype):
-    m, n, k = shape
-    a, b = (gemm_jobs.matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
-    surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
-    c = surroundings[1:-1, 8:-8]
-    c.fill_(float("nan"))
-    gemm_jobs.benchmark().multiply(a, b, c, config)
-    assert gemm_jobs.wrong_elements(c, a, b) == 0
-    c.fill_(7.0)
-    assert (surroundings == 7.0).all(), "nothing is written around C"
+def test_product(hopper, config):
+    for dtype in [BF16, torch.float16]:
+        for shape in [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)]:
+            m, n, k = shape
+            a, b = (gemm_jobs.matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
+            surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
+            c = surroundings[1:-1, 8:-8]
+            c.fill_(float("nan"))
+            gemm_jobs.benchmark().multiply(a, b, c, config)
+            assert gemm_jobs.wrong_elements(c, a, b) == 0
+            c.fill_(7.0)
+            assert (surroundings == 7.0).all(), "nothing is written around C"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("turned", list(STORED.values())[1:], ids=list(STORED)[1:])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("shape", [(1000, 520, 328), (2048, 4096, 1024)])
-def test_product_of_operands_by_columns(hopper, shape, config, turned):
-    m, n, k = shape
-    a, b = (gemm_jobs.matrix(*size, m + n + k, k, BF16, "cuda") for size in ((m, k), (k, n)))
-    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
-    c = torch.empty(m, n, dtype=BF16, device="cuda")
-    gemm_jobs.benchmark().multiply(a, b, c, config)
-    assert gemm_jobs.wrong_elements(c, a, b) == 0
+def test_product_of_operands_by_columns(hopper, config):
+    for turned in list(STORED.values())[1:]:
+        for shape in [(1000, 520, 328), (2048, 4096, 1024)]:
+            m, n, k = shape
+            a, b = (gemm_jobs.matrix(*size, m + n + k, k, BF16, "cuda") for size in ((m, k), (k, n)))
+            a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
+            c = torch.empty(m, n, dtype=BF16, device="cuda")
+            gemm_jobs.benchmark().multiply(a, b, c, config)
+            assert gemm_jobs.wrong_elements(c, a, b) == 0
 
 
 @pytest.mark.gpu

@@ -16,53 +16,49 @@ def problems(results):
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 4, 8]))
-@pytest.mark.parametrize("op", MOVES)
-def test_every_dtype_mask_and_hint(pool, op, num_ranks, device):
-    assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, False, device)) == []
+def test_every_dtype_mask_and_hint(pool, num_ranks, device, request):
+    """On the CPU a read and a copy: test_conformance moves by every function, tests/multirank every dtype."""
+    few = device == "cpu" and not request.config.getoption("exhaustive")
+    for op in MOVES[:: 4 if few else 1]:
+        assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, False, device)) == []
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(seldom=[2]))  # the executor caches nothing
-@pytest.mark.parametrize("op", MOVES)
-def test_every_cache_modifier(pool, op, num_ranks, device):
-    assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, True, device)) == []
+def test_every_cache_modifier(pool, num_ranks, device):
+    for op in MOVES:
+        assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, True, device)) == []
 
 
-@pytest.mark.parametrize(
-    ("op", "num_ranks"),
-    [
-        pytest.param(op, n, marks=[pytest.mark.exhaustive(device="cpu")] if n != 2 or op not in ("add", "cas") else [])
-        for op in LEGAL
-        for n in (1, 2, 4, 8)
-    ],
-)  # the others: test_atomics_leave_the_same_bytes_as_in_triton
+@pytest.mark.parametrize("num_ranks", rank_counts(seldom=[1, 2, 4, 8]))  # on the CPU: as in Triton, see below
+@pytest.mark.parametrize("op", LEGAL)
 def test_every_atomic_dtype_mask_sem_and_scope(pool, op, num_ranks, device):
     assert problems(pool.run(in_gluon, num_ranks, "jobs_atomics", "run_atomic", op, device)) == []
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[2]))
-@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16"])
-def test_no_update_is_lost_between_processes(pool, dtype, num_ranks, device):
+def test_no_update_is_lost_between_processes(pool, num_ranks, device):
     rounds, programs = 8, 2  # few enough to be exact in bfloat16
-    results = pool.run(in_gluon, num_ranks, "jobs_atomics", "run_contention", dtype, rounds, programs, device)
-    (cells, counter), *_ = results
     updates = num_ranks * rounds * programs
-    assert (cells, counter) == ([updates, -updates], updates)
+    for dtype in ("int32", "float32", "bfloat16"):
+        results = pool.run(in_gluon, num_ranks, "jobs_atomics", "run_contention", dtype, rounds, programs, device)
+        (cells, counter), *_ = results
+        assert (cells, counter) == ([updates, -updates], updates), dtype
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[2, 8]))
-@pytest.mark.parametrize("form", ["store", "put_signal"])
-def test_ring(pool, form, num_ranks, device):
+def test_ring(pool, num_ranks, device):
     rounds = 5 if device == "cpu" else 100
-    results = pool.run(in_gluon, num_ranks, "jobs_sync", "run_ring", form, rounds, device)
-    assert results[-1] == [rounds - 1 + num_ranks]
+    for form in ("store", "put_signal"):
+        results = pool.run(in_gluon, num_ranks, "jobs_sync", "run_ring", form, rounds, device)
+        assert results[-1] == [rounds - 1 + num_ranks]
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[1]))
-def test_added_signals_are_all_counted(pool, num_ranks, dtype, device):
+def test_added_signals_are_all_counted(pool, num_ranks, device):
     rounds = 5 if device == "cpu" else 100
-    counts = pool.run(in_gluon, num_ranks, "jobs_sync", "run_count", dtype, rounds, device)
-    assert counts[0] == rounds * num_ranks
+    for dtype in ("int32", "int64"):
+        counts = pool.run(in_gluon, num_ranks, "jobs_sync", "run_count", dtype, rounds, device)
+        assert counts[0] == rounds * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 4]))
@@ -107,27 +103,23 @@ def test_a_kernel_that_waits_for_a_dead_rank_raises(pool):
 
 
 @pytest.mark.parametrize("num_ranks", [1])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_every_comparison(pool, dtype, num_ranks, device):
-    (results,) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_compare", dtype, device)
-    for cmp in COMPARISONS:
-        seen, seen_in_vain, took_in_vain = results[cmp]
-        assert seen == seen_in_vain == 5
-        assert took_in_vain > 0.9 * COMPARE_TIMEOUT_S
+def test_every_comparison(pool, num_ranks, device):
+    for dtype in ("int32", "int64"):
+        (results,) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_compare", dtype, device)
+        for cmp in COMPARISONS:
+            seen, seen_in_vain, took_in_vain = results[cmp]
+            assert seen == seen_in_vain == 5
+            assert took_in_vain > 0.9 * COMPARE_TIMEOUT_S
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[8]))
-@pytest.mark.parametrize("op", list(LEGAL))
-def test_atomics_leave_the_same_bytes_as_in_triton(pool, op, num_ranks, device):
-    assert problems(pool.run(same_atomics, num_ranks, op, device)) == []
+def test_atomics_leave_the_same_bytes_as_in_triton(pool, num_ranks, device):
+    assert problems(pool.run(same_atomics, num_ranks, device)) == []
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1]))
 def test_signals_waits_and_barriers_leave_the_same_bytes_as_in_triton(pool, num_ranks, device):
+    assert pool.run(backend_name, 1, "cpu") == ["gluon"]
     results = pool.run(in_gluon, num_ranks, "jobs_sync", "run_handshake", device)
     assert [wrong for wrong, _ in results] == [[]] * num_ranks
     assert results == pool.run(run_handshake, num_ranks, device)
-
-
-def test_the_backend_is_gluon(pool):
-    assert pool.run(backend_name, 1, "cpu") == ["gluon"]
