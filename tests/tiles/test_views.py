@@ -94,18 +94,18 @@ def copy_gluon(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kernel", [copy_triton, copy_gluon], ids=["triton", "gluon"])
-def test_every_way_to_a_tile(kernel, form, transposed):
-    inp = (
-        torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t() if transposed else torch.arange(float(M * N)).view(M, N)
-    )
-    whole = torch.full((M + 2, N + 3), -1.0)
-    out = whole[:M, :N]
-    kernel[(1,)](form, inp, out, M, N, *inp.stride(), *out.stride(), BM=BM, BN=BN)
-    assert torch.equal(out, inp)
-    assert (whole[M:] == -1).all()
-    assert (whole[:, N:] == -1).all()
+def test_every_way_to_a_tile(kernel, transposed):
+    for form in FORMS:
+        inp = torch.arange(float(M * N)).view(M, N)
+        if transposed:
+            inp = torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t()
+        whole = torch.full((M + 2, N + 3), -1.0)
+        out = whole[:M, :N]
+        kernel[(1,)](form, inp, out, M, N, *inp.stride(), *out.stride(), BM=BM, BN=BN)
+        assert torch.equal(out, inp)
+        assert (whole[M:] == -1).all()
+        assert (whole[:, N:] == -1).all()
 
 
 @triton.jit
@@ -131,17 +131,17 @@ def transform(out, count: tl.constexpr, dies: tl.constexpr, chunk: tl.constexpr)
     tl.store(out + pid, chiplet_transform_chunked(pid, count, dies, chunk))
 
 
-@pytest.mark.parametrize(("count", "dies", "chunk"), [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)])
-def test_chunks_stay_on_a_die(count, dies, chunk):
-    out = torch.zeros(count, dtype=torch.int32)
-    transform[(count,)](out, count, dies, chunk)
-    assert sorted(out.tolist()) == list(range(count))
-    whole = count // (dies * chunk) * dies * chunk
-    assert out[whole:].tolist() == list(range(whole, count))
-    for die in range(dies):  # programs of one die take chunks of neighbours
-        pieces = out[:whole][die::dies].view(-1, chunk)
-        assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
-        assert (pieces[:, 0] % chunk == 0).all()
+def test_chunks_stay_on_a_die():
+    for count, dies, chunk in [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)]:
+        out = torch.zeros(count, dtype=torch.int32)
+        transform[(count,)](out, count, dies, chunk)
+        assert sorted(out.tolist()) == list(range(count))
+        whole = count // (dies * chunk) * dies * chunk
+        assert out[whole:].tolist() == list(range(whole, count))
+        for die in range(dies):  # programs of one die take chunks of neighbours
+            pieces = out[:whole][die::dies].view(-1, chunk)
+            assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
+            assert (pieces[:, 0] % chunk == 0).all()
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -196,9 +196,8 @@ def refusal(kernel, *args):
     return "\n".join(texts)
 
 
-@pytest.mark.parametrize(
-    ("what", "dtype", "locks", "message"),
-    [
+def test_mistakes_are_found_by_the_compiler():
+    for what, dtype, locks, message in [
         ("dim", torch.float32, torch.int32, "dim of all_gather is 0"),
         ("shape", torch.float32, torch.int32, "block of block_m x block_n elements"),
         ("variant", torch.float32, torch.int32, "unknown variant 'tree'"),
@@ -218,10 +217,8 @@ def refusal(kernel, *args):
             torch.float32,
             "must be int64, from iris_triton.tiles.make_locks, or int32",
         ),
-    ],
-)
-def test_mistakes_are_found_by_the_compiler(what, dtype, locks, message):
-    assert message in refusal(wrong, what, dtype, locks, torch.int64, 2)
+    ]:
+        assert message in refusal(wrong, what, dtype, locks, torch.int64, 2)
 
 
 def test_a_tile_without_data_needs_a_layout_in_gluon():
@@ -243,12 +240,12 @@ def test_number_of_words(variant, words):
     assert lock_words(9, 33, 8, 16, 8, variant) == words
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_sizes_must_be_positive(at):
-    numbers = [9, 33, 8, 16, 8]
-    numbers[at] = 0
-    with pytest.raises(ValueError, match="must be positive, got 0"):
-        lock_words(*numbers)
+def test_sizes_must_be_positive():
+    for at in range(5):
+        numbers = [9, 33, 8, 16, 8]
+        numbers[at] = 0
+        with pytest.raises(ValueError, match="must be positive, got 0"):
+            lock_words(*numbers)
 
 
 def test_unknown_variants_have_no_words():
@@ -275,12 +272,12 @@ def test_locks_are_checked_on_the_host():
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("module", [tiles, x, iris_triton], ids=lambda module: module.__name__)
-def test_every_exported_name_can_be_had(module):
-    for name in module.__all__:
-        assert getattr(module, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
-        module.no_such_name  # noqa: B018
+def test_every_exported_name_can_be_had():
+    for module in [tiles, x, iris_triton]:
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+            module.no_such_name  # noqa: B018
 
 
 REFERENCE = {
@@ -303,15 +300,15 @@ REFERENCE = {
 }
 
 
-@pytest.mark.parametrize("name", REFERENCE)
-def test_parameter_order_of_the_functions_of_the_reference_system(name):
-    assert getattr(x, name).arg_names == REFERENCE[name].split()
+def test_parameter_order_of_the_functions_of_the_reference_system():
+    for name in REFERENCE:
+        assert getattr(x, name).arg_names == REFERENCE[name].split()
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name.startswith("all_") or "gather" in name])
-def test_the_methods_of_both_contexts_have_the_same_parameters(name):
-    triton_method, gluon_method = (getattr(context, name) for context in (DeviceContext, IrisDeviceCtx))
-    assert triton_method.arg_names == gluon_method.arg_names
-    parameters = [parameter for parameter in REFERENCE[name].split() if parameter != "ctx"]
-    ours = triton_method.arg_names[1:]
-    assert ours == parameters + ["tile_id"] * ("tile_id" in ours)
+def test_the_methods_of_both_contexts_have_the_same_parameters():
+    for name in [name for name in REFERENCE if name.startswith("all_") or "gather" in name]:
+        triton_method, gluon_method = (getattr(context, name) for context in (DeviceContext, IrisDeviceCtx))
+        assert triton_method.arg_names == gluon_method.arg_names
+        parameters = [parameter for parameter in REFERENCE[name].split() if parameter != "ctx"]
+        ours = triton_method.arg_names[1:]
+        assert ours == parameters + ["tile_id"] * ("tile_id" in ours)

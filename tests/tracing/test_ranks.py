@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from jobs_tracing import clocks, events, every_operation, export, mistakes, wrong_on_one
+from rank_counts import rank_counts
 from trace_kernels import MINE, by_function, by_method, everything, record, record_gluon
 
 from iris_core.tracing import TraceEvent
@@ -14,7 +15,7 @@ from iris_triton.testing.compile_only import assembly, compile_for
 EXPECTED = [int(TraceEvent.COMPUTE), int(TraceEvent.LOAD), int(TraceEvent.STORE), int(TraceEvent.ATOMIC_ADD), MINE]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1]))
 @pytest.mark.parametrize("language", ["triton", "gluon"])
 def test_events(pool, num_ranks, language, device):
     for rank, found in enumerate(pool.run(events, num_ranks, device, language)):
@@ -79,7 +80,7 @@ def test_files(pool, tmp_path, num_ranks, device):
     assert {(each["pid"], each["tid"]) for each in shown} == names
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[1]))
 def test_clocks_are_compared(pool, num_ranks, device):
     for rank, (first, second) in enumerate(pool.run(clocks, num_ranks, device)):
         assert second[0] > first[0]
