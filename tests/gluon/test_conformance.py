@@ -7,7 +7,7 @@ from iris_core.testing import BackendConformance, StackConformance
 
 class TestGluonBackend(BackendConformance):
     name = "gluon"
-    case_step = 45  # test_compile has the same functions
+    case_step = 45  # tests/compile has the same functions
 
 
 class OnOurRanks(StackConformance):

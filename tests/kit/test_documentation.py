@@ -23,9 +23,7 @@ def test_the_example_passes(tmp_path, request):
     variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes seconds
     # test_mutants runs all device functions of the same stack
-    chosen = (
-        "test" if request.config.getoption("exhaustive") else "not device_functions and not device_methods"
-    )
+    chosen = "test" if request.config.getoption("exhaustive") else "not device_functions and not device_methods"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"],
         capture_output=True,
