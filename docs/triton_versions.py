@@ -42,6 +42,8 @@ def table(pairs: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python docs/triton_versions.py RELEASE [RELEASE ...], such as 2.11 2.12")
     releases = {release: requirement(release) for release in sys.argv[1:]}
     README.write_text(REGION.sub(lambda _: table(releases), README.read_text()))
     print(table(releases), end="")
