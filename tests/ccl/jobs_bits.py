@@ -25,7 +25,7 @@ ALGORITHMS = {
     ("reduce_scatter", "pull"),
     *(("all_reduce", f"{each}_one_shot") for each in ("ll", "ll128", "sentinel")),
     *(("all_reduce", f"{each}_two_shot") for each in ("ll128", "sentinel")),
-    *(("reduce_scatter", f"{each}_mailbox") for each in ("ll", "ll128", "sentinel")),
+    *((op, f"{each}_mailbox") for op in ("reduce", "reduce_scatter") for each in ("ll", "ll128", "sentinel")),
 }  # fmt: skip
 """All that promise their bits; reduce_scatter in the layout of tiles has another result."""
 

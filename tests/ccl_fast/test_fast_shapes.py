@@ -19,12 +19,13 @@ ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
 
 
 def request_of(op, nbytes, size=8, device=DeviceType.CUDA, **config):
-    """A request for `nbytes` altogether: of an all_gather, those of the output."""
-    own = nbytes // size if op == "all_gather" else nbytes
-    out = {"all_gather": nbytes, "reduce_scatter": nbytes // size}.get(op, nbytes)
+    """A request for `nbytes` altogether: of what is gathered, those of the output."""
+    own = nbytes // size if op in ("all_gather", "gather") else nbytes
+    out = nbytes // size if op in ("reduce_scatter", "scatter") else nbytes
     options = {"layout": "torch", "in_place": False, "uneven": False, "aligned": True, "config": config}
     options |= {"in_stride": (1,), "out_stride": (1,), "out_shape": (out // 2,)}
-    options |= {"reduction": "sum"} if op in ("all_reduce", "reduce_scatter") else {}
+    options |= {"reduction": "sum"} if "reduce" in op else {}
+    options |= {"root": 0} if op in ("broadcast", "reduce", "gather", "scatter") else {}
     return CollectiveRequest(
         op=op, shape=(own // 2,), dtype="bfloat16", nbytes=own, rank=0, group_size=size,
         target=DeviceTarget(device, 0, "sm_90"), options=options, members=tuple(range(size)),

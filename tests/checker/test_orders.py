@@ -4,11 +4,10 @@ import itertools
 import json
 
 import jobs_corpus
-import jobs_examples
 import jobs_exploration
 import pytest
 from litmus_programs import Litmus, Program, Runner
-from test_corpus import as_it_was
+from test_corpus import FLASH_DECODE, as_it_was
 
 from iris_core import Iris
 from iris_core.cli.all_orders import name_of, walk
@@ -122,7 +121,7 @@ def test_a_mistake_is_found_without_a_seed(pool, tmp_path, name):
 def test_flash_decode_as_it_was_is_found_without_a_seed(pool, tmp_path):
     example, path = tmp_path / "example.py", tmp_path / "found"
     for bug in (False, True):
-        example.write_text(as_it_was((jobs_examples.EXAMPLES / "31_flash_decode.py").read_text(), bug))
+        example.write_text(as_it_was(FLASH_DECODE.read_text(), bug))
         pool.run(jobs_corpus.decode_under_seeds, 3, str(example), ["order:"], "races,schedules", str(path))
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert any(row["kind"] in ("counter", "race") for row in rows) == bug
