@@ -12,7 +12,7 @@ def table(names, rows):
 
     For rows that take less time than an item's fixtures.  `monkeypatch`, `tmp_path` and fixtures that have a context
     manager `renewed()` are new for each row, others are the same for all.  Rows marked `exhaustive` are for
-    --exhaustive alone.
+    --exhaustive alone; a row that is skipped leaves the others as they are.
     """
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     rows = [row if hasattr(row, "marks") else pytest.param(*(row if len(names) > 1 else [row])) for row in rows]
@@ -25,7 +25,7 @@ def table(names, rows):
         @functools.wraps(test)
         def run(request, **fixtures):
             given = {"request": request, **fixtures}
-            errors = []
+            errors, skipped = [], []
             chosen = [each for each in enumerate(rows) if request.config.getoption("exhaustive") or not each[1].marks]
             if not chosen:
                 pytest.skip("only with --exhaustive (make test-all)")
@@ -42,9 +42,13 @@ def table(names, rows):
                             given[name] = stack.enter_context(value.renewed())
                     try:
                         test(**{name: case[name] if name in case else given[name] for name in wanted})
+                    except pytest.skip.Exception as error:
+                        skipped.append(error)
                     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised below, with the others
                         error.add_note(f"row {number}: {case}")
                         errors.append(error)
+            if len(skipped) == len(chosen):
+                raise skipped[0]
             if len(errors) == 1:
                 raise errors[0]
             if errors:
