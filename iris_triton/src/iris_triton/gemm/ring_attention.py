@@ -1,7 +1,7 @@
 """Attention over a sequence that is divided among ranks (`ctx.ops.ring_attention`): keys and values go round a ring.
 
 In each step a rank attends to one block of keys and values, its own at first, while some programs already pass that
-block on to the next rank.  After as many steps as ranks, every query has met every key, and no rank ever held more than
+block on to the next rank.  After as many steps as ranks, every query has seen every key, and no rank has held more than
 three blocks.
 
 A rank receives into two slots in turn.  `full` counts, for each key head, the blocks that have come; `free` counts, on
@@ -10,7 +10,7 @@ use of a slot, since the next block comes only after all have read the last one.
 launches may follow each other at once, and a head's computation begins when that head is here.
 
 Backwards, weights are computed again from queries, keys and the logarithms of their sums (Dao et al., FlashAttention,
-2022), and the gradients of keys and values travel behind them: whoever has added its part to a tile passes it on, and
+2022), and the gradients of keys and values follow them: whoever has added its part to a tile passes it on, and
 after the last step it is where its keys are.  `came` and `taken` number, for each tile, the messages that have come,
 and those that the next rank has read.
 
