@@ -38,16 +38,13 @@ def test_results(pool, device, num_ranks, group):
     assert pool.run(jobs.run_cases, num_ranks, device, every, 2, group) == [[]] * num_ranks
 
 
+@pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])
 @pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
-def test_ranks_that_are_late(pool, tmp_path, num_ranks):
-    """Shapes and algorithms change from call to call, and with them which program has which memory."""
-    shapes = (1, 16, 4), (5, 16, 4), (9, 24, 4), (2, 16, 1)
-    every = [
-        Case(algorithm, (rows, hidden), "float32", programs=programs)
-        for algorithm in (*KERNELS, *PACKETS)
-        for rows, hidden, programs in shapes
-    ]
-    wrong = pool.run(jobs.run_cases, num_ranks, "cpu", every, 3, None, 0.15, str(tmp_path / "changes"))
+def test_ranks_that_are_late(pool, tmp_path, num_ranks, algorithm):
+    """Shapes change from call to call, and with them which program has which memory; all have the first one's."""
+    shapes = (9, 24, 4), (1, 16, 4), (5, 16, 4), (2, 16, 1)
+    every = [Case(algorithm, (rows, hidden), "float32", programs=programs) for rows, hidden, programs in shapes]
+    wrong = pool.run(jobs.run_cases, num_ranks, "cpu", every, 4, None, 0.15, str(tmp_path / "changes"))
     assert wrong == [[]] * num_ranks
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TENSORS = ("out", "residual", "x", "weight", "scales")
 """Arguments that may lie anywhere."""
 
-RUNTIME = ("me", "rank", "kind", "rows", "cap", "bands", "most", "timeout_ns", "status")
+RUNTIME = ("me", "rank", "kind", "rows", "cap", "bands", "sums", "most", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
 
 
@@ -159,24 +159,26 @@ def norm_one_shot(
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
 def norm_two_shot(
-    out, residual, x, weight, scales, control, stage, bases, me, rank, kind, rows, hidden, bands, eps, most,
+    out, residual, x, weight, scales, control, stage, bases, me, rank, kind, rows, hidden, bands, sums, eps, most,
     timeout_ns, status, SIZE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Sum the rows that this member owns, send the sums to all, and finish every row; a program takes bands of rows.
 
-    Row b * SIZE + i of band b belongs to member i.  Nothing has two halves: who sends rows of the next call has the
-    sums of this one, before which all have read what came; and who sends sums has the rows of all for the same call.
+    Row b * SIZE + i of band b belongs to member i.  Rows and sums need no second copy, whatever the next call's shape:
+    who sends its rows has the sums of this call, before which all have read their rows; and who sends its sums has all
+    members' rows for it, before which they have read the sums of this call.
 
     Args (beside those of `norm_one_shot`):
-        stage: symmetric memory: SIZE * bands rows, those that each member sends to this one, and SIZE * bands sums.
+        stage: symmetric memory: SIZE * bands rows, those that each member sends to this one, and as many sums.
         bands: of rows, the last of which may be short.
+        sums: where the sums begin, in elements; the same in all calls with this memory, as a member may still read them
+            while another sends the rows of the next call.
     """
     row, epoch = enter(control, bases, me, kind, SIZE)
     program, programs = tl.program_id(0), tl.num_programs(0)
     at = tl.arange(0, BLOCK)
     mask = at < hidden
     apart = tl.cast(bands, tl.int64) * BLOCK
-    sums = apart * SIZE
     for band in range(program, bands, programs):
         for i in tl.static_range(SIZE):
             owner = (me + 1 + i) % SIZE
@@ -290,7 +292,8 @@ class ReduceNorm:
             bands = -(-request.rows // team.size)
             programs = min(cap, bands)
             nbytes = triton.next_power_of_2(2 * team.size * bands * block * dtype.itemsize)
-            arguments |= {"stage": team.region("norms", nbytes, fill=None).tensor.view(dtype), "bands": bands}
+            stage = team.region("norms", nbytes, fill=None).tensor.view(dtype)
+            arguments |= {"stage": stage, "bands": bands, "sums": stage.numel() // 2}
         warps = config.get("num_warps", max(4, min(16, block // _ELEMENTS_OF_A_WARP)))
         bound = BoundKernel(kernel, programs, arguments, names, team.device, {} if on_cpu else {"num_warps": warps})
         return Plan((bound,))
