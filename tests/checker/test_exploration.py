@@ -1,11 +1,6 @@
 """Schedules and weak memory under a seed: what a GPU may show is shown, what it may not is not, and again if asked."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jobs_corpus
 import jobs_exploration
@@ -139,52 +134,37 @@ PROGRAM = """
 """
 
 
-def check(tmp_path, *arguments):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
-    folder = pathlib.Path(jobs_exploration.__file__).parent
-    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
-    environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", code, "check", *arguments, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
-
-
-def test_the_command_line_runs_seeds_and_replays_one(tmp_path):
-    done = check(tmp_path, "--seeds", "4", "--json")
-    printed = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert printed["findings"][0]["seeds"] == [0, 1, 2, 3]
-    assert printed["failed"] != []
-    assert "the result is wrong" in done.stderr
+def test_the_command_line_runs_seeds_and_replays_one(check):
+    done = check(PROGRAM, "--seeds 3 --json")
+    printed = json.loads(done.out)
+    assert done.status == 1
+    assert printed["findings"][0]["seeds"] == [0, 1, 2]
+    assert "the result is wrong" in done.err
     seed = printed["failed"][0]["seed"]
-    again = check(tmp_path, "--only", "schedules", "--replay", str(seed))
-    assert again.returncode == 1
-    assert "the result is wrong" in again.stderr
-    assert f"--replay {seed}" in again.stdout
+    again = check(PROGRAM, f"--only schedules --replay {seed}")
+    assert again.status == 1
+    assert "the result is wrong" in again.err
+    assert f"--replay {seed}" in again.out
 
 
-def test_the_command_line_walks_all_orders_and_replays_one(tmp_path):
-    done = check(tmp_path, "--all-orders", "6", "--json")
-    printed = json.loads(done.stdout)
-    assert done.returncode == 1
+def test_the_command_line_walks_all_orders_and_replays_one(check):
+    done = check(PROGRAM, "--all-orders 6 --json")
+    printed = json.loads(done.out)
+    assert done.status == 1
     assert printed["orders"] == {"orders": 1, "runs": 1, "is_whole": True}  # nothing is synchronised: one order
     assert printed["findings"][0]["seeds"] == ["order:"]
-    again = check(tmp_path, "--replay", "order:")
-    assert "data race" in again.stdout
+    assert "data race" in check(PROGRAM, "--replay order:").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_the_command_line_refuses_what_it_cannot_run(check):
+    for options, said in (
         ("--all-orders 0", "positive"),
         ("--only bounds --all-orders 2", "needs races"),
         ("--seeds 0", "positive"),
         ("--seeds 2 --replay 1", "not allowed with"),
         ("--replay -3", "check_seed"),
-    ],
-)
-def test_the_command_line_refuses_what_it_cannot_run(tmp_path, arguments, said):
-    done = check(tmp_path, *arguments.split())
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "the result is wrong" not in done.stderr
+    ):
+        done = check(PROGRAM, options)
+        assert done.status != 0
+        assert said in done.err
+        assert "the result is wrong" not in done.err

@@ -1,14 +1,8 @@
 """`iris check`, the fixture, errors that end a program, and ranges that are declared benign."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 import time
 
-import corpus
 import jobs_corpus
 import planted_messages
 import planted_programs
@@ -36,37 +30,24 @@ PROGRAM = """
 """
 
 
-def check(tmp_path, *arguments):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
-    folder = pathlib.Path(corpus.__file__).parent
-    code = f"import sys; sys.path.insert(0, {str(folder)!r}); from iris_core.cli import main; sys.exit(main())"
-    before, after = (each.split() for each in arguments)
-    command = [sys.executable, "-c", code, "check", *before, str(path), *after]
-    environ = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+def test_the_command_line_has_a_status(check):
+    done = check(PROGRAM, arguments="right 3")
+    assert (done.status, "output" in done.out, "data race" in done.out) == (3, True, False), done.err
 
 
-@pytest.mark.parametrize(("what", "status", "expected"), [("bug", 0, 1), ("right", 0, 0), ("right", 3, 3)])
-def test_the_command_line_has_a_status(tmp_path, what, status, expected):
-    done = check(tmp_path, "", f"{what} {status}")
-    assert done.returncode == expected, done.stderr
-    assert ("data race" in done.stdout) == (what == "bug")
-    assert "output" in done.stdout
-
-
-def test_the_command_line_prints_json(tmp_path):
-    done = check(tmp_path, "--json --only races", "bug 0")
-    printed = json.loads(done.stdout)
+def test_the_command_line_prints_json(check):
+    done = check(PROGRAM, "--json --only races", "bug 0")
+    printed = json.loads(done.out)
     assert [each["kind"] for each in printed["findings"]] == [RACE]
-    assert printed["status"] == 0
-    assert "output" in done.stderr
+    assert (done.status, printed["status"]) == (1, 0)
+    assert "output" in done.err
 
 
-def test_a_picture_shows_both_programs(tmp_path):
+def test_a_picture_shows_both_programs(check, tmp_path):
     path = tmp_path / "picture.json"
-    done = check(tmp_path, f"--timeline {path}", "bug 0")
-    assert "shows 1 of them" in done.stdout
+    done = check(PROGRAM, f"--timeline {path}", "bug 0")
+    assert all(text in done.out for text in ("data race", "output", "shows 1 of them"))
+    assert done.status == 1
     picture = json.loads(path.read_text())
     events = picture["traceEvents"]
     names = {(each["pid"], each["tid"]): each["args"]["name"] for each in events if each["name"] == "thread_name"}
@@ -83,13 +64,13 @@ def test_a_picture_shows_both_programs(tmp_path):
     assert "data race" in marks[0]["args"]["text"]
 
 
-def test_a_picture_of_nothing_and_one_without_a_folder(tmp_path):
-    done = check(tmp_path, f"--timeline {tmp_path}/none.json", "right 0")
-    assert done.returncode == 0
+def test_a_picture_of_nothing_and_one_without_a_folder(check, tmp_path):
+    done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 0")
+    assert (done.status, "data race" in done.out) == (0, False)
     assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
-    done = check(tmp_path, f"--timeline {tmp_path}/no/where.json", "right 0")
-    assert "there is no folder" in done.stderr
-    assert "output" not in done.stdout
+    done = check(PROGRAM, f"--timeline {tmp_path}/no/where.json", "right 0")
+    assert "there is no folder" in done.err
+    assert "output" not in done.out
 
 
 def test_unknown_kinds_are_refused():

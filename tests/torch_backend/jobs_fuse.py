@@ -17,6 +17,9 @@ UNTRACED = {"all_gather columns", "permute"}
 UNTRACED |= {"gather tokens", "gather columns", "gather the second", "gather the second, bias"}
 UNTRACED = UNTRACED if IS_211 else set()
 
+# torch's own operators instead of C++ that would have to be compiled: the passes see the same graphs
+QUICK = {"fallback_by_default": True} if hasattr(torch._inductor.config, "fallback_by_default") else {}
+
 
 def compiled_and_counted(step, regather=False):
     """Compile with the pass, behind a pass that is set already; the second result gets the operators of each graph."""
@@ -24,7 +27,7 @@ def compiled_and_counted(step, regather=False):
     with torch._inductor.config.patch(
         post_grad_custom_post_pass=before.append
     ):  # which also keeps compiled code from being cached
-        options = fuse.options(regather=regather)
+        options = fuse.options(QUICK, regather=regather)
     run = options["post_grad_custom_post_pass"]
 
     def counting(graph):
@@ -78,7 +81,7 @@ def functional_collectives(store):
         def step(given):
             return {name: cases[name](x, group) + 1 for name, x in given.items()}
 
-        results = (torch.compile(step, fullgraph=True) if compiled else step)(given)
+        results = (torch.compile(step, fullgraph=True, options=QUICK) if compiled else step)(given)
         sum((y * (rank + 1)).sum() for y in results.values() if y.requires_grad).backward()
         return {name: (y.detach(), given[name].grad) for name, y in results.items()}
 
