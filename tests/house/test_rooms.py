@@ -29,9 +29,9 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2863,
-    "iris_core/bench": 1485,
+    "iris_core/bench": 1437,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1661,
+    "iris_core/cli": 1641,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3561,
     "iris_core/heap": 2785,

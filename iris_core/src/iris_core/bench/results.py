@@ -1,4 +1,4 @@
-"""Results and reports, and their JSON; docs/benchmarks.md describes the fields."""
+"""Results and reports, their JSON (docs/benchmarks.md describes the fields), and two reports compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import pathlib
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 
@@ -164,3 +164,54 @@ class Report:
 
 
 _DOCUMENT = pydantic.TypeAdapter(Report)
+
+REGRESSIONS = ("slower", "wrong", "gone")
+VERDICTS = (*REGRESSIONS, "faster", "same", "new")
+
+
+class Change(NamedTuple):
+    """A provider at a point, in two reports: its new result (the old one where it is gone), and both times."""
+
+    result: Result
+    verdict: str
+    old_us: float | None
+    new_us: float | None
+
+
+def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
+    """Compare what both reports have measured.
+
+    A result counts as slower (faster) if its median is outside the tolerance and outside what its own rounds vary by:
+    its fastest (slowest) round must be slower (faster) than the old median, too.  A tolerance of 0.05 is 5 %.
+    """
+    was, now = (
+        {(r.benchmark, r.provider, str(sorted(r.params.items())), r.num_ranks): r for r in each.results if r.provider}
+        for each in (old, new)
+    )
+    changes = []
+    for key, each in now.items():
+        old_us = was[key].time_us if key in was else None
+        changes.append(Change(each, _verdict(old_us, each, tolerance), old_us, each.time_us))
+    gone = [each for key, each in was.items() if key not in now and each.time_us is not None]
+    return changes + [Change(each, "gone", each.time_us, None) for each in gone]
+
+
+def _verdict(old_us: float | None, new: Result, tolerance: float) -> str:
+    if new.error:
+        return "wrong"
+    if new.time_us is None:
+        return "same" if old_us is None else "gone"
+    if not old_us or not new.time_us:
+        return "new"
+    rounds = new.rounds_us or (new.time_us,)
+    if new.time_us > old_us * (1 + tolerance) and min(rounds) > old_us:
+        return "slower"
+    return "faster" if old_us > new.time_us * (1 + tolerance) and max(rounds) < old_us else "same"
+
+
+def differences(old: Report, new: Report) -> list[str]:
+    """Return what differs between the machines and runs of two reports, so that their times may not be comparable."""
+    was, now = ({**each.machine, **each.machine.get("versions", {}), **each.run} for each in (old, new))
+    versions = sorted({**old.machine.get("versions", {}), **new.machine.get("versions", {})})
+    names = ("cpu", "gpu", "gpus", "driver", *versions, "allocator", "backend")
+    return [f"{n}: {was.get(n)} then, {now.get(n)} now" for n in names if was.get(n) != now.get(n)]
