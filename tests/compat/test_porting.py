@@ -14,8 +14,6 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
-from iris_triton.rocm_iris.configs import Obliging
-from iris_triton.rocm_iris.handles import UnderWay
 
 
 class Handle:
@@ -108,19 +106,19 @@ def test_handles_are_joined_once():
     ccl = PortedCollectives(binder)
     workspace = ccl.all_reduce(MATRIX, MATRIX, async_op=True)
     assert not workspace.is_completed()
-    ccl.under_way.join()
-    ccl.under_way.join()
+    ccl._join()
+    ccl._join()
     assert binder.log == ["all_reduce", "wait all_reduce"]
 
 
 def test_a_thread_waits_for_its_own():
-    log, pending = [], UnderWay()
-    pending.add(Handle(log, "done", done=True))
-    pending.add(Handle(log, "mine"))
-    other = threading.Thread(target=lambda: (pending.join(), log.append("other"), pending.add(Handle(log, "theirs"))))
+    log, ccl = [], PortedCollectives(Binder())
+    ccl._begin(Handle(log, "done", done=True))
+    ccl._begin(Handle(log, "mine"))
+    other = threading.Thread(target=lambda: (ccl._join(), log.append("other"), ccl._begin(Handle(log, "theirs"))))
     other.start()
     other.join()
-    pending.join()
+    ccl._join()
     assert log == ["other", "wait mine"]
 
 
@@ -169,15 +167,17 @@ def refusing(names, seen):
 
 @pytest.mark.parametrize(("config", "refused", "left"), WISHES, ids=str)
 def test_as_little_as_must_be_is_left_out(config, refused, left):
-    seen, obliging = [], Obliging()
+    seen, ccl = [], PortedCollectives(Binder())
     for _ in range(2):
-        assert obliging.run("all_reduce", config, refusing(refused, seen)) == "done"
+        assert ccl._oblige("all_reduce", config, refusing(refused, seen)) == "done"
     assert seen == [left, left]
 
 
 def test_tiles_are_kept_where_they_matter():
     with pytest.raises(UnsupportedError):
-        Obliging().run("op", FusedConfig(block_size_m=16), refusing({"block_size_m"}, []), tiles=True)
+        PortedCollectives(Binder())._oblige(
+            "op", FusedConfig(block_size_m=16), refusing({"block_size_m"}, []), tiles=True
+        )
 
 
 def test_the_first_refusal_is_raised():
@@ -185,10 +185,10 @@ def test_the_first_refusal_is_raised():
         raise ArgumentError(f"refused with {config.comm_sms}")
 
     with pytest.raises(ArgumentError, match="refused with 8"):
-        Obliging().run("op", Config(comm_sms=8), call)
+        PortedCollectives(Binder())._oblige("op", Config(comm_sms=8), call)
 
 
 def test_configs_of_the_core_and_none_are_passed_on():
-    assert Obliging().run("op", None, lambda config: config) is None
+    assert PortedCollectives(Binder())._oblige("op", None, lambda config: config) is None
     config = CoreConfig()
-    assert Obliging().run("op", config, lambda config: config) is config
+    assert PortedCollectives(Binder())._oblige("op", config, lambda config: config) is config
