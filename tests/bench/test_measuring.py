@@ -26,12 +26,12 @@ def only(call=nothing, check=None, **more):
 
 
 def raises(error):
-    """A call, or a check, that raises."""
+    """A check that raises."""
 
-    def call():
+    def check():
         raise error
 
-    return call
+    return check
 
 
 def test_providers_are_measured_in_turn_and_each_is_first_once(measure):
