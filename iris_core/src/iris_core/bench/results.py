@@ -9,14 +9,13 @@ import json
 import pathlib
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
 from iris_core.documents import read_document
 from iris_core.errors import BenchmarkError
 
-_STRICT = pydantic.ConfigDict(strict=True)
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Time = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, pydantic.Field(ge=0)]
@@ -31,8 +30,6 @@ class Target:
 
     `reached` is None where there is no such number, for example of a provider that was skipped.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     metric: str
     bound: _Number
@@ -57,8 +54,6 @@ class Result:
     Times are per operation, of the slowest rank.  A result with `error` or `skipped` has no numbers; `provider` is
     empty where the whole point was skipped, and `num_ranks` is 0 for a benchmark without ranks.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     benchmark: str
     provider: str = ""
@@ -104,8 +99,6 @@ class Report:
         results: one for each provider at each point.
         schema: version of the JSON; grows when a field changes its meaning or goes.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     name: str
     machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
