@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
 
-
 _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
 

@@ -85,8 +85,7 @@ class Ported:
     def _oblige(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where that is refused for the config's sake, on all ranks.
 
-        With `tiles` the result depends on the size of tiles, which are kept.  Raises what the first call did, if
-        nothing helps.
+        With `tiles` the size of tiles is kept.  Raises what the first call did, if nothing helps.
         """
         if not isinstance(config, Config | FusedConfig):
             return call(config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops.api import FusedWorkspace, Operations
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
-_TORCH, _TILES = "torch", "tiles"
 _FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
 
 
@@ -69,15 +69,13 @@ class PortedOperations(Ported, Operations):
     def _run(
         self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, async_op: bool | None,
         config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
-        layout: str = _TORCH,
+        layout: str = TORCH,
     ) -> FusedWorkspace | Work:  # fmt: skip
-        shapes = [tuple(getattr(each, "shape", ())) for each in (out, a, b)]
-        is_whole = [len(each) for each in shapes] == [2, 2, 2] and shapes[0] == (shapes[1][0], shapes[2][1])
-        if op == "matmul_reduce_scatter" and is_whole:  # torch's output is a part of the product's rows
-            layout = _TILES if len(self.members_of(group)) > 1 else _TORCH
+        if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
+            layout = TILES if len(self.members_of(group)) > 1 else TORCH
         run = super()._run
         call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
-        result = self._oblige(op, config, call, tiles=layout == _TILES)
+        result = self._oblige(op, config, call, tiles=layout == TILES)
         if not async_op:
             if async_op is not None:  # None: it was prepared
                 self._meet(group)
@@ -91,6 +89,12 @@ class PortedOperations(Ported, Operations):
         pending.work = cast("Work", result)
         self._begin(pending.work)
         return pending
+
+
+def _is_whole(out: Any, a: Any, b: Any) -> bool:
+    """Whether an output is as large as the product, where torch's is a part of its rows."""
+    are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
+    return are_matrices and tuple(out.shape) == (a.shape[0], b.shape[1])
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------
