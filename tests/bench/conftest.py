@@ -1,7 +1,5 @@
 """Fixtures of the tests of iris_core.bench."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -21,18 +19,10 @@ def own_registry(monkeypatch):
 
 @pytest.fixture
 def measure():
-    """Register a function without ranks and measure it at one point in a world of one; options can be changed."""
+    """Measure a function at one point, without ranks in a world of one by default; options can be changed."""
 
-    def run(function, params=None, *, world=None, **options):
-        registry.register(ranks=False)(function)
-        (benchmark,) = [each for each in registry.registered() if each.function is function]
-        runner = Runner(world or SingleWorld(), None, dataclasses.replace(QUICK, **options))
-        return runner.point(benchmark, params or {})
+    def run(function, params=None, *, world=None, ctx=None, **options):
+        runner = Runner(world or SingleWorld(), ctx, dataclasses.replace(QUICK, **options))
+        return runner.point(registry.Benchmark("test.f", function, ranks=ctx is not None), params or {})
 
     return run
-
-
-@pytest.fixture
-def by_provider(measure):
-    """As `measure`; results by provider."""
-    return lambda *args, **kwargs: {result.provider: result for result in measure(*args, **kwargs)}

@@ -24,49 +24,30 @@ class FakeGPU:
     """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
 
     def __init__(self, monkeypatch):
-        self.clock_s = 0.0
-        self.launches = 0  # that ran
-        self.log = []
+        self.clock_s, self.launches = 0.0, 0  # of what ran
+        self.log, self.capturing, self.num_nodes = [], None, 1
+        for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
+            monkeypatch.setattr(torch.cuda, fake.__name__, fake)
+
+    def Event(self, enable_timing):
+        """Everything has run already when the host waits for it."""
+        assert enable_timing
+        event = SimpleNamespace(synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at_s", self.clock_s)
+        event.elapsed_time = lambda end: (end.at_s - event.at_s) * 1e3
+        return event
+
+    def CUDAGraph(self):
+        graph = SimpleNamespace(held=[], reset=lambda: self.log.append("reset"))
+        graph.replay = lambda: (self.log.append("replay"), [self.launch(seconds) for seconds in graph.held])
+        return graph
+
+    @contextlib.contextmanager
+    def graph(self, captured, capture_error_mode):
+        self.log.append("capture")
+        self.capturing = captured
+        yield
         self.capturing = None
-        self.num_nodes = 1
-        gpu = self
-
-        class Event:
-            def __init__(self, enable_timing):
-                assert enable_timing
-
-            def record(self):
-                self.at_s = gpu.clock_s
-
-            def synchronize(self):
-                """Everything has run already."""
-
-            def elapsed_time(self, end):
-                return (end.at_s - self.at_s) * 1e3
-
-        class CUDAGraph:
-            def __init__(self):
-                self.held = []
-
-            def replay(self):
-                gpu.log.append("replay")
-                for seconds in self.held:
-                    gpu.launch(seconds)
-
-            def reset(self):
-                gpu.log.append("reset")
-
-        @contextlib.contextmanager
-        def graph(captured, capture_error_mode):
-            gpu.log.append("capture")
-            gpu.capturing = captured
-            yield
-            gpu.capturing = None
-
-        fakes = {"Event": Event, "CUDAGraph": CUDAGraph, "graph": graph, "synchronize": self.synchronize}
-        for name, fake in fakes.items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(1e-4))
 
     def launch(self, seconds):
         """Run something that takes so long, or hold it in the graph that is being captured."""
@@ -75,6 +56,9 @@ class FakeGPU:
         else:
             self.clock_s += seconds
             self.launches += 1
+
+    def _sleep(self, cycles):
+        self.launch(1e-4)
 
     def synchronize(self):
         """Nothing runs later than it is launched; inside a capture this would be an error."""

@@ -42,6 +42,5 @@ def leaking(what):
         return load().soak(turns, 20, 1e9, 1, "cpu")
     finally:
         end.set()
-        if what == "descriptors":
-            for each in kept:
-                os.close(each)
+        for each in kept if what == "descriptors" else ():
+            os.close(each)

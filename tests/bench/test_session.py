@@ -1,7 +1,6 @@
-"""Runs on ranks, and benchmarks as programs."""
+"""Runs on ranks."""
 
 import dataclasses
-import json
 import pathlib
 import runpy
 import sys
@@ -17,74 +16,54 @@ from iris_core.errors import PeerLostError
 
 HERE = pathlib.Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks"
-RMA = BENCHMARKS / "rma.py"
 OPTIONS = bench.RunOptions(
     num_ranks=2, device="cpu", heap_size="16MiB", rounds=3, batch_ms=0.2, quick=True,
     axes={"algorithm": ["one_shot"], "op": ["all_gather_matmul"]},
 )  # fmt: skip
 
 
-@pytest.fixture
-def on_ranks(monkeypatch):
-    """Run benchmarks of rank_benchmarks.py."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    bench.load(str(HERE / "rank_benchmarks.py"))
-    return lambda pattern="", options=OPTIONS: bench.run(bench.registered(pattern=pattern), options, name="ranks")
-
-
 @pytest.fixture(scope="module")
-def report(fork_ranks):
-    """Of one run with all benchmarks of several files: starting ranks takes longer than what they measure here."""
+def of_file(fork_ranks):
+    """Results by file, of one run with all benchmarks of several: starting ranks takes longer than measuring here."""
     with pytest.MonkeyPatch.context() as patch:
         fork_ranks(patch)
         patch.setattr(registry, "BENCHMARKS", {})
         patch.setattr(sys, "path", list(sys.path))
-        for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py", RMA):
+        for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py"):
             bench.load(path)
-        for name in ("ccl_launch", "ops_launch", "torch_backend"):
+        for name in ("rma", "ccl_launch", "ops_launch", "torch_backend"):
             bench.load(BENCHMARKS / f"{name}.py")
-        return bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
-
-
-def of_file(report, name):
-    """The results of one file's benchmarks."""
-    return [each for each in report.results if each.benchmark.startswith(f"{name}.")]
-
-
-def test_two_ranks(report):
-    assert report.run["num_ranks"] == 2
-    assert (report.run["allocator"], report.run["device"]) == ("host", "cpu")
+        report = bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
+    assert report.run | {"num_ranks": 2, "allocator": "host", "device": "cpu"} == report.run
     assert report.run["device_timeout_s"] == DEVICE_TIMEOUT_S
-    right, wrong, alone, *frees, _ = of_file(report, "rank_benchmarks")
+    assert len(report.errors) == 1
+    return lambda name: [each for each in report.results if each.benchmark.startswith(f"{name}.")]
+
+
+def test_two_ranks(of_file):
+    right, wrong, alone, *frees, resets = of_file("rank_benchmarks")
     assert right.params == {"nbytes": 8}
     assert right.local_us == (2000, 4000)
     assert (right.time_us, right.min_us, right.skew_pct) == (4000, 2000, 50)
     assert right.verified
     assert right.gb_per_s == pytest.approx(8 / right.time_us / 1e3, rel=1e-4)
-    assert wrong.error == "rank 1: the data is wrong"
-    assert wrong.time_us is None
-    assert alone.local_us[0] is None
-    assert alone.skew_pct is None
-    assert alone.ratio == 1
+    assert (wrong.error, wrong.time_us) == ("rank 1: the data is wrong", None)
+    assert (alone.local_us[0], alone.skew_pct, alone.ratio) == (None, None, 1)
     assert [each.params for each in frees] == [{"point": 0}, {"point": 1}]
-    assert all(each.verified for each in frees)
-    assert bench.finish(report) == 1
+    assert all(each.verified for each in (*frees, resets))
 
 
-def test_a_preamble_waits_for_the_last_call_of_all_ranks(report):
-    (result,) = (each for each in report.results if each.benchmark == "rank_benchmarks.resets")
-    assert (result.error, result.verified) == ("", True)
-
-
-def test_a_rank_that_hangs_ends_the_run(on_ranks, capfd):
+def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    bench.load(HERE / "rank_benchmarks.py")
     options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=20.0)
     with pytest.raises(PeerLostError, match="rank 0"):
-        on_ranks("hangs", options)
+        bench.run(bench.registered(pattern="hangs"), options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
 
 
-def test_rma_on_cpu_ranks(report):
-    results = of_file(report, "rma")
+def test_rma_on_cpu_ranks(of_file):
+    results = of_file("rma")
     names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")
     assert {each.benchmark for each in results} == {f"rma.{name}" for name in names}
     assert all(each.verified or each.skipped for each in results)
@@ -99,15 +78,13 @@ def test_rma_on_cpu_ranks(report):
         assert each_way == {(0, 1), (1, 0)}
 
 
-@pytest.mark.parametrize("name", ["ccl_launch", "ops_launch"])
-def test_a_repeated_call_is_measured_up_to_the_launcher(report, name):
-    """What launches cost the CPU: on CPU ranks, Python's part."""
-    (result,) = (each for each in of_file(report, name) if each.provider == "iris, to the launcher")
-    assert result.time_us > 0
-
-
-def test_the_backend_of_torch_beside_gloo(report):
-    results = of_file(report, "torch_backend")
+def test_other_benchmarks_on_cpu_ranks(of_file):
+    for name in ("ccl_launch", "ops_launch"):  # what launches cost the CPU: on CPU ranks, Python's part
+        (result,) = (each for each in of_file(name) if each.provider == "iris, to the launcher")
+        assert result.time_us > 0
+    (turns,) = of_file("rank_signals")  # the protocol of the copy engine's latency, whose copies need a GPU
+    assert (turns.error, turns.verified, None in turns.local_us) == ("", True, False)
+    results = of_file("torch_backend")
     skipped = {each.provider: each.skipped for each in results if not each.verified}
     assert skipped == {"nccl async-tp": "it needs GPUs"}
     assert [(each.benchmark.partition(".")[2], each.provider) for each in results if each.verified] == [
@@ -117,21 +94,20 @@ def test_the_backend_of_torch_beside_gloo(report):
     ]
 
 
-def test_collectives_between_two_nodes(fork_ranks, monkeypatch):
-    fork_ranks(monkeypatch)
-    monkeypatch.setattr(registry, "BENCHMARKS", {})
+def test_collectives_between_two_nodes(forked_ranks, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench.load(BENCHMARKS / "nodes.py")
-    how = {"num_ranks": 4, "context": "nodes:two_nodes", "axes": {"op": ["all_to_all"], "nbytes": [8192]}}
-    found = bench.run(bench.registered(pattern="between"), dataclasses.replace(OPTIONS, **how), name="nodes").results
-    assert [(each.provider, each.verified) for each in found] == [
-        (provider, True) for provider in ("iris", "iris hierarchical", "iris gloo", "gloo")
-    ]
-    how["axes"] = {"op": ["all_reduce", "all_gather"], "nbytes": [8192]}
-    found = bench.run(bench.registered(pattern="chunks"), dataclasses.replace(OPTIONS, **how), name="nodes").results
-    assert [(each.provider, each.verified, each.baseline) for each in found] == 2 * [
-        (provider, True, "1 chunk") for provider in ("1 chunk", "2 chunks", "4 chunks", "8 chunks")
-    ]
+
+    def found(pattern, *ops):
+        how = {"num_ranks": 4, "context": "nodes:two_nodes", "axes": {"op": ops, "nbytes": [8192]}}
+        report = bench.run(bench.registered(pattern=pattern), dataclasses.replace(OPTIONS, **how), name="nodes")
+        assert all(each.verified for each in report.results)
+        return [(each.provider, each.baseline) for each in report.results]
+
+    beside = [name for name, _ in found("between", "all_to_all")]
+    assert beside == ["iris", "iris hierarchical", "iris gloo", "gloo"]
+    chunks = [(f"{number} chunk{'s' * (number > 1)}", "1 chunk") for number in (1, 2, 4, 8)]
+    assert found("chunks", "all_reduce", "all_gather") == 2 * chunks
 
 
 def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
@@ -158,47 +134,3 @@ def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
     monkeypatch.setattr(step, "_optimizer", torch.optim.SGD(task.net().parameters()))
     with pytest.raises(AssertionError, match="no parameter has changed"):
         step.check(wanted)
-
-
-def test_signals_by_copies_come_in_turn(report):
-    """The protocol of the copy engine's latency, whose copies need a GPU."""
-    (result,) = of_file(report, "rank_signals")
-    assert (result.error, result.verified) == ("", True)
-    assert [us is not None for us in result.local_us] == [True, True]
-
-
-def test_rma_without_gpus_says_what_to_do(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(sys, "argv", [str(RMA)])
-    monkeypatch.setattr(sys, "path", [str(RMA.parent), *sys.path])
-    with pytest.raises(SystemExit) as ending:
-        runpy.run_path(str(RMA), run_name="__main__")
-    assert ending.value.code == 2
-    said = capsys.readouterr().err
-    assert "torch sees 0" in said
-    assert "--device cpu" in said
-
-
-def test_a_file_of_benchmarks_is_a_program(tmp_path, capsys):
-    @bench.register(ranks=False)
-    def local(state, ctx):
-        """Runs here."""
-        assert ctx is None
-        state.set_timer("reported")
-        state.provider("a", lambda: 2e-6, check=lambda: True)
-        state.target("a", "time_us", at_most=1)
-
-    out = tmp_path / "local.json"
-    arguments = ["--rounds", "2", "--out", str(out)]
-    suite = bench.suite("local", "About.", source=__file__)
-    assert suite.main(arguments) == 0
-    captured = capsys.readouterr()
-    assert "measuring test_session.local: Runs here." in captured.err
-    assert "time_us <= 1: MISSED" in captured.out
-    (result,) = json.loads(out.read_text())["results"]
-    assert result["rounds_us"] == [2, 2]
-    assert result["num_ranks"] == 0
-    assert suite.main(["--enforce"]) == 1
-    assert suite.main(["--only", "global"]) == 2
-    assert "no benchmark matches 'global'" in capsys.readouterr().err

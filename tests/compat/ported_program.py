@@ -1,7 +1,7 @@
 """A program in the manner of the reference system, from its imports to its end; the line of as_iris is ours.
 
-It allocates without barriers, stores and launches, has int() in kernels, tiles with int32 locks, do_bench with a
-preamble, and the paths of that system.  Run it with `python ported_program.py 4 file:///tmp/store`.
+It allocates without barriers, stores and launches, has int() in kernels, do_bench with a preamble, and the paths of
+that system.  Run it with `python ported_program.py 4 file:///tmp/store`.
 """
 
 import random
@@ -16,7 +16,6 @@ import triton.language as tl
 
 import iris_triton.as_iris
 import iris
-import iris.x
 from iris.ccl import Config
 from iris.ccl.all_gather import all_gather
 from iris.ccl.utils import chiplet_transform_chunked, extract_group_info
@@ -26,7 +25,6 @@ from iris.host.platform.hip import get_num_xcc
 from iris.host.platform.utils import do_bench, is_simulation_env
 from iris.host.tracing.events import TraceEvent
 from iris.mem.triton.context import Context
-from iris.mem.triton.types import Tile
 from iris.ops.all_gather_matmul_hbm_buffer import all_gather_matmul_hbm_buffer
 from iris.ops.config import FusedConfig
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -55,33 +53,6 @@ def add_everywhere(results, ticks, n, context, cur_rank: tl.constexpr, num_ranks
     tl.store(ticks + tl.program_id(0), read_realtime() - begin)
 
 
-@triton.jit
-def reduce_tiles(
-    op: tl.constexpr, inp, staging, out, locks, M, N, context, cur_rank: tl.constexpr, num_ranks: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """The kernel stores its tile and raises the tile's lock; then the method, or the function of iris.x."""
-    ctx = Context.initialize(context, cur_rank, num_ranks)
-    pid = tl.program_id(0)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    pid_m, pid_n = pid // tiles_n, pid % tiles_n
-    rm, rn, mask = iris.x.tile_layout(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
-    offsets = rm[:, None] * N + rn[None, :]
-    data = tl.load(inp + offsets, mask=mask, other=0.0)
-    tile = Tile(pid_m, pid_n, BLOCK_M, BLOCK_N, data)
-    src_view = iris.make_tensor_view(staging, M, N, N, 1)
-    dst_view = iris.make_tensor_view(out, M, N, N, 1)
-    tl.store(staging + offsets, data, mask=mask)
-    tl.debug_barrier()
-    tl.atomic_xchg(locks + pid, 1, sem="release", scope="sys")
-    if op == "one_shot":
-        ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
-    elif op == "two_shot":
-        ctx.all_reduce_two_shot(tile, src_view, dst_view, locks)
-    else:
-        iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx)
-
-
 def _worker(local_rank, world_size, init_url):
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend=backend, init_method=init_url, world_size=world_size, rank=local_rank)
@@ -95,7 +66,6 @@ def _worker(local_rank, world_size, init_url):
     assert shmem.get_device().type == ("cpu" if is_simulation_env() else "cuda")
     assert get_num_xcc() >= 1
     _messages(shmem, rank, world)
-    _tiles(shmem, rank, world)
     _benchmark(shmem, rank, world)
     _collectives(shmem, rank, world)
     shmem.info(f"rank {rank} is done")
@@ -113,23 +83,6 @@ def _messages(shmem, rank, world):
         put_to_partner[(triton.cdiv(n, BLOCK),)](data, results, n, rank, world, shmem.get_heap_bases(), BLOCK)
         shmem.barrier()
         assert (results == float(100 * turn + (rank - world // 2) % world)).all(), turn
-
-
-def _tiles(shmem, rank, world):
-    m, n, block = 40, 24, 16
-    grid = (triton.cdiv(m, block) * triton.cdiv(n, block),)
-    inp = shmem.full((m, n), float(rank + 1))
-    staging, out = shmem.zeros((m, n)), shmem.zeros((m, n))
-    locks = shmem.zeros(grid[0], dtype=torch.int32)
-    for op in ("one_shot", "two_shot", "x"):
-        out.zero_(), locks.zero_()
-        shmem.barrier()
-        reduce_tiles[grid](
-            op, inp, staging, out, locks, m, n, shmem.get_device_context(), rank, world, block, block, num_warps=4
-        )
-        shmem.barrier()
-        assert (out == float(world * (world + 1) // 2)).all(), op
-        shmem.barrier()
 
 
 def _benchmark(shmem, rank, world):

@@ -10,10 +10,8 @@ from tables import table
 import iris_triton
 from iris_triton.rocm_iris.names import NAMED, WHOLE
 
-NAMES = [(path, name) for path, names in NAMED.items() for name in names]
 
-
-@table(("path", "name"), NAMES)
+@table(("path", "name"), [(path, name) for path, names in NAMED.items() for name in names])
 def test_a_name_of_the_table(path, name):
     """Also below iris_triton, but for the modules that are there anyway."""
     home, ours = NAMED[path][name]
@@ -35,13 +33,6 @@ def test_a_name_that_is_not_there():
         _ = iris_triton.ccl.no_such
     with pytest.raises(ModuleNotFoundError, match="no_such"):
         importlib.import_module("iris_triton.ccl.no_such")
-
-
-def python(text, *paths):
-    environ = {"PATH": "/usr/bin:/bin", "IRIS_DEVICE": "cpu", "PYTHONPATH": ":".join(map(str, paths))}
-    return subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, env=environ, timeout=300, check=False
-    )
 
 
 EVERYTHING = """
@@ -66,24 +57,22 @@ assert bench is iris_triton.rocm_iris.bench
 try:
     import iris.memory
 except ModuleNotFoundError:
-    print("as it should be")
+    print(iris.ERROR)
 """
 
 
-def test_one_line_is_enough():
-    done = python(EVERYTHING)
-    assert done.stdout == "as it should be\n", done.stderr
-
-
-@pytest.mark.parametrize("first", ["", "import iris;"])
-def test_another_package_of_that_name_is_not_hidden(tmp_path, first):
-    (tmp_path / "iris").mkdir()
-    (tmp_path / "iris" / "__init__.py").write_text("")
-    done = python(f"{first}import iris_triton.as_iris", tmp_path)
-    assert f"ImportError: there is a package `iris` already, at {tmp_path}" in done.stderr
-
-
-def test_a_folder_of_that_name_does_not_matter(tmp_path):
-    (tmp_path / "iris").mkdir()
-    done = python("import iris_triton.as_iris, iris; print(iris.ERROR)", tmp_path)
-    assert done.stdout == "40\n", done.stderr
+@table(("text", "files", "out", "error"), [
+    (EVERYTHING, None, "40\n", ""), ("import iris_triton.as_iris, iris; print(iris.ERROR)", [], "40\n", ""),
+    *((f"{first}import iris_triton.as_iris", ["__init__.py"], "", "ImportError: there is a package `iris` already, at ")
+      for first in ("", "import iris;")),
+])  # fmt: skip
+def test_one_line_is_enough(tmp_path, text, files, out, error):
+    """A folder `iris` does not matter, and another package of that name is not hidden."""
+    if files is not None:
+        (tmp_path / "iris").mkdir()
+    for name in files or ():
+        (tmp_path / "iris" / name).write_text("")
+    environ = {"PATH": "/usr/bin:/bin", "IRIS_DEVICE": "cpu", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environ, timeout=300)
+    assert done.stdout == out, done.stderr
+    assert (f"{error}{tmp_path}" if error else "") in done.stderr

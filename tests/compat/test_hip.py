@@ -9,35 +9,25 @@ from tables import table
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_triton import hip
 
-DEVICES = {  # architecture as torch has it, compute units: what is answered
-    ("gfx942:sramecc+:xnack-", 304): ("gfx942", 8),
-    ("gfx942:sramecc+:xnack-", 228): ("gfx942", 6),
-    ("gfx942", 38): ("gfx942", 1),
-    ("gfx950", 256): ("gfx950", 8),
-    ("gfx90a", 104): ("gfx90a", 1),
-    ("", 132): ("sm_90", 1),
-}
+NVIDIA = "", 132
 
 
-@pytest.fixture
-def pretend(monkeypatch):
-    """Returns a function that puts two GPUs of a kind into this process."""
-
-    def put(arch, units):
-        properties = types.SimpleNamespace(gcnArchName=arch, multi_processor_count=units, major=9, minor=0)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-        monkeypatch.setattr(torch.version, "hip", "6.4.43482-0f2d60242" if arch else None)
-
-    return put
+def pretend(monkeypatch, arch, units):
+    """Put two GPUs of a kind into this process."""
+    properties = types.SimpleNamespace(gcnArchName=arch, multi_processor_count=units, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482-0f2d60242" if arch else None)
 
 
-@table("device", DEVICES)
-def test_what_a_device_is(pretend, device):
-    pretend(*device)
-    arch, dies = DEVICES[device]
+@table(("device", "arch", "dies"), [
+    (("gfx942:sramecc+:xnack-", 304), "gfx942", 8), (("gfx942:sramecc+:xnack-", 228), "gfx942", 6),
+    (("gfx942", 38), "gfx942", 1), (("gfx950", 256), "gfx950", 8), (("gfx90a", 104), "gfx90a", 1), (NVIDIA, "sm_90", 1),
+])  # fmt: skip
+def test_what_a_device_is(monkeypatch, device, arch, dies):
+    pretend(monkeypatch, *device)
     for index in (None, 0, 1):
         assert (hip.get_arch_string(index), hip.get_num_xcc(index)) == (arch, dies)
         assert hip.get_cu_count(index) == device[1]
@@ -45,19 +35,15 @@ def test_what_a_device_is(pretend, device):
     assert (hip.count_devices(), hip.get_device_id()) == (2, 1)
 
 
-def test_version(pretend):
-    pretend("gfx942", 304)
+def test_what_cannot_be_answered(monkeypatch):
+    pretend(monkeypatch, "gfx942", 304)
     assert hip.get_rocm_version() == (6, 4)
-    pretend("", 132)
+    pretend(monkeypatch, *NVIDIA)
     with pytest.raises(UnsupportedError, match="not for ROCm"):
         hip.get_rocm_version()
-
-
-@pytest.mark.parametrize("ask", [hip.get_cu_count, hip.get_arch_string, hip.get_wall_clock_rate, hip.set_device])
-def test_a_device_that_is_not_there(pretend, ask):
-    pretend("", 132)
-    with pytest.raises(DeviceError, match="cuda:2"):
-        ask(2)
+    for ask in (hip.get_cu_count, hip.get_arch_string, hip.get_wall_clock_rate, hip.set_device):
+        with pytest.raises(DeviceError, match="cuda:2"):
+            ask(2)
 
 
 def test_without_a_gpu(monkeypatch):

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -14,21 +15,6 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
-from iris_triton.rocm_iris.configs import Obliging
-from iris_triton.rocm_iris.handles import UnderWay
-
-
-class Handle:
-    """A handle that notes who waits for it."""
-
-    def __init__(self, log, name, done=False):
-        self.log, self.name, self.done = log, name, done
-
-    def wait(self, timeout_s=None):
-        self.log.append(f"wait {self.name}")
-
-    def is_completed(self):
-        return self.done
 
 
 class Binder:
@@ -44,87 +30,83 @@ class Binder:
     def members_of(self, group):
         return self.members
 
+    def handle(self, name, done=False):
+        """A handle that notes who waits for it."""
+        wait = lambda timeout_s=None: self.log.append(f"wait {name}")
+        return types.SimpleNamespace(wait=wait, is_completed=lambda: done)
+
     def bind(self, question, key):
         said = [question.op, *(each for each in (question.first, question.second) if isinstance(each, str))]
-        binder = self
-
-        class Bound:
-            def run(self, out, inp):
-                binder.log.append(" ".join(said))
-
-            def run_async(self, out, inp):
-                self.run(out, inp)
-                return Handle(binder.log, question.op)
-
-        return Bound()
+        run = lambda out, inp: self.log.append(" ".join(said))
+        return types.SimpleNamespace(run=run, run_async=lambda out, inp: run(out, inp) or self.handle(question.op))
 
     def barrier(self, group, async_op):
         self.log.append(f"barrier of {group}")
 
 
+def ported(*members):
+    """`ctx.ccl` of a script, and what it has done."""
+    binder = Binder(members or (0, 1))
+    return PortedCollectives(binder), binder
+
+
 MATRIX = torch.zeros(4, 4)
-CALLS = {
-    "all_gather": (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, "g"), ["all_gather", "barrier of g"]),
-    "all_reduce": (lambda ccl: ccl.all_reduce(MATRIX, MATRIX), ["all_reduce", "barrier of None"]),
-    "tiles": (lambda ccl: ccl.reduce_scatter(MATRIX, MATRIX), ["reduce_scatter tiles", "barrier of None"]),
-    "rows": (lambda ccl: ccl.reduce_scatter(MATRIX[:2], MATRIX), ["reduce_scatter torch", "barrier of None"]),
-    "columns": (lambda ccl: ccl.all_to_all(MATRIX, MATRIX), ["all_to_all columns", "barrier of None"]),
-    "said": (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, layout="torch"), ["all_to_all torch", "barrier of None"]),
-    "vectors": (lambda ccl: ccl.all_to_all(MATRIX[0], MATRIX[0]), ["all_to_all torch", "barrier of None"]),
-    "splits": (
-        lambda ccl: ccl.all_to_all(MATRIX, MATRIX, input_split_sizes=[1, 3], output_split_sizes=[1, 3]),
-        ["all_to_all torch", "barrier of None"],
-    ),
-    "broadcast": (lambda ccl: ccl.broadcast(MATRIX), ["broadcast"]),
-    "send": (lambda ccl: ccl.send(MATRIX, 1), ["send"]),
-    "async": (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, async_op=True), ["all_gather"]),
-}
+SPLITS = {"input_split_sizes": [1, 3], "output_split_sizes": [1, 3]}
+CALLS = [
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, "g"), ["all_gather", "barrier of g"]),
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, async_op=True), ["all_gather"]),
+    (lambda ccl: ccl.all_reduce(MATRIX, MATRIX), ["all_reduce", "barrier of None"]),
+    (lambda ccl: ccl.reduce_scatter(MATRIX, MATRIX), ["reduce_scatter tiles", "barrier of None"]),
+    (lambda ccl: ccl.reduce_scatter(MATRIX[:2], MATRIX), ["reduce_scatter torch", "barrier of None"]),
+    (lambda ccl: ccl.all_to_all(MATRIX, MATRIX), ["all_to_all columns", "barrier of None"]),
+    (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, layout="torch"), ["all_to_all torch", "barrier of None"]),
+    (lambda ccl: ccl.all_to_all(MATRIX[0], MATRIX[0]), ["all_to_all torch", "barrier of None"]),
+    (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, **SPLITS), ["all_to_all torch", "barrier of None"]),
+    (lambda ccl: ccl.broadcast(MATRIX), ["broadcast"]), (lambda ccl: ccl.send(MATRIX, 1), ["send"]),
+]  # fmt: skip
 
 
-@table("name", CALLS)
-def test_what_a_call_becomes(name):
-    binder = Binder()
-    call, wanted = CALLS[name]
-    call(PortedCollectives(binder))
+@table(("call", "wanted"), CALLS)
+def test_what_a_call_becomes(call, wanted):
+    ccl, binder = ported()
+    call(ccl)
     assert binder.log == wanted
 
 
 def test_gluon_must_be_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "iris_gluon.backend", None)
-    binder = Binder()
+    ccl, binder = ported()
     with pytest.raises(UnsupportedError, match=r"use_gluon=True.*pip install \./iris_gluon"):
-        PortedCollectives(binder).all_gather(torch.zeros(8, 4), MATRIX, config=Config(use_gluon=True))
+        ccl.all_gather(torch.zeros(8, 4), MATRIX, config=Config(use_gluon=True))
     assert binder.log == []
 
 
 def test_a_member_alone_waits_for_nobody():
-    binder = Binder(members=(0,))
-    PortedCollectives(binder).reduce_scatter(MATRIX, MATRIX)
+    ccl, binder = ported(0)
+    ccl.reduce_scatter(MATRIX, MATRIX)
     assert binder.log == ["reduce_scatter torch"]
 
 
-def test_handles_are_joined_once():
-    binder = Binder()
-    ccl = PortedCollectives(binder)
+def test_handles_are_joined_once_by_the_thread_that_began_them():
+    ccl, binder = ported()
     workspace = ccl.all_reduce(MATRIX, MATRIX, async_op=True)
     assert not workspace.is_completed()
-    ccl.under_way.join()
-    ccl.under_way.join()
-    assert binder.log == ["all_reduce", "wait all_reduce"]
+    ccl._begin(binder.handle("done", done=True))
+    ccl._begin(binder.handle("mine"))
 
+    def theirs():
+        ccl._join()
+        binder.log.append("other")
+        ccl._begin(binder.handle("theirs"))
 
-def test_a_thread_waits_for_its_own():
-    log, pending = [], UnderWay()
-    pending.add(Handle(log, "done", done=True))
-    pending.add(Handle(log, "mine"))
-    other = threading.Thread(target=lambda: (pending.join(), log.append("other"), pending.add(Handle(log, "theirs"))))
+    other = threading.Thread(target=theirs)
     other.start()
     other.join()
-    pending.join()
-    assert log == ["other", "wait mine"]
+    ccl._join()
+    ccl._join()
+    assert binder.log == ["all_reduce", "other", "wait all_reduce", "wait mine"]
 
 
-# -- allocations ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("variable", "options", "wanted"), [("1", {}, 1), ("0", {}, 0), ("1", {"triton": {"allocation_barrier": False}}, 0)]
 )
@@ -142,53 +124,44 @@ def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, want
         assert len(calls) == wanted
 
 
-# -- configs ----------------------------------------------------------------------------------------------------------
-WISHES = [
-    (Config(num_xcds=8, comm_sms=8), {"num_xcds"}, {"comm_sms": 8}),
-    (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"block_size_m": 16}),
-    (Config(use_gluon=True, comm_sms=8), {"comm_sms"}, {"use_gluon": True}),
-    (FusedConfig(all_reduce_variant="ring", num_stages=2), {"ring"}, {"num_stages": 2}),
-    (FusedConfig(block_size_m=16, all_reduce_variant="atomic"), {"block_size_m"}, {}),
-]
-"""A config, what cannot be fulfilled of it, and what is left of the wishes."""
-
-
-def refusing(names, seen):
+# -- configs: what cannot be fulfilled of one, and what is left of its wishes -----------------------------------------
+def refusing(names, seen, error=UnsupportedError):
     """A call that refuses configs with these fields, or with such a variant."""
 
     def call(config):
         given = config.given() if isinstance(config, FusedConfig) else config.given("all_reduce")
         given |= {"use_gluon": True} if config.use_gluon else {}
         if names & {*given, getattr(config, "all_reduce_variant", "")}:
-            raise UnsupportedError("no")
+            raise error(f"refused {sorted(given)}")
         seen.append(given)
         return "done"
 
     return call
 
 
-@pytest.mark.parametrize(("config", "refused", "left"), WISHES, ids=str)
+@table(("config", "refused", "left"), [
+    (Config(num_xcds=8, comm_sms=8), {"num_xcds"}, {"comm_sms": 8}),
+    (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"block_size_m": 16}),
+    (Config(use_gluon=True, comm_sms=8), {"comm_sms"}, {"use_gluon": True}),
+    (FusedConfig(all_reduce_variant="ring", num_stages=2), {"ring"}, {"num_stages": 2}),
+    (FusedConfig(block_size_m=16, all_reduce_variant="atomic"), {"block_size_m"}, {}),
+])  # fmt: skip
 def test_as_little_as_must_be_is_left_out(config, refused, left):
-    seen, obliging = [], Obliging()
+    seen, (ccl, _) = [], ported()
     for _ in range(2):
-        assert obliging.run("all_reduce", config, refusing(refused, seen)) == "done"
+        assert ccl._oblige("all_reduce", config, refusing(refused, seen)) == "done"
     assert seen == [left, left]
 
 
-def test_tiles_are_kept_where_they_matter():
-    with pytest.raises(UnsupportedError):
-        Obliging().run("op", FusedConfig(block_size_m=16), refusing({"block_size_m"}, []), tiles=True)
-
-
-def test_the_first_refusal_is_raised():
-    def call(config):
-        raise ArgumentError(f"refused with {config.comm_sms}")
-
-    with pytest.raises(ArgumentError, match="refused with 8"):
-        Obliging().run("op", Config(comm_sms=8), call)
+def test_what_is_refused_all_the_same():
+    """Tiles, where the result depends on them; the first refusal is raised."""
+    ccl, _ = ported()
+    config = FusedConfig(block_size_m=16, num_stages=2)
+    with pytest.raises(ArgumentError, match=r"refused \['block_size_m', 'num_stages'\]"):
+        ccl._oblige("op", config, refusing({"block_size_m"}, [], ArgumentError), tiles=True)
 
 
 def test_configs_of_the_core_and_none_are_passed_on():
-    assert Obliging().run("op", None, lambda config: config) is None
-    config = CoreConfig()
-    assert Obliging().run("op", config, lambda config: config) is config
+    ccl, _ = ported()
+    for config in (None, CoreConfig()):
+        assert ccl._oblige("op", config, lambda config: config) is config

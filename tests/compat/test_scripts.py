@@ -23,17 +23,17 @@ from triton.experimental.gluon import language as gl
 
 import iris_gluon as iris_gl
 import iris_triton as iris
+from iris_core.bench import load, registry
 from iris_gluon import language
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 HERE = pathlib.Path(__file__).parent
-SCRIPTS = [
-    ("ported_rma", "messages"), ("ported_rma", "accesses"), ("ported_rma", "context_tensor"),
-    ("ported_rma", "allocations"), ("ported_rma", "all_scatter"), ("ported_collectives", "all_reduce"),
-    ("ported_collectives", "gathers_and_scatters"), ("ported_collectives", "groups"), ("ported_collectives", "fused"),
-    ("ported_collectives", "tiles"), ("ported_collectives", "replayed"), ("ported_collectives", "complete_everywhere"),
-    ("ported_gluon", "pipeline"),
-]  # fmt: skip
+NAMES = {
+    "ported_rma": "messages accesses context_tensor allocations all_scatter",
+    "ported_collectives": "all_reduce gathers_and_scatters groups fused tiles replayed complete_everywhere",
+    "ported_gluon": "pipeline",
+}
+SCRIPTS = [(module, script) for module, scripts in NAMES.items() for script in scripts.split()]
 LINE = "import iris_triton.as_iris"
 
 
@@ -92,22 +92,23 @@ def test_every_script_is_run():
     assert defined == {*SCRIPTS, ("ported_rma", "peers_memory")}
 
 
-def run_benchmark(folder, *arguments):
-    out = folder / "result.json"
-    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "ported_bench.py"), f"--benchmark_out={out}", *arguments],
-        capture_output=True, text=True, env=environ, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())["results"]
+def run(name, *arguments, device="cpu", launcher=()):
+    """Run a program, and return its exit status and what it says."""
+    environ = {**os.environ, "IRIS_LOG_LEVEL": "INFO", "IRIS_DEVICE": device}
+    if device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, *launcher, str(HERE / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+    return done.returncode, done.stderr
 
 
 def test_benchmark_on_the_command_line(tmp_path):
-    results = run_benchmark(
-        tmp_path, "--benchmark_filter=gather", "--heap_size=4194304", "--n_warmup=1", "--n_repeat=2",
-        "--axis_num_ranks=1", "--axis_dtype=fp16,bf16", "--skip_n=pow2:10:10", "--use_gluon",
-    )  # fmt: skip
+    out = tmp_path / "result.json"
+    options = "--benchmark_filter=gather --heap_size=4194304 --n_warmup=1 --n_repeat=2 --axis_num_ranks=1 --use_gluon"
+    axes = "--axis_dtype=fp16,bf16", "--skip_n=pow2:10:10"
+    status, said = run("ported_bench.py", *options.split(), *axes, f"--benchmark_out={out}")
+    assert status == 0, said
+    results = json.loads(out.read_text())["results"]
     points = [(each["params"]["n"], each["params"]["dtype"], each["params"]["num_ranks"]) for each in results]
     dtypes = ("torch.float16", "torch.bfloat16")
     assert points == [(n, dtype, 1) for n in (256, 512) for dtype in dtypes]
@@ -116,15 +117,20 @@ def test_benchmark_on_the_command_line(tmp_path):
     assert results[0]["time_us"] > 0
 
 
-@pytest.mark.exhaustive  # tests/bench has the same of a program of its own
-def test_benchmark_refuses(tmp_path):
-    environ = {**os.environ, "IRIS_DEVICE": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "ported_bench.py"), "--axis_m=3"],
-        capture_output=True, text=True, env=environ, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "no chosen benchmark has an axis 'm'" in done.stderr
+WRONG = {
+    "--axis_m=3": "no chosen benchmark has an axis 'm'", "--skip_dtype=fp16,fp32": "no value of axis 'dtype' is left",
+    "--skip_num_ranks=2": "nothing is left to run", "--axis_n=pow2:3:1": "exponents",
+}  # fmt: skip
+
+
+@table("option", WRONG)
+def test_benchmark_refuses(monkeypatch, capsys, option):
+    monkeypatch.setattr(registry, "BENCHMARKS", {})
+    load(HERE / "ported_bench.py")
+    assert iris.bench.main([option]) == 2
+    assert WRONG[option] in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        iris.bench.main(["--what"])
 
 
 ALL = pytest.mark.exhaustive
@@ -196,40 +202,18 @@ def test_hints_that_are_not_true_stop_no_script(kernel):
 @pytest.mark.exhaustive
 def test_benchmark_under_torchrun(tmp_path):
     out = tmp_path / "result.json"
-    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = "--heap_size=4194304 --n_repeat=2 --axis_n=256 --axis_num_ranks=2,4"
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            str(HERE / "ported_bench.py"), *options.split(), f"--benchmark_out={out}",
-        ],
-        capture_output=True, text=True, env=environ, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "num_ranks=4 is left out" in done.stderr
+    status, said = run("ported_bench.py", *options.split(), f"--benchmark_out={out}", launcher=launcher)
+    assert status == 0, said
+    assert "num_ranks=4 is left out" in said
     assert {each["params"]["num_ranks"] for each in json.loads(out.read_text())["results"]} == {2}
-
-
-def run_program(name, num_ranks, device, folder):
-    environ = {**os.environ, "IRIS_LOG_LEVEL": "INFO", "IRIS_DEVICE": device}
-    if device == "cpu":
-        environ["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        [sys.executable, str(HERE / name), str(num_ranks), f"file://{folder}/store"],
-        capture_output=True, text=True, env=environ, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return sorted(line.partition("INFO [Iris] ")[2] for line in done.stderr.splitlines() if "INFO [Iris]" in line)
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
 def test_program(num_ranks, device, tmp_path):
     """Everything at once, as a program of that system would be."""
-    found = run_program("ported_program.py", num_ranks, device, tmp_path)
-    assert found == [f"[{rank}/{num_ranks}] rank {rank} is done" for rank in range(num_ranks)]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("num_ranks", [2])
-def test_ranks_by_spawn(num_ranks, device, tmp_path):
-    assert run_program("ported_spawn.py", num_ranks, device, tmp_path) == ["[0/2] sum 2000", "[1/2] sum 2000"]
+    status, said = run("ported_program.py", str(num_ranks), f"file://{tmp_path}/store", device=device)
+    assert status == 0, said
+    lines = sorted(line.partition("INFO [Iris] ")[2] for line in said.splitlines() if "INFO [Iris]" in line)
+    assert lines == [f"[{rank}/{num_ranks}] rank {rank} is done" for rank in range(num_ranks)]

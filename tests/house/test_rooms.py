@@ -29,9 +29,9 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2863,
-    "iris_core/bench": 1485,
+    "iris_core/bench": 1430,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1661,
+    "iris_core/cli": 1641,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3561,
     "iris_core/heap": 2785,
@@ -55,7 +55,7 @@ BUDGETS = {
     "iris_triton/gemm": 2478,
     "iris_triton/interpreter": 3773,
     "iris_triton/language": 1852,
-    "iris_triton/rocm_iris": 1491,
+    "iris_triton/rocm_iris": 1432,
     "iris_triton/testing": 607,
     "iris_triton/tiles": 1126,
     "iris_gluon/*.py": 758,

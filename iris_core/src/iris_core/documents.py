@@ -16,7 +16,7 @@ MAX_NBYTES = 1 << 30
 
 
 def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
-    """Read a JSON file, which must contain what `kind` says; its strict types convert nothing.
+    """Read a JSON file, which must contain what `kind` says; nothing is converted.
 
     Raises:
         ValueError: the file cannot be read, or contains something else; the text is one line without the file's name.
@@ -26,7 +26,7 @@ def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
             raise ValueError("it is not a file" if path.exists() else "there is no such file")
         if (size := path.stat().st_size) > MAX_NBYTES:
             raise ValueError(f"it has {size} bytes, and {MAX_NBYTES} are read at most")
-        return kind.validate_json(path.read_bytes())
+        return kind.validate_json(path.read_bytes(), strict=True)
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from error
     except pydantic.ValidationError as error:

@@ -66,8 +66,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
+            if (value := getattr(self, name)) is not None and value < least:
                 raise BenchmarkError(f"{name} must be at least {least}, not {value}")
 
 

@@ -1,4 +1,4 @@
-"""Results and reports, and their JSON; docs/benchmarks.md describes the fields."""
+"""Results and reports, their JSON (docs/benchmarks.md describes the fields), and two reports compared."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import json
 import pathlib
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
 from iris_core.documents import read_document
 from iris_core.errors import BenchmarkError
 
-_STRICT = pydantic.ConfigDict(strict=True)
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Time = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, pydantic.Field(ge=0)]
@@ -31,8 +30,6 @@ class Target:
 
     `reached` is None where there is no such number, for example of a provider that was skipped.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     metric: str
     bound: _Number
@@ -57,8 +54,6 @@ class Result:
     Times are per operation, of the slowest rank.  A result with `error` or `skipped` has no numbers; `provider` is
     empty where the whole point was skipped, and `num_ranks` is 0 for a benchmark without ranks.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     benchmark: str
     provider: str = ""
@@ -104,8 +99,6 @@ class Report:
         results: one for each provider at each point.
         schema: version of the JSON; grows when a field changes its meaning or goes.
     """
-
-    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
     name: str
     machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
@@ -164,3 +157,54 @@ class Report:
 
 
 _DOCUMENT = pydantic.TypeAdapter(Report)
+
+REGRESSIONS = ("slower", "wrong", "gone")
+VERDICTS = (*REGRESSIONS, "faster", "same", "new")
+
+
+class Change(NamedTuple):
+    """A provider at a point, in two reports: its new result (the old one where it is gone), and both times."""
+
+    result: Result
+    verdict: str
+    old_us: float | None
+    new_us: float | None
+
+
+def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
+    """Compare what both reports have measured.
+
+    A result counts as slower (faster) if its median is outside the tolerance and outside what its own rounds vary by:
+    its fastest (slowest) round must be slower (faster) than the old median, too.  A tolerance of 0.05 is 5 %.
+    """
+    was, now = (
+        {(r.benchmark, r.provider, str(sorted(r.params.items())), r.num_ranks): r for r in each.results if r.provider}
+        for each in (old, new)
+    )
+    changes = []
+    for key, each in now.items():
+        old_us = was[key].time_us if key in was else None
+        changes.append(Change(each, _verdict(old_us, each, tolerance), old_us, each.time_us))
+    gone = [each for key, each in was.items() if key not in now and each.time_us is not None]
+    return changes + [Change(each, "gone", each.time_us, None) for each in gone]
+
+
+def _verdict(old_us: float | None, new: Result, tolerance: float) -> str:
+    if new.error:
+        return "wrong"
+    if new.time_us is None:
+        return "same" if old_us is None else "gone"
+    if not old_us or not new.time_us:
+        return "new"
+    rounds = new.rounds_us or (new.time_us,)
+    if new.time_us > old_us * (1 + tolerance) and min(rounds) > old_us:
+        return "slower"
+    return "faster" if old_us > new.time_us * (1 + tolerance) and max(rounds) < old_us else "same"
+
+
+def differences(old: Report, new: Report) -> list[str]:
+    """Return what differs between the machines and runs of two reports, so that their times may not be comparable."""
+    was, now = ({**each.machine, **each.machine.get("versions", {}), **each.run} for each in (old, new))
+    versions = sorted({**old.machine.get("versions", {}), **new.machine.get("versions", {})})
+    names = ("cpu", "gpu", "gpus", "driver", *versions, "allocator", "backend")
+    return [f"{n}: {was.get(n)} then, {now.get(n)} now" for n in names if was.get(n) != now.get(n)]

@@ -1,7 +1,6 @@
 """Runs: declare, call, verify, measure in turn, verify again, gather; on ranks that are started for it.
 
-All ranks make the same exchanges in the same order, whatever they find: a wrong result on one rank is known to all
-before any of them goes on.
+All ranks make the same exchanges in the same order: a wrong result on one is known to all before any goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pkgutil
 import sys
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.bench import machine
 from iris_core.bench.registry import BENCHMARKS, check_axes, load
@@ -26,12 +25,14 @@ from iris_core.bench.timers import MAX_GRAPH_CALLS, synchronize, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from iris_core.api import Iris
     from iris_core.bench.registry import Benchmark, RunOptions
     from iris_core.bench.timers import Provider
     from iris_core.world import World
+
+T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0
 """Bound of waits inside kernels of a run (IRIS_DEVICE_TIMEOUT), unless the environment has one."""
@@ -52,7 +53,6 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
         PeerLostError: a rank's process ended, by `options.limit_s` for example.
     """
     from iris_core.world import SingleWorld
-    from iris_core.world.launch import run as start_ranks
 
     chosen = list(benchmarks)
     check_axes(chosen, options.axes)
@@ -60,24 +60,30 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
     results = {each.name: here.all_points(each) for each in chosen if not each.ranks}
-    if on_ranks := [each for each in chosen if each.ranks]:
-        variables = {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S), **options.environ}
-        environ = {variable: value for variable, value in variables.items() if variable not in os.environ}
-        arguments = [each.name for each in on_ranks], sorted({str(each.source) for each in on_ranks}), options
-        found = start_ranks(run_on_this_rank, options.num_ranks, *arguments, environ=environ, torch_distributed=True)
-        results |= found[0][0]
-        about_run |= found[0][1]
+    if others := [each for each in chosen if each.ranks]:
+        sources = sorted({str(each.source) for each in others})
+        found, facts = on_ranks(run_on_this_rank, options, [each.name for each in others], sources)[0]
+        results |= found
+        about_run |= facts
     about_run["seconds"] = round(time.perf_counter() - start, 1)
     return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
+
+
+def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **environ: str) -> list[T]:
+    """Call job(*arguments, options) on new ranks with these variables, and those of the options that are not set."""
+    from iris_core.world.launch import run as start_ranks
+
+    usual = {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S), **options.environ}
+    environ = {name: value for name, value in usual.items() if name not in os.environ} | environ
+    return start_ranks(job, options.num_ranks, *arguments, options, environ=environ, torch_distributed=True)
 
 
 def run_on_this_rank(
     names: Sequence[str], sources: Sequence[str], options: RunOptions
 ) -> tuple[dict[str, list[Result]], dict[str, Any]]:
-    """Run benchmarks with ranks, as one of them.
+    """Run benchmarks of these files with ranks, as one of them; return results by name, and facts about the run.
 
-    Collective: every rank of the world calls it with the same arguments, names of benchmarks and their files.  Returns
-    results by benchmark, and facts about the run: plugins, device, clocks.
+    Collective: every rank of the world calls it with the same arguments.
     """
     for source in sources:
         load(source)
@@ -90,10 +96,7 @@ def run_on_this_rank(
 
 @contextlib.contextmanager
 def opened_on_this_rank(options: RunOptions) -> Iterator[tuple[Iris, World]]:
-    """Open a context, and a world for exchanges beside it, for at most `options.limit_s` seconds.
-
-    A rank that is held up, by a driver call that does not return for example, prints where it is, and ends.
-    """
+    """Open a context, and a world beside it; a rank that takes longer than the limit prints where it is, and ends."""
     from iris_core.world import connect
 
     chosen: dict[str, Any] = {"allocator": options.allocator, "backend": options.backend, "device": options.device}
@@ -109,16 +112,10 @@ def opened_on_this_rank(options: RunOptions) -> Iterator[tuple[Iris, World]]:
 
 
 class Runner:
-    """Measures benchmarks on this rank.
-
-    Collective: every rank of the world makes one and measures the same benchmarks.  `ctx` is what the benchmarks get;
-    None for those without ranks.
-    """
+    """Measures benchmarks on this rank, the same ones on all; `ctx` is what they get, None for those without ranks."""
 
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
-        self._world = world
-        self._ctx = ctx
-        self._options = options
+        self._world, self._ctx, self._options = world, ctx, options
 
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
@@ -127,9 +124,8 @@ class Runner:
         return [result for params in benchmark.points(self._options) for result in self.point(benchmark, params)]
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
-        """Measure all providers of a benchmark at one point of its axes.
+        """Measure all providers at one point; the results are the same on every rank but for counters.
 
-        The results, one for each provider, are the same on every rank but for counters, which are the rank's own.
         A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
         """
         ctx = self._ctx
@@ -137,12 +133,11 @@ class Runner:
         on_gpu = ctx is not None and ctx.device.startswith("cuda")
         state = State(benchmark.name, params, self._options, on_gpu, functools.partial(self._wait, on_gpu))
         with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
-            reason = self._declare(benchmark, state)
-            if reason is None:
+            if (reason := self._declare(benchmark, state)) is not None:
+                results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
+            else:
                 self._measure(state)
                 results = summarize(state, num_ranks)
-            else:
-                results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
         if ctx is not None:
             ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
@@ -157,12 +152,11 @@ class Runner:
             reason = str(skip)
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]
         everyone = self._world.all_gather_object((reason, state.rounds, state.repeat, state.warmup, providers))
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                raise BenchmarkError(
-                    f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
-                    f"rank 0 has {everyone[0]}, rank {rank} has {theirs}"
-                )
+        if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
+            raise BenchmarkError(
+                f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
+                f"rank 0 has {everyone[0]}, rank {other} has {everyone[other]}"
+            )
         return reason
 
     def _measure(self, state: State) -> None:
@@ -191,29 +185,28 @@ class Runner:
             each.times, each.error = [times[each.name] for times, _ in everyone], _of_all(found)
             each.verified = not each.error and "" in found
 
+    def _once(self, provider: Provider) -> float:
+        """Call a provider as it is timed, and return the slowest rank's seconds."""
+        self._begin(provider)
+        start = time.perf_counter()
+        provider.once()
+        seconds = time.perf_counter() - start
+        self._wait(provider.on_gpu)
+        return float(max(self._world.all_gather_object(seconds)))
+
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
-
-        def once() -> float:
-            """Return the slowest rank's seconds."""
-            self._begin(provider)
-            start = time.perf_counter()
-            provider.once()
-            seconds = time.perf_counter() - start
-            self._wait(provider.on_gpu)
-            return float(max(self._world.all_gather_object(seconds)))
-
         batch_s, is_reported = self._options.batch_ms / 1e3, provider.timer == "reported"
         if not is_reported:  # that may take seconds: no call only to see how many
-            once()
-            seconds = once()
+            self._once(provider)
+            seconds = self._once(provider)
             if provider.timer == "graph":
                 provider.capture(min(MAX_GRAPH_CALLS, state.repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
-                once()  # the first replay is slow, because the graph goes to the device with it
+                self._once(provider)  # the first replay is slow, because the graph goes to the device with it
         if provider.check is not None or not is_reported:
-            seconds = once()
+            seconds = self._once(provider)
             provider.error = _of_all(self._world.all_gather_object(provider.verdict()))
         if state.repeat is not None:
             provider.units = math.ceil(state.repeat / provider.calls_per_unit)
@@ -246,24 +239,21 @@ def _of_all(verdicts: Sequence[str | None]) -> str:
 
 def summarize(state: State, num_ranks: int) -> list[Result]:
     """Make the results of one point."""
-    providers, results = state.providers.values(), []
-    rounds = {  # the slowest rank's time of each
-        each.name: [max(row) for row in zip(*filter(None, each.times), strict=True)]
-        for each in providers
-        if not each.error and not each.skipped
-    }
+    results, good = [], [each for each in state.providers.values() if not each.error and not each.skipped]
+    # the slowest rank's time of each
+    rounds = {each.name: [max(row) for row in zip(*filter(None, each.times), strict=True)] for each in good}
     if not all(rounds.values()):
         raise BenchmarkError("no rank took part: the provider's call is None on all of them")
     counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items()}
-    for each in providers:
+    for each in state.providers.values():
+        measured: dict[str, Any] = {}
+        if each.name in rounds:
+            measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
         result = Result(
             state.benchmark, each.name, _plain(state.params), num_ranks, each.timer, nbytes=state.nbytes,
             flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped,
-            calls=0 if each.skipped else each.units * each.calls_per_unit,
+            calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
         )  # fmt: skip
-        if each.name in rounds:
-            numbers = _numbers(state, each, rounds)
-            result = dataclasses.replace(result, **numbers, verified=each.verified, counters=counters)
         targets = tuple(target.judged(result) for target in state.targets.get(each.name, ()))
         results.append(dataclasses.replace(result, targets=targets))
     return results
@@ -276,7 +266,7 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
     peers = [p.name for p in state.providers.values() if p.peer and p.name != provider.name and p.name in rounds]
     best = min(peers, key=lambda name: median(rounds[name]), default="")
 
-    def per_second(amount: float | None, factor: float | None = 1.0) -> float | None:
+    def per_second(amount: float | None, factor: float | None) -> float | None:
         return None if amount is None or factor is None else amount * factor / median(own)
 
     def ratio(other: str) -> float | None:

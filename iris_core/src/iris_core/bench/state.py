@@ -36,9 +36,7 @@ class State:
         on_gpu: bool,
         barrier: Callable[[], object],
     ) -> None:
-        self.benchmark = benchmark
-        self.params = dict(params)
-        self.on_gpu = on_gpu
+        self.benchmark, self.params, self.on_gpu = benchmark, dict(params), on_gpu
         self.rounds, self.warmup, self.repeat = options.rounds, options.warmup, options.repeat
         self.nbytes: int | None = None
         self.bus_factor: float | None = None
@@ -47,8 +45,7 @@ class State:
         self.providers: dict[str, Provider] = {}
         self.targets: dict[str, list[Target]] = {}
         self.resources = contextlib.ExitStack()
-        self._timer = "events" if on_gpu else "cpu"
-        self._barrier = barrier
+        self._timer, self._barrier = "events" if on_gpu else "cpu", barrier
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an axis."""

@@ -1,22 +1,24 @@
-"""A file of benchmarks as a program: on what it runs by default, and its options."""
+"""A file of benchmarks as a program: on what it runs by default, its options, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.registry import RunOptions, parse_axis, registered
 from iris_core.bench.runner import run
-from iris_core.bench.table import show
+from iris_core.cli._arguments import num_gpus
+from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError, IrisError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.bench.results import Report
+    from iris_core.bench.results import Report, Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,37 +75,31 @@ class Suite(RunOptions):
 
     def runs(self, args: argparse.Namespace) -> list[RunOptions]:
         """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
-        given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+        names = {each.name for each in dataclasses.fields(RunOptions)} & vars(args).keys()
+        given = {name: value for name in names if (value := getattr(args, name)) is not None}
         given["axes"] = dict(parse_axis(text) for text in args.axis)
         device = given.get("device", self.device)
         if device != self.device:
             given.setdefault("allocator", "auto")
         usual = dict(self.on_cpu) if device == "cpu" else {}
-        numbers = self._numbers_of_ranks(args.ranks, device)
-        return [dataclasses.replace(self, **usual | given, num_ranks=ranks) for ranks in numbers]
-
-    def _numbers_of_ranks(self, text: str, device: str | None) -> list[int]:
         try:
-            given = [int(each) for each in text.split(",")] if text else []
+            numbers = [int(each) for each in args.ranks.split(",")] if args.ranks else []
         except ValueError:
-            raise BenchmarkError(f"--ranks: {text!r} is no number of ranks") from None
-        if device != "cuda":
-            return given or [self.min_ranks]
-        import torch
+            raise BenchmarkError(f"--ranks: {args.ranks!r} is no number of ranks") from None
+        if device == "cuda":
+            numbers = self._fitting(numbers)
+        return [dataclasses.replace(self, **usual | given, num_ranks=n) for n in numbers or [self.min_ranks]]
 
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        numbers = given or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
-        for ranks in numbers:
-            if not self.min_ranks <= ranks <= gpus:
-                raise BenchmarkError(
-                    f"{ranks} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
-                    "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
-                )
+    def _fitting(self, numbers: list[int]) -> list[int]:
+        """Return the numbers of ranks, or by default one; refuse those for which there are too few GPUs, or too few."""
+        gpus = num_gpus()
+        numbers = numbers or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
+        if wrong := [each for each in numbers if not self.min_ranks <= each <= gpus]:
+            raise BenchmarkError(
+                f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
+                "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
+            )
         return numbers
-
-
-_OPTIONS = ("device", "allocator", "backend", "heap_size", "quick", "rounds", "limit_s")
-"""Options of the command line that are fields of `RunOptions`."""
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
@@ -112,7 +108,7 @@ def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all benchmarks share."""
+    """Add the options that all benchmarks share; those that `RunOptions` has are its fields."""
     add = parser.add_argument
     add("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
     add("--device", choices=("cpu", "cuda"), help="default: what the file says")
@@ -154,3 +150,46 @@ def finish(report: Report, *, out: str = "", enforce: bool = False, style: str =
         print(f"written to {report.write(out)}", file=sys.stdout if style == "console" else sys.stderr)
     unreached = enforce and any(each.reached is not True for result in report.results for each in result.targets)
     return int(bool(report.errors) or unreached)
+
+
+def show(report: Report) -> None:
+    """Print a table for each benchmark, without columns that have no content, and the machine."""
+    for name, group in itertools.groupby(report.results, lambda each: each.benchmark):
+        rows = [_row(each) for each in group]
+        headings = [each for each in dict.fromkeys(itertools.chain(*rows)) if any(row.get(each) for row in rows)]
+        headings.sort(key=lambda each: each in ("target", "data"))
+        print_table(headings, [[row.get(heading) or "-" for heading in headings] for row in rows], title=name)
+    machine, run = report.machine, report.run
+    gpus = f"{machine['gpus']} x {machine['gpu']}, driver {machine['driver']}" if machine["gpus"] else "no GPU"
+    print(
+        f"{machine['cpu']}, {machine['usable_cores']} cores, load {machine['load_average_1min']:g}; {gpus}; "
+        f"torch {machine['versions']['torch']}, triton {machine['versions']['triton']}; {machine['date']}\n"
+        f"{len(report.results)} results in {run['seconds']:g} s; {len(report.errors)} wrong, "
+        f"{len(report.missed)} with a missed target"
+    )
+    if not machine["gpus"] and machine["load_average_1min"] > machine["usable_cores"]:
+        print("the machine was busy: times on the CPU are too long")
+
+
+def _row(r: Result) -> dict[str, str]:
+    numbers = {
+        "time us": r.time_us, "skew %": r.skew_pct, "GB/s": r.gb_per_s, "bus GB/s": r.bus_gb_per_s,
+        "TFLOP/s": r.tflop_per_s,
+    }  # fmt: skip
+    beside = {"speed": (r.ratio, r.baseline), "of the best peer": (r.ratio_to_best_peer, r.best_peer)}
+    return {
+        "ranks": str(r.num_ranks or ""),
+        **{key: str(value) for key, value in r.params.items()},
+        "provider": r.provider,
+        "timer": r.timer,
+        **{key: _text(value) for key, value in numbers.items()},
+        **{key: "" if ratio is None else f"{ratio:.3g} x {other}" for key, (ratio, other) in beside.items()},
+        **{key: _text(value) for key, value in r.counters.items()},
+        "target": "; ".join(map(str, r.targets)),
+        "data": f"WRONG: {r.error}" if r.error else f"skipped: {r.skipped}" if r.skipped
+        else "right" if r.verified else "not checked",
+    }  # fmt: skip
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

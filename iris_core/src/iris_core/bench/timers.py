@@ -117,15 +117,14 @@ def cold_call(call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool) -> Cal
 
     from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
 
-    cache = torch.empty(_CACHE_NBYTES, dtype=torch.int8, device="cuda") if on_gpu else None
+    cache = torch.empty(_CACHE_NBYTES if on_gpu else 0, dtype=torch.int8, device="cuda" if on_gpu else "cpu")
 
     def once() -> float:
         barrier()  # the preamble may reset what peers' last calls still write to
         preamble()
-        if cache is not None:
-            cache.zero_()
+        cache.zero_()
         barrier()
-        return seconds_by_clock(call, 1) if cache is None else seconds_by_events(call, 1)
+        return seconds_by_events(call, 1) if on_gpu else seconds_by_clock(call, 1)
 
     return once
 

@@ -1,4 +1,4 @@
-"""Arguments of several subcommands that are checked before torch is imported or a rank started."""
+"""What several subcommands share: arguments that are checked before a rank is started, GPUs, plugins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 
 from iris_core.errors import ArgumentError
-from iris_core.registry import default_registry
+from iris_core.registry import Registry, default_registry
 from iris_core.types import PluginKind
 
 
@@ -18,6 +18,21 @@ def seconds(text: str) -> float:
     return value
 
 
+def num_gpus() -> int:
+    """Return how many GPUs torch sees; 0 on a machine without."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def registry_as_set() -> Registry:
+    """Return the registry, in which plugins are blocked as the settings say; a `SettingsError` if one is wrong."""
+    from iris_core.settings import load_settings
+
+    default_registry().block(load_settings().block)
+    return default_registry()
+
+
 def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
     """Refuse what no machine has: numbers of ranks, devices and plugins by name.
 
@@ -25,10 +40,8 @@ def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
         ArgumentError, PluginNotFoundError, PluginConflictError: an argument is wrong.
     """
     if args.ranks is not None and args.ranks < least_ranks:
-        why = (
-            "one rank leaves nothing to choose: --ranks 2 or more" if least_ranks > 1 else "--ranks must be at least 1"
-        )
-        raise ArgumentError(why)
+        why = "--ranks must be at least 1", "one rank leaves nothing to choose: --ranks 2 or more"
+        raise ArgumentError(why[least_ranks > 1])
     if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
         raise ArgumentError(f"--device {args.device}: say cpu, cuda or cuda:1")
     for kind, name in ((PluginKind.ALLOCATOR, args.allocator), (PluginKind.BACKEND, args.backend)):

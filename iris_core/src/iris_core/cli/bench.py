@@ -68,7 +68,7 @@ def _model(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from iris_core.bench import Report
-    from iris_core.bench.compare import REGRESSIONS, VERDICTS, compare, differences
+    from iris_core.bench.results import REGRESSIONS, VERDICTS, compare, differences
     from iris_core.cli._output import print_table
     from iris_core.errors import BenchmarkError
 

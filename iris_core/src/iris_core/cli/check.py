@@ -115,19 +115,13 @@ def _run_once(
         environ["IRIS_CHECK_TIMELINE"] = str(bool(args.timeline))
         if seed is not None:
             environ["IRIS_CHECK_SEED"] = str(seed)
-        output: Any = sys.stderr if args.json else None
-        command = [sys.executable, args.script, *args.args]
+        where: Any = {"stdout": sys.stderr if args.json else None}
         if quiet:
-            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            if done.returncode:
-                print(
-                    f"-- with {seed if isinstance(seed, str) else f'seed {seed}'}:",
-                    done.stdout.decode(errors="replace"),
-                    sep="\n",
-                    file=sys.stderr,
-                )
-        else:
-            done = subprocess.run(command, env=environ, stdout=output)
+            where = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run([sys.executable, args.script, *args.args], env=environ, **where)
+        if quiet and done.returncode:
+            said = done.stdout.decode(errors="replace")
+            print(f"-- with {seed if isinstance(seed, str) else f'seed {seed}'}:", said, sep="\n", file=sys.stderr)
         if not os.path.exists(path):
             return [], done.returncode
         with open(path) as file:

@@ -29,13 +29,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the settings; 1 if one of them has a wrong value."""
+    from iris_core.cli._arguments import registry_as_set
     from iris_core.cli._output import print_json, print_table
-    from iris_core.registry import default_registry
-    from iris_core.settings import load_settings
 
-    registry = default_registry()
-    registry.block(load_settings().block)
-    rows, problems, unknown = survey(registry)
+    rows, problems, unknown = survey(registry_as_set())
     if args.name is not None:
         rows = [_named(args.name, rows)]
     if args.json:

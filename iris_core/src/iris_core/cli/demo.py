@@ -96,11 +96,10 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
 
     Ranks that share a GPU take turns on it, waiting included: that is slow and has to be asked for (`--device cuda`).
     """
-    import torch
-
+    from iris_core.cli._arguments import num_gpus
     from iris_core.errors import ArgumentError
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = num_gpus()
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
     if on_gpus and not gpus:
         raise ArgumentError(f"--device {device}: torch sees no GPU here")

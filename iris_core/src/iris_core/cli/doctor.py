@@ -5,6 +5,7 @@ Whatever may crash or hang, because it touches a GPU or calls a plugin's own cod
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import glob
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import seconds
+from iris_core.cli._arguments import num_gpus, registry_as_set, seconds
 from iris_core.device.targets import device_targets
 from iris_core.diagnosis import Finding, PairCheck, Verdict
 from iris_core.errors import IrisError, PeerLostError, error_text
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-    from iris_core.registry import PluginRecord, Registry
-    from iris_core.settings import IrisSettings
+    from iris_core.registry import Registry
 
 TIMEOUT_S = 120.0
 """Seconds that the survey and each self-test may take."""
@@ -93,14 +93,11 @@ def examine(*, self_test: bool = True, timeout_s: float = TIMEOUT_S) -> dict[str
     facts: dict[str, Any] = {"versions": {}, "gpus": [], "pairs": []}
     for subject, job in {"GPUs": survey_gpus, "plugins": survey_plugins}.items():
         answers, problem = apart(job, 1, timeout_s, facts)
-        if answers:
-            facts, found = answers[0]
-            findings += found
-        else:
-            findings.append(Finding(subject, Verdict.BROKEN, f"examining them: {problem}"))
-    tests: list[SelfTest] = []
-    if self_test and facts["versions"]:
-        tests = plan(default_registry(), len(facts["gpus"]), facts["versions"].get("hip_of_torch") is not None)
+        broken = [Finding(subject, Verdict.BROKEN, f"examining them: {problem}")]
+        facts, found = answers[0] if answers else (facts, broken)
+        findings += found
+    hip = facts["versions"].get("hip_of_torch") is not None
+    tests = plan(default_registry(), len(facts["gpus"]), hip) if self_test and facts["versions"] else []
     for test in tests:
         test.run(timeout_s)
         findings.append(test.finding())
@@ -197,23 +194,13 @@ def examine_packages() -> Finding:
     return Finding("packages", verdict, ", ".join(map(" ".join, found.items())), found)
 
 
-def _configured() -> tuple[Registry, IrisSettings | None]:
-    """Return the registry, in which plugins are blocked as the settings say; no settings where one is wrong."""
-    from iris_core.settings import load_settings
-
-    registry = default_registry()
-    with contextlib.suppress(IrisError):  # examine_settings reports it
-        settings = load_settings()
-        registry.block(settings.block)
-        return registry, settings
-    return registry, None
-
-
 def examine_settings() -> list[Finding]:
-    """Say which settings are wrong or misspelt."""
+    """Say which settings are wrong or misspelt, and block plugins as they say."""
     from iris_core.cli.config import survey
 
-    _, problems, unknown = survey(_configured()[0])
+    with contextlib.suppress(IrisError):  # it is among the problems
+        registry_as_set()
+    _, problems, unknown = survey(default_registry())
     findings = [Finding("settings", Verdict.BROKEN, text) for text in problems]
     findings += [Finding("settings", Verdict.NOTE, text) for text in unknown]
     return findings or [Finding("settings", Verdict.OK, "all valid; `iris config` lists them")]
@@ -242,7 +229,7 @@ def survey_gpus(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     built = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "CPUs only"
     findings = [Finding("torch", Verdict.OK, f"{torch.__version__}, built for {built}")]
     gpus: list[dict[str, Any]] = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    for index in range(num_gpus()):
         found: Any = torch.cuda.get_device_properties(index)
         nbytes, arch = found.total_memory, device_targets(f"cuda:{index}", 0)[0].arch
         about = {"name": found.name, "memory_bytes": nbytes, "arch": arch}
@@ -289,11 +276,12 @@ def _no_gpu(torch: Any, built: str) -> Finding:
 def survey_plugins(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     """Return the findings of every plugin that can be loaded, and what `Iris()` would choose."""
     from iris_core.registry.select import select
+    from iris_core.settings import load_settings
 
-    gpus = (device_targets(f"cuda:{gpu['index']}", 0)[0] for gpu in facts["gpus"])
-    targets = [DeviceTarget(DeviceType.CPU), *gpus]
-    findings: list[Finding] = []
-    registry, settings = _configured()
+    targets = [DeviceTarget(DeviceType.CPU), *(device_targets(f"cuda:{each['index']}", 0)[0] for each in facts["gpus"])]
+    findings, settings, registry = list[Finding](), None, default_registry()
+    with contextlib.suppress(IrisError):  # examine_settings reports it
+        settings, registry = load_settings(), registry_as_set()
     for record in registry.load_all():
         if record.kind is not PluginKind.OBSERVER and record.state is PluginState.LOADED:
             try:
@@ -395,6 +383,7 @@ def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
 
     gpu, cpu = DeviceTarget(DeviceType.HIP if hip else DeviceType.CUDA), DeviceTarget(DeviceType.CPU)
     cpu_ranks = _CPU_RANKS if len(os.sched_getaffinity(0)) >= _CPU_RANKS else 2
+    count = collections.Counter((each.kind, each.name) for each in registry.records())
     blocked = tuple(each.qualified_name for each in registry.records() if each.state is PluginState.BLOCKED)
     tests = {}
     for target, ranks in ((gpu, gpus), (cpu, cpu_ranks if gpus < 2 else 0)):
@@ -405,12 +394,7 @@ def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
             with contextlib.suppress(IrisError):  # the list of plugins says what is wrong with it
                 settings = IrisSettings.model_construct(block=blocked, **wanted)  # no others of the caller's
                 found = select(registry, settings, targets=[target])
-                names = _name(registry, found.backend), _name(registry, found.allocator)
-                tests[device, *names] = SelfTest(*names, device, ranks)
+                plugins = found.backend, found.allocator
+                backend, allocator = (r.name if count[r.kind, r.name] == 1 else r.qualified_name for r in plugins)
+                tests[device, backend, allocator] = SelfTest(backend, allocator, device, ranks)
     return list(tests.values())
-
-
-def _name(registry: Registry, record: PluginRecord) -> str:
-    """The name by which a plugin can be chosen."""
-    ambiguous = sum(each.name == record.name for each in registry.records(record.kind)) > 1
-    return record.qualified_name if ambiguous else record.name

@@ -20,14 +20,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the plugins; 1 if any is broken."""
+    from iris_core.cli._arguments import registry_as_set
     from iris_core.cli._output import print_json, print_table
-    from iris_core.registry import default_registry
-    from iris_core.settings import load_settings
     from iris_core.types import PluginState
 
-    registry = default_registry()
-    registry.block(load_settings().block)
-    records = registry.load_all()
+    records = registry_as_set().load_all()
     if args.json:
         print_json([record.to_json() for record in records])
     elif records:

@@ -68,12 +68,11 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from iris_core.bench import RunOptions
-    from iris_core.bench.runner import DEVICE_TIMEOUT_S
+    from iris_core.bench.runner import on_ranks
     from iris_core.dispatch.choice import file_name
     from iris_core.dispatch.tables import merged, versions, write_table
     from iris_core.settings import load_settings
     from iris_core.tuning.tuner import tune_on_this_rank
-    from iris_core.world.launch import run as start_ranks
 
     ranks, device = _ranks(args.ranks, args.device)
     wanted, heap = (_operations if args.ops else _collectives)(args, asked, ranks, device)
@@ -83,10 +82,8 @@ def run(args: argparse.Namespace) -> int:
     there = _entries_there(path, name, ranks, must_fit=bool(args.out))
     plugins = {"allocator": args.allocator, "backend": args.backend}
     options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, limit_s=args.limit, **plugins)
-    environ = {} if "IRIS_DEVICE_TIMEOUT" in os.environ else {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S)}
     with tempfile.TemporaryDirectory() as cache:  # what was not checked yet is for no other program
-        environ |= {"IRIS_TUNE": "exhaustive", "IRIS_CACHE_DIR": cache}
-        found = start_ranks(tune_on_this_rank, ranks, wanted, options, environ=environ, torch_distributed=True)[0]
+        found = on_ranks(tune_on_this_rank, options, wanted, IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache)[0]
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
     if found.entries:
@@ -181,11 +178,10 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
-    import torch
-
+    from iris_core.cli._arguments import num_gpus
     from iris_core.errors import ArgumentError
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = num_gpus()
     device = device or ("cuda" if gpus > 1 else "cpu")
     ranks = ranks or (gpus if device == "cuda" else 2)
     if device == "cuda" and not 2 <= ranks <= gpus:

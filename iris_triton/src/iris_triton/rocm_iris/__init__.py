@@ -2,10 +2,10 @@
 
     names            the table, and modules with the paths of AMD's Iris (`import iris_triton.as_iris`)
     ported_context   Iris: its constructor, attributes and methods; ctx.tracing with its buffers; functions of the host
-    collectives      ctx.ccl with its layouts and workspaces, the same as functions of a context, groups as strides
-    operations       ctx.ops, and `iris.ops.X(ctx, ...)`
-    configs          Config and FusedConfig whose fields can be assigned, and which are advice
-    handles          asynchronous operations
+    collectives      ctx.ccl with its layouts and workspaces, groups as strides
+    operations       ctx.ops; both as functions of a context: `iris.ops.X(ctx, ...)`
+    configs          Config and FusedConfig whose fields can be assigned
+    handles          asynchronous operations; configs as advice
     tensors          tensors at addresses
     x                collectives on tiles as functions
     bench, hip

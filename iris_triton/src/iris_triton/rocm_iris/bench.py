@@ -1,13 +1,10 @@
 """`iris.bench` of AMD's Iris: its decorators and its command line, on top of `iris_core.bench`.
 
-    import iris.bench as bench
-
     @bench.register
     @bench.axis("num_ranks", [2, 4, 8])
     @bench.axis("n", bench.power_of_two(10, 16))
     def all_gather(state, ctx):
         ...
-        state.set_bytes(...)
         state.exec(lambda: ctx.ccl.all_gather(out, inp), preamble_fn=...)
 
     if __name__ == "__main__":
@@ -44,9 +41,8 @@ __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_RANKS, _WANTED = "num_ranks", "__iris_bench_num_ranks__"
-_MOST_RANKS = 8
-_CPU_RANKS = 2
+_RANKS = "num_ranks"
+_MOST_RANKS, _CPU_RANKS = 8, 2
 _CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -75,7 +71,7 @@ def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
         raise BenchmarkError(f"axis {name!r}: needs numbers of ranks, not {list(numbers)}")
 
     def decorate(function: F) -> F:
-        setattr(function, _WANTED, numbers)
+        setattr(function, registry.AXES, getattr(function, registry.AXES, {}) | {_RANKS: numbers})
         return function
 
     return decorate
@@ -83,8 +79,7 @@ def axis(name: str, values: Iterable[Any]) -> Callable[[F], F]:
 
 def register(function: F) -> F:
     """Register a benchmark, a function of (state, ctx); `state["num_ranks"]` is the number of ranks."""
-    axes = getattr(function, registry.AXES, {})
-    setattr(function, registry.AXES, {_RANKS: lambda options: [options.num_ranks], **axes})
+    setattr(function, registry.AXES, {_RANKS: (), **getattr(function, registry.AXES, {})})
     registry.register(function)
     return function
 
@@ -146,10 +141,10 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _numbers_of_ranks(benchmark: Benchmark, args: argparse.Namespace, world: int | None) -> list[int]:
     usual = min(torch.cuda.device_count(), _MOST_RANKS) or _CPU_RANKS
-    wanted = args.axis.get(_RANKS) or getattr(benchmark.function, _WANTED, [usual])
+    wanted: Any = args.axis.get(_RANKS) or benchmark.axes[_RANKS] or [usual]
     wanted = [each for each in wanted if each not in args.skip.get(_RANKS, ())]
     if world is None:
-        return wanted
+        return wanted  # type: ignore[no-any-return]
     for ranks in set(wanted) - {world}:
         warnings.warn(f"{benchmark.name}: num_ranks={ranks} is left out: this world has {world}", stacklevel=3)
     return [world]
@@ -161,11 +156,12 @@ def _report(benchmark: Benchmark, args: argparse.Namespace, ranks: int, world: i
         num_ranks=ranks, backend="gluon" if args.use_gluon else "triton", heap_size=args.heap_size, rounds=args.rounds,
         warmup=args.n_warmup, repeat=args.n_repeat, context=_CONTEXT, axes=args.axis | {_RANKS: [ranks]},
     )  # fmt: skip
-    axes = benchmark.values(options)
-    for name in axes.keys() & args.skip.keys() - {_RANKS}:
-        axes[name] = [value for value in axes[name] if value not in args.skip[name]]
-        if not axes[name]:
-            raise BenchmarkError(f"{benchmark.name}: no value of axis {name!r} is left")
+    skip = args.skip | {_RANKS: ()}
+    axes = {
+        name: [v for v in values if v not in skip.get(name, ())] for name, values in benchmark.values(options).items()
+    }
+    if empty := [name for name, values in axes.items() if not values]:
+        raise BenchmarkError(f"{benchmark.name}: no value of axis {empty[0]!r} is left")
     options = dataclasses.replace(options, axes=axes)
     if world is None:
         return runner.run([benchmark], options)

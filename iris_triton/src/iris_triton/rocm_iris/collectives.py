@@ -1,4 +1,4 @@
-"""`ctx.ccl` as scripts of AMD's Iris call it, and the same as functions: `from iris.ccl.all_gather import all_gather`.
+"""`ctx.ccl` as scripts of AMD's Iris call it.
 
 Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  A call that
 is not asynchronous ends with a barrier of the group's devices, where AMD's Iris has one of all hosts: what comes next
@@ -10,27 +10,24 @@ from __future__ import annotations
 import importlib
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.api import Collectives
 from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
-from iris_core.errors import GroupError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_triton.rocm_iris.handles import Handle, Ported
-from iris_triton.rocm_iris.operations import function_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
+    import torch.distributed as dist
 
     from iris_core.api import Iris
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
-
 
 _ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
@@ -59,10 +56,13 @@ class AllReduceWorkspace(Handle):
     work: Work | None = field(default=None, repr=False)
 
 
-def _described(
-    workspace: AllReduceWorkspace | None, tensor: torch.Tensor, config: Config | None, work: Work | None = None
-) -> AllReduceWorkspace:
-    own = AllReduceWorkspace() if workspace is None else workspace
+def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
+    if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
+        raise TypeError(f"all_reduce: workspace must be an AllReduceWorkspace, not {type(workspace).__name__}")
+    return workspace or AllReduceWorkspace()
+
+
+def _described(own: AllReduceWorkspace, tensor: torch.Tensor, config: Config | None, work: Any) -> AllReduceWorkspace:
     own.shape, own.dtype, own.work = tuple(tensor.shape), tensor.dtype, work
     own.variant = (config and config.named("all_reduce")[0]) or "auto"
     own.num_rings = getattr(config, "all_reduce_num_rings", None) or 1
@@ -89,9 +89,8 @@ class PortedCollectives(Ported, Collectives):
         Returns the workspace, of an earlier call or of `all_reduce_preamble`, or a new one; with `async_op` it is the
         handle as well.
         """
-        _check(workspace)
-        work = super().all_reduce(output, input, op, group, async_op, config)
-        return _described(workspace, input, config, work)
+        own = _checked(workspace)
+        return _described(own, input, config, super().all_reduce(output, input, op, group, async_op, config))
 
     def all_reduce_preamble(
         self,
@@ -104,7 +103,7 @@ class PortedCollectives(Ported, Collectives):
 
         Local.  Raises what the call would raise for its arguments.
         """
-        _check(workspace)
+        own = _checked(workspace)
 
         def check(config: Config | None) -> None:
             chosen = super(PortedCollectives, self).explain("all_reduce", output, input, config=config)
@@ -112,14 +111,10 @@ class PortedCollectives(Ported, Collectives):
                 raise UnsupportedError(f"all_reduce: {chosen.why}")
 
         self._add_gluon(config)
-        self._obliging.run("all_reduce", config, check)
-        return _described(workspace, input, config)
+        return _described(own, input, config, self._oblige("all_reduce", config, check))
 
     def _add_gluon(self, config: Config | None) -> None:
-        """Add the algorithms in Gluon for the first config that wants one; this context's backend has those in Triton.
-
-        Without iris-gluon it is an UnsupportedError.
-        """
+        """Add the algorithms in Gluon for the first config that wants one; an UnsupportedError without iris-gluon."""
         if not getattr(config, "use_gluon", False) or self._has_gluon:
             return
         try:  # by name, as this distribution does not require that one
@@ -179,62 +174,33 @@ class PortedCollectives(Ported, Collectives):
         self._add_gluon(config)
         run = super()._run
         call = lambda c: run(op, out, inp, group, async_op, c, first, second)
-        work = self._obliging.run(op, config, call, tiles=second == TILES)
+        work = self._oblige(op, config, call, tiles=second == TILES)
         if work is not None:
-            self.under_way.add(work)
+            self._begin(work)
         elif op in _ENDING_TOGETHER:
             self._meet(group)
         return work
 
 
-def _check(workspace: AllReduceWorkspace | None) -> None:
-    if workspace is not None and not isinstance(workspace, AllReduceWorkspace):
-        raise TypeError(f"all_reduce: workspace must be an AllReduceWorkspace, not {type(workspace).__name__}")
-
-
-class GroupInfo(NamedTuple):
-    """A group in which member i is rank rank_start + i * rank_stride; this rank's number in it, and in the world."""
-
-    rank_in_group: int
-    rank_global: int
-    world_size: int
-    rank_start: int
-    rank_stride: int
-
-
-def extract_group_info(group: dist.ProcessGroup | None, ctx: Iris | int, num_ranks: int = 0) -> GroupInfo:
+def extract_group_info(group: dist.ProcessGroup | None, ctx: Iris) -> tuple[int, int, int, int, int]:
     """Return a group as first rank and stride, for kernels that work on such groups only.
 
     Local.  Our own collectives need no strides: they take any ranks in any order.
 
     Args:
         group: a process group of torch.distributed; None for all ranks.
-        ctx: the open context; or this rank.
-        num_ranks: number of ranks, where the second argument is a rank.
+        ctx: the open context.
+
+    Returns:
+        (rank_in_group, rank_global, world_size, rank_start, rank_stride): this rank's number in the group and in the
+        world; member i of world_size is rank rank_start + i * rank_stride.
 
     Raises:
         GroupError: (a RuntimeError) this rank is not a member.
         UnsupportedError: (a NotImplementedError) the members are not the same distance apart.
     """
-    if not isinstance(ctx, int):
-        rank, members = ctx.get_rank(), ctx.ops.members_of(group)
-    else:
-        rank, members = ctx, tuple(range(num_ranks) if group is None else dist.get_process_group_ranks(group))
-        if rank not in members:
-            raise GroupError(f"rank {rank} is not a member of the group of ranks {list(members)}")
-    stride = members[1] - members[0] if len(members) > 1 else 1
-    if any(later - earlier != stride for earlier, later in itertools.pairwise(members)):
+    rank, members = ctx.get_rank(), ctx.ops.members_of(group)
+    stride, *others = {later - earlier for earlier, later in itertools.pairwise(members)} or {1}
+    if others:
         raise UnsupportedError(f"the group's ranks {list(members)} are not the same distance apart")
-    return GroupInfo(members.index(rank), rank, len(members), members[0], stride)
-
-
-def _function(name: str, options: str) -> Callable[..., Any]:
-    """Return a method of `PortedCollectives` as a function whose third argument is the context."""
-    return function_of(name, f"output input ctx {options}", lambda ctx, given: getattr(ctx.ccl, name)(**given))
-
-
-all_gather = _function("all_gather", "group async_op config")
-all_reduce = _function("all_reduce", "op group async_op config workspace")
-all_reduce_preamble = _function("all_reduce_preamble", "config workspace")
-all_to_all = _function("all_to_all", "group async_op config output_split_sizes input_split_sizes layout")
-reduce_scatter = _function("reduce_scatter", "op group async_op config layout")
+    return members.index(rank), rank, len(members), members[0], stride

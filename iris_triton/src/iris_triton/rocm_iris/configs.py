@@ -1,25 +1,22 @@
 """Configs as scripts of AMD's Iris use them: fields are assigned after the fact, and are advice.
 
-`ctx.ccl` and `ctx.ops` refuse a config of which they cannot fulfil every field.  Scripts that were tuned for other
-kernels set fields that ours have no use for; contexts of `iris_triton.iris()` leave those out and say so once.
+`ctx.ccl` and `ctx.ops` of `iris_core.Iris` refuse a config of which they cannot fulfil every field; contexts of scripts
+leave out the fields for which kernels here have no use, and say so once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
-from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.logs import logger
+from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 C = TypeVar("C", bound=type[Any])
-R = TypeVar("R")
 
 _HINTS = (
     "swizzle_size", "num_xcds", "chunk_size", "group_size_m", "cache_modifier_a", "cache_modifier_b",
@@ -105,41 +102,11 @@ class FusedConfig(CoreFusedConfig):
             )
 
 
-class Obliging:
-    """Runs calls with as much of their config as the algorithms here can fulfil, the same on every rank."""
-
-    def __init__(self) -> None:
-        self._plainer: dict[Any, Any] = {}
-
-    def known(self, op: str, config: Any) -> Any:
-        """Return the config with which `run` has run such a call."""
-        return self._plainer.get((op, config), config) if self._plainer else config
-
-    def run(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
-        """Return call(config), or call(a plainer config) where the first is refused for the config's sake.
-
-        With `tiles` the result depends on the size of tiles, which are kept.  Raises what the first call did, if
-        nothing helps.
-        """
-        if not isinstance(config, CoreConfig | CoreFusedConfig):
-            return call(config)
-        try:
-            return call(self.known(op, config))
-        except (UnsupportedError, ArgumentError):
-            for plain, left_out in _plainer(config, tiles):
-                with contextlib.suppress(UnsupportedError, ArgumentError):
-                    result = call(plain)
-                    logger.warning("%s: no algorithm here can fulfil %s; left out", op, left_out)
-                    self._plainer[op, dataclasses.replace(config)] = plain
-                    return result
-            raise
-
-
-def _plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
+def plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
     """Yield the config without advice, without a variant, at last without anything, each with what it lacks."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    everything = (*_ADVICE, *_VARIANTS, *(() if tiles else _TILES))
-    for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, (*_ADVICE, *_VARIANTS), everything):
+    everything = (*_ADVICE, *_VARIANTS)
+    for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, everything, (*everything, *(() if tiles else _TILES))):
         dropped = [name for name in names if name in defaults and getattr(config, name) != defaults[name]]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)

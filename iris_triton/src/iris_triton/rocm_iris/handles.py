@@ -1,18 +1,26 @@
-"""Asynchronous operations: a result that is a handle as well, and those for which barriers wait."""
+"""What `ctx.ccl` and `ctx.ops` of a script share: handles for which barriers wait, and configs that are advice."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from iris_triton.rocm_iris.configs import Obliging
+from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.logs import logger
+from iris_triton.rocm_iris.configs import plainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.dispatch.bind import Binder
     from iris_core.protocols import Work
 
+R = TypeVar("R")
 
 _CAPTURE = -1
 
@@ -37,48 +45,60 @@ class Handle:
 
 
 class Ported:
-    """What `ctx.ccl` and `ctx.ops` of a script have in common.
+    """The part that `PortedCollectives` and `PortedOperations` have in common.
 
-    Attributes:
-        under_way: asynchronous operations, for which the context's barriers wait.
+    Handles are kept by the thread that began them, which waits for its own: the one that runs operations on the CPU
+    must not wait for later ones.  Those of a capture belong to the graph: outside of it they cannot be waited for, or
+    asked, and the others cannot in it.
     """
 
     _binder: Binder
 
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)  # type: ignore[call-arg]
-        self.under_way = UnderWay()
-        self._obliging = Obliging()
+        self._under_way: dict[int, list[Work]] = {}
+        self._plainer: dict[Any, Any] = {}
+
+    def _begin(self, work: Work) -> None:
+        """Keep a handle until `_join`, and drop those that are done."""
+        place = _place()
+        kept = self._under_way.get(place, [])
+        if place != _CAPTURE:
+            self._under_way.pop(_CAPTURE, None)  # of a capture that has ended
+            kept = [each for each in kept if not each.is_completed()]
+        self._under_way[place] = [*kept, work]
+
+    def _join(self) -> None:
+        """Let the current stream, on the CPU the caller, wait for all that this thread has begun."""
+        for work in self._under_way.pop(_place(), ()):
+            work.wait()
 
     def _meet(self, group: Any) -> None:
         """End a call that is not asynchronous: a barrier of the group's devices."""
         if len(self._binder.members_of(group)) > 1:
             self._binder.barrier(group, async_op=False)
 
+    def _known(self, op: str, config: Any) -> Any:
+        """Return the config with which `_oblige` has run such a call."""
+        return self._plainer.get((op, config), config) if self._plainer else config
 
-class UnderWay:
-    """Handles of one context's operations, by the thread that began them.
+    def _oblige(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
+        """Return call(config), or call(a plainer config) where that is refused for the config's sake, on all ranks.
 
-    A thread waits for its own: the one that runs operations on the CPU must not wait for later ones.
-    Handles of a capture belong to the graph, others do not: neither can be waited for, or asked, on the other side.
-    """
-
-    def __init__(self) -> None:
-        self._works: dict[int, list[Work]] = {}
-
-    def add(self, work: Work) -> None:
-        """Keep a handle until `join`, and drop those that are done."""
-        place = _place()
-        kept = self._works.get(place, [])
-        if place != _CAPTURE:
-            self._works.pop(_CAPTURE, None)  # of a capture that has ended
-            kept = [each for each in kept if not each.is_completed()]
-        self._works[place] = [*kept, work]
-
-    def join(self) -> None:
-        """Let the current stream, on the CPU the caller, wait for all that this thread has begun."""
-        for work in self._works.pop(_place(), ()):
-            work.wait()
+        With `tiles` the size of tiles is kept.  Raises what the first call did, if nothing helps.
+        """
+        if not isinstance(config, Config | FusedConfig):
+            return call(config)
+        try:
+            return call(self._known(op, config))
+        except (UnsupportedError, ArgumentError):
+            for plain, left_out in plainer(config, tiles):
+                with contextlib.suppress(UnsupportedError, ArgumentError):
+                    result = call(plain)
+                    logger.warning("%s: no algorithm here can fulfil %s; left out", op, left_out)
+                    self._plainer[op, dataclasses.replace(config)] = plain
+                    return result
+            raise
 
 
 def _place() -> int:

@@ -54,10 +54,8 @@ TABLE = (
     ("iris_core.types", "ReduceOp", "iris.ccl iris.ccl.utils"),
     (f"{_HERE}.collectives", "AllReduceWorkspace", "iris.ccl iris.ccl.all_reduce"),
     (f"{_HERE}.collectives", "extract_group_info", "iris.ccl iris.ccl.utils iris.host.distributed.helpers"),
-    (f"{_HERE}.collectives", "all_gather", "iris.ccl.all_gather"),
-    (f"{_HERE}.collectives", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
-    (f"{_HERE}.collectives", "all_to_all", "iris.ccl.all_to_all"),
-    (f"{_HERE}.collectives", "reduce_scatter", "iris.ccl.reduce_scatter"),
+    *((f"{_HERE}.operations", op, f"iris.ccl.{op}") for op in ("all_gather", "all_to_all", "reduce_scatter")),
+    (f"{_HERE}.operations", "all_reduce all_reduce_preamble", "iris.ccl.all_reduce"),
     (f"{_HERE}.configs", "FusedConfig", "iris.ops iris.ops.config"),
     ("iris_core.ops.api", "FusedWorkspace", "iris.ops iris.ops.workspace"),
     *((f"{_HERE}.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}") for op in _OPS),
@@ -81,15 +79,14 @@ NAMED: dict[str, dict[str, tuple[str, str]]] = {}
 WHOLE: dict[str, str] = {}
 """Modules here by the path that they are as a whole."""
 
-for _home, _names, _paths in TABLE:
-    for _path in _paths.split():
-        for _count in range(_path.count(".") + 1):  # the packages above it as well
-            NAMED.setdefault(_path.rsplit(".", _count)[0], {})
-        if _names == "*":
-            WHOLE[_path] = _home
-        else:
-            _pairs = (_name.partition("=") for _name in _names.split())
-            NAMED[_path] |= {_theirs: (_home, _ours or _theirs) for _theirs, _, _ours in _pairs}
+for _home, _names, _path in ((home, names, path) for home, names, paths in TABLE for path in paths.split()):
+    for _count in range(_path.count(".") + 1):  # the packages above it as well
+        NAMED.setdefault(_path.rsplit(".", _count)[0], {})
+    if _names == "*":
+        WHOLE[_path] = _home
+    else:
+        _pairs = (_name.partition("=") for _name in _names.split())
+        NAMED[_path] |= {_theirs: (_home, _ours or _theirs) for _theirs, _, _ours in _pairs}
 
 
 def find(path: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`ctx.ops` as scripts of AMD's Iris call it, and the same as functions of a context."""
+"""`ctx.ops` as scripts of AMD's Iris call it; its methods and those of `ctx.ccl` as functions of a context."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops.api import FusedWorkspace, Operations
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
-_TORCH, _TILES = "torch", "tiles"
 _FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
 
 
@@ -44,11 +44,10 @@ def _by_either_name(method: F) -> F:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for theirs, ours in _NAMES.items():
-            if theirs in kwargs:
-                if ours in kwargs:
-                    raise TypeError(f"{method.__name__}() got {ours} twice, as {theirs} as well")
-                kwargs[ours] = kwargs.pop(theirs)
+        for theirs in _NAMES.keys() & kwargs.keys():
+            if (ours := _NAMES[theirs]) in kwargs:
+                raise TypeError(f"{method.__name__}() got {ours} twice, as {theirs} as well")
+            kwargs[ours] = kwargs.pop(theirs)
         return method(self, *args, **kwargs)
 
     return cast("F", call)
@@ -70,13 +69,13 @@ class PortedOperations(Ported, Operations):
     def _run(
         self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, async_op: bool | None,
         config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
-        layout: str = _TORCH,
+        layout: str = TORCH,
     ) -> FusedWorkspace | Work:  # fmt: skip
         if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
-            layout = _TILES if len(self.members_of(group)) > 1 else _TORCH
+            layout = TILES if len(self.members_of(group)) > 1 else TORCH
         run = super()._run
         call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
-        result = self._obliging.run(op, config, call, tiles=layout == _TILES)
+        result = self._oblige(op, config, call, tiles=layout == TILES)
         if not async_op:
             if async_op is not None:  # None: it was prepared
                 self._meet(group)
@@ -85,10 +84,10 @@ class PortedOperations(Ported, Operations):
         if not isinstance(pending, PendingWorkspace):  # with the same plans and memory
             pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
         if workspace is None:
-            known = self._obliging.known(op, config)
+            known = self._known(op, config)
             pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout), None))
         pending.work = cast("Work", result)
-        self.under_way.add(pending.work)
+        self._begin(pending.work)
         return pending
 
 
@@ -99,14 +98,19 @@ def _is_whole(out: Any, a: Any, b: Any) -> bool:
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------
+_FUSED = "async_op config workspace"
 _FUNCTIONS = {
-    "matmul_all_reduce": "shmem output_tensor A B async_op config workspace bias",
-    "matmul_reduce_scatter": "shmem output_tensor A B async_op config workspace bias",
-    "all_gather_matmul": "shmem output_tensor A_sharded B bias async_op config workspace",
-    "matmul_all_gather": "shmem output_tensor A B bias async_op config workspace",
-    "all_gather_matmul_hbm_buffer": "ctx output_tensor A_sharded B bias async_op config workspace num_fetch_sms "
-    "k_per_flag fetch_block_m fetch_block_k staged_a_layout num_warps num_stages num_fetch_stages "
-    "first_stage_fetch_sms trace",
+    "all_gather": "output input ctx group async_op config",
+    "all_reduce": f"output input ctx op group {_FUSED}",
+    "all_reduce_preamble": "output input ctx config workspace",
+    "all_to_all": "output input ctx group async_op config output_split_sizes input_split_sizes layout",
+    "reduce_scatter": "output input ctx op group async_op config layout",
+    "matmul_all_reduce": f"shmem output_tensor A B {_FUSED} bias",
+    "matmul_reduce_scatter": f"shmem output_tensor A B {_FUSED} bias",
+    "all_gather_matmul": f"shmem output_tensor A_sharded B bias {_FUSED}",
+    "matmul_all_gather": f"shmem output_tensor A B bias {_FUSED}",
+    "all_gather_matmul_hbm_buffer": f"ctx output_tensor A_sharded B bias {_FUSED} num_fetch_sms k_per_flag "
+    "fetch_block_m fetch_block_k staged_a_layout num_warps num_stages num_fetch_stages first_stage_fetch_sms trace",
     "matmul_all_reduce_preamble": "shmem C A B config workspace",
     "matmul_reduce_scatter_preamble": "shmem C A B config workspace",
     "all_gather_matmul_preamble": "shmem A_sharded B config",
@@ -124,18 +128,18 @@ _LEFT_OUT = (
 _warned_of: set[str] = set()
 
 
-def function_of(name: str, parameters: str, run: Callable[[Any, dict[str, Any]], Any]) -> Callable[..., Any]:
-    """Return a function with these parameters, which runs with the context and the other arguments that are given."""
-
-    def parameter(each: str) -> inspect.Parameter:
-        default = inspect.Parameter.empty if each in _REQUIRED else _DEFAULTS.get(each)
-        return inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+def _function(name: str, parameters: list[str]) -> Callable[..., Any]:
+    """Return a function with these parameters, which calls the method of this name."""
+    empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    defaults = {each: empty if each in _REQUIRED else _DEFAULTS.get(each) for each in parameters}
+    signature = inspect.Signature([inspect.Parameter(k, kind, default=v) for k, v in defaults.items()])
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        return run(given.pop("shmem" if "shmem" in given else "ctx"), given)
+        context = given.pop("shmem" if "shmem" in given else "ctx")
+        return getattr(context.ccl, name)(**given) if "input" in parameters else _run(name, context, given)
 
-    call.__signature__ = signature = inspect.Signature(list(map(parameter, parameters.split())))  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]
     call.__name__ = call.__qualname__ = name
     return call
 
@@ -178,6 +182,4 @@ def _check_operands(context: Iris, op: str, A: Tensor, B: Tensor, config: CoreCo
     return FusedWorkspace()
 
 
-globals().update({
-    name: function_of(name, parameters, functools.partial(_run, name)) for name, parameters in _FUNCTIONS.items()
-})  # fmt: skip
+globals().update({name: _function(name, parameters.split()) for name, parameters in _FUNCTIONS.items()})

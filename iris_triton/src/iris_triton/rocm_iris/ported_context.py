@@ -115,7 +115,14 @@ class Iris(api.Iris):
         group: dist.ProcessGroup | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        _check_engines(engines)
+        wanted = [engines] if isinstance(engines, str) else list(engines or ())
+        if unknown := [each for each in wanted if each != "sdma"]:
+            raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is sdma")
+        if wanted:
+            raise UnsupportedError(
+                f"engines={wanted}: kernels have no copy engines here; leave engines out. put and signal of kernels "
+                "store by themselves, and ctx.ccl has algorithms of copy engines"
+            )
         if allocator != "auto" and allocator_type not in ("auto", allocator):
             raise ArgumentError(f"two allocators: allocator_type={allocator_type!r} and allocator={allocator!r}")
         on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
@@ -154,10 +161,9 @@ class Iris(api.Iris):
         super().device_barrier(group, stream=stream, sem=sem)
 
     def _join(self, stream: Any) -> None:
-        is_stream = hasattr(stream, "cuda_stream")
-        with torch.cuda.stream(stream) if is_stream else contextlib.nullcontext():
-            self.ccl.under_way.join()
-            self.ops.under_way.join()
+        with torch.cuda.stream(stream) if hasattr(stream, "cuda_stream") else contextlib.nullcontext():
+            self.ccl._join()
+            self.ops._join()
 
     def broadcast(
         self, value: Any, src: int = 0, *, source_rank: int | None = None, src_rank: int | None = None
@@ -202,17 +208,6 @@ def allocator_for(name: str, on_cpu: bool) -> str:
         return _ALLOCATORS.get(name, name)
     logger.warning("allocator_type=%r needs GPUs; ranks that compute on the CPU take the allocator 'host'", name)
     return "host"
-
-
-def _check_engines(engines: str | Iterable[str] | None) -> None:
-    wanted = [engines] if isinstance(engines, str) else list(engines or ())
-    if unknown := [each for each in wanted if each != "sdma"]:
-        raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is sdma")
-    if wanted:
-        raise UnsupportedError(
-            f"engines={wanted}: kernels have no copy engines here; leave engines out. put and signal of kernels store "
-            "by themselves, and ctx.ccl has algorithms of copy engines"
-        )
 
 
 def is_simulation_env() -> bool:

@@ -75,9 +75,7 @@ def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile=None, stride
 @triton.jit
 def all_reduce_ring(tile, src_view, dst_view, ctx, locks=None):
     """Sum a tile over all ranks, from rank to rank."""
-    tl.static_assert(
-        locks is not None, "all_reduce_ring needs locks, as the last argument: see iris_triton.tiles.make_locks"
-    )
+    tl.static_assert(locks is not None, "all_reduce_ring needs locks, the last argument: iris_triton.tiles.make_locks")
     ctx.all_reduce_ring(tile, src_view, dst_view, locks)
 
 

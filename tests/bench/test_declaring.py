@@ -1,0 +1,164 @@
+"""What a file of benchmarks may declare, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+from tables import table
+
+from iris_core import bench
+from iris_core.bench import registry
+from iris_core.bench.registry import parse_axis
+from iris_core.bench.state import SkipPoint, State
+from iris_core.errors import BenchmarkError
+
+
+def nothing(state=None, ctx=None):
+    """A call, and a benchmark.
+
+    At length.
+    """
+
+
+def named(name):
+    """A function of its own, registered nowhere."""
+    function = lambda state, ctx: None
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def a_state(on_gpu=False):
+    """A state with one provider and one counter."""
+    state = State("copy", {"nbytes": 4, "sem": "relaxed"}, bench.RunOptions(), on_gpu, nothing)
+    state.provider("a", nothing, check=None)
+    state.add_counter("n", 1)
+    return state
+
+
+def test_importing_the_package_is_light_and_every_public_name_is_documented():
+    program = "import sys; from iris_core.bench import *; assert not {'torch', 'triton'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert all(getattr(bench, name).__doc__ for name in bench.__all__)
+
+
+def test_a_registered_benchmark():
+    """Its name is file and function, and the function stays what it is, also when its module is loaded again."""
+    assert bench.register(nothing) is nothing
+    (found,) = bench.registered()
+    assert (found.name, found.about, found.ranks) == ("test_declaring.nothing", "A call, and a benchmark.", True)
+    assert found.function is nothing
+    first, again = named("same"), named("same")
+    bench.register(first)
+    bench.register(again)
+    assert registry.BENCHMARKS["test_declaring.same"].function is again
+
+
+def test_points():
+    """The product of the axes, of which the upper one changes slowest; values may depend on the run, or be replaced."""
+    two = bench.axis("nbytes", (1, 2))(bench.axis("sem", ["relaxed", "release"])(named("two")))
+    points = registry.Benchmark("two", two).points(bench.RunOptions())
+    assert [tuple(each.values()) for each in points] == [(1, "relaxed"), (1, "release"), (2, "relaxed"), (2, "release")]
+    assert list(points[0]) == ["nbytes", "sem"]
+    ranks = registry.Benchmark("ranks", bench.axis("r", lambda options: range(options.num_ranks))(named("ranks")))
+    assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
+    assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
+
+
+def test_choosing():
+    bench.register(named("one"))
+    bench.register(by_default=False)(named("two"))
+    assert [each.name for each in bench.registered()] == ["test_declaring.one"]
+    assert [each.name for each in bench.registered(pattern="two")] == ["test_declaring.two"]
+    assert bench.registered(source="/elsewhere.py") == []
+
+
+def test_loading(tmp_path, monkeypatch):
+    """It makes the file's folder importable, happens once, and leaves no half module of a file that raises."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside.py").write_text("NAME = 'from_beside'")
+    file, broken = tmp_path / "some_benchmarks.py", tmp_path / "broken.py"
+    file.write_text(
+        "import beside\nfrom iris_core import bench\nbench.register(lambda state, ctx: 0, name=beside.NAME)"
+    )
+    bench.load(str(file))
+    first = registry.BENCHMARKS["from_beside"]
+    bench.load(str(file))
+    assert registry.BENCHMARKS["from_beside"] is first
+    broken.write_text("raise KeyError('broken')")
+    before = set(sys.modules)
+    with pytest.raises(KeyError, match="broken"):
+        bench.load(str(broken))
+    assert not [name for name in set(sys.modules) - before if "broken" in name]
+
+
+@table(("text", "values"), [
+    ("n=1,2.5,name", [1, 2.5, "name"]), ("n=pow2:4:16", [4, 8, 16]), ("n=pow2:1:1", [1]), ("n=lin:1:9:4", [1, 5, 9]),
+    ("n=lin:1:3:4", [1]), ("n=lin:-2:0:2", [-2, 0]), ("n=7", [7]),
+])  # fmt: skip
+def test_values_of_axes(text, values):
+    assert parse_axis(text) == ("n", values)
+
+
+def two_of_a_name():
+    bench.register(name="same")(named("first"))
+    bench.register(name="same")(named("second"))
+
+
+def chosen(axes):
+    registry.check_axes([registry.Benchmark("f", bench.axis("nbytes", [1])(named("f")))], axes)
+
+
+LEAST = ("num_ranks", 0), ("rounds", 0), ("warmup", -1), ("repeat", 0), ("batch_ms", 0), ("warm_ms", -1), ("limit_s", 0)
+NO_AXES = ("n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:8", "n=pow2:1:6",
+           "n=pow2:8:4", "n=pow2:0:4", "n=lin:1:3:0", "n=lin:3:1:1")  # fmt: skip
+REFUSED = [
+    (lambda: bench.axis("two words", [1]), "name in Python"), (lambda: bench.axis("num_ranks", [1]), "reserved"),
+    (lambda: bench.axis("x", []), "no values"),
+    (lambda: bench.axis("x", [1])(bench.axis("x", [2])(named("f"))), "two axes 'x'"),
+    (lambda: chosen({"nbyte": [1]}), "no chosen benchmark has an axis 'nbyte'; there are: nbytes"),
+    (lambda: chosen({"nbytes": []}), "no values"),
+    (two_of_a_name, r"two benchmarks are called 'same': \S+:\d+ and \S+:\d+"),
+    (lambda: (bench.register(nothing), bench.registered(pattern="three")), "'three'; there are: .*test_declaring.not"),
+    (lambda: bench.registered(pattern="("), "not a regular expression"),
+    (lambda: bench.load("/no/such/file.py"), "is not a Python file"),
+    *((lambda text=text: parse_axis(text), r"\w") for text in NO_AXES),
+    *((lambda name=name, value=value: bench.RunOptions(**{name: value}), name) for name, value in LEAST),
+]  # fmt: skip
+REFUSED_BY_STATE = [
+    (lambda s: s["dtype"], "'copy' has no axis 'dtype'; it has: nbytes, sem"),
+    (lambda s: s.set_bytes(0), "set_bytes"), (lambda s: s.set_flops(-1), "set_flops"),
+    (lambda s: s.set_repeat(0), "set_repeat"), (lambda s: s.set_rounds(0), "set_rounds"),
+    (lambda s: s.set_warmup(-1), "set_warmup"),
+    (lambda s: s.provider("b", nothing, check=None, operations=0), "operations"),
+    (lambda s: s.set_timer("sundial"), "no timer is called 'sundial'; there are: cpu, events, graph, reported"),
+    (lambda s: s.set_timer("events"), "needs a GPU"), (lambda s: s.set_timer("graph"), "needs a GPU"),
+    (lambda s: s.skip_provider("a", "no reason"), "two providers 'a'"),
+    (lambda s: s.add_counter("n", 2), "counter 'n' twice"),
+    (lambda s: (s.providers.clear(), s.check()), "declared no provider"),
+    (lambda s: (s.provider("c", nothing, check=None, baseline="b"), s.check()), "baseline .* provider 'b'.*: a, c"),
+    (lambda s: (s.target("c", "time_us", at_most=1), s.check()), "a target .* names provider 'c'; there are: a"),
+    (lambda s: s.target("a", "speed", at_least=1), "no metric is called 'speed'"),
+    (lambda s: s.target("a", "time_us"), "either at_least or at_most"),
+    (lambda s: s.target("a", "time_us", at_least=1, at_most=2), "either at_least or at_most"),
+]  # fmt: skip
+
+
+@table(("step", "text"), [*REFUSED, *((lambda step=step: step(a_state()), text) for step, text in REFUSED_BY_STATE)])
+def test_what_is_refused(step, text):
+    with pytest.raises(BenchmarkError, match=text):
+        step()
+
+
+def test_a_state():
+    state, on_gpu = a_state(), a_state(on_gpu=True)
+    assert (state["nbytes"], state.get("sem"), state.get("dtype", "f32")) == (4, "relaxed", "f32")
+    for each, timer in ((state, "reported"), (on_gpu, "graph")):
+        each.set_timer(timer)
+        each.provider("b", nothing, check=None, baseline="a")
+        each.check()
+    timers = [[each.timer for each in one.providers.values()] for one in (state, on_gpu)]
+    assert timers == [["cpu", "reported"], ["events", "graph"]]
+    with pytest.raises(TypeError, match="check"):  # it has to be decided on
+        state.provider("c", nothing)
+    with pytest.raises(SkipPoint, match="no reason"):
+        state.skip("no reason")

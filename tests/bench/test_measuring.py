@@ -1,0 +1,263 @@
+"""Measuring in a world of one and in pretended worlds: order, verification, numbers."""
+
+import contextlib
+import itertools
+
+import pytest
+from tables import table
+
+from iris_core.bench import RunOptions
+from iris_core.bench.runner import summarize
+from iris_core.bench.state import State
+from iris_core.errors import BenchmarkError
+
+from .fakes import PretendedWorld
+
+IDLE = []
+
+
+def nothing():
+    """A call."""
+
+
+def only(call=nothing, check=None, **more):
+    """A benchmark with one provider."""
+    return lambda state, ctx: state.provider("a", call, check=check, **more)
+
+
+def raises(error):
+    """A check that raises."""
+
+    def check():
+        raise error
+
+    return check
+
+
+def test_providers_are_measured_in_turn_and_each_is_first_once(measure):
+    order = []
+
+    def three(state, ctx):
+        state.set_warmup(0)
+        state.set_repeat(1)
+        for name in "abc":
+            state.provider(name, lambda name=name: order.append(name), check=None)
+
+    measure(three, rounds=4)
+    assert order[9:] == list("abcbcacababc")  # behind three calls of each that nobody times
+
+
+@pytest.mark.parametrize("with_preamble", [False, True])
+def test_steps_of_a_provider(measure, with_preamble):
+    log = []
+    call, before, check = (lambda word=word: log.append(word) for word in ("call", "before", "check"))
+
+    def steps(state, ctx):
+        state.set_repeat(3)
+        state.set_warmup(2)
+        state.set_rounds(2)
+        if with_preamble:
+            state.exec(call, before, check=check)
+        else:
+            state.provider("a", call, prepare=before, check=check)
+
+    (result,) = measure(steps)
+    compiled = [] if with_preamble else ["before", "call"] * 2  # which shows how long, too
+    timed = ["before", "call"] * 5 if with_preamble else ["before", *["call"] * 5]
+    assert log == [*compiled, "before", "call", "check", *timed, *timed, "check"]
+    assert (result.calls, len(result.rounds_us), result.verified) == (3, 2, True)
+    named = ("default", "reported") if with_preamble else ("a", "cpu")
+    assert (result.provider, result.timer) == named
+
+
+def test_the_number_of_calls_fills_the_batch(measure):
+    def calls(state, ctx):
+        state.provider("quick", nothing, check=None)
+        state.provider("slow", lambda: sum(range(20_000)), check=None)
+
+    quick, slow = measure(calls, batch_ms=0.1)
+    assert quick.calls > 20
+    assert slow.calls == 1
+    assert slow.time_us > quick.time_us
+
+
+@pytest.mark.parametrize("answer", [False, 0])
+def test_wrong_data_is_an_error_and_not_a_time(measure, answer):
+    calls = []
+
+    def wrong(state, ctx):
+        state.set_bytes(1000)
+        state.provider("right", nothing, check=lambda: True, baseline="wrong")
+        state.provider("wrong", lambda: calls.append(1), check=lambda: answer, peer=True)
+        state.target("wrong", "time_us", at_most=1e9)
+        state.target("right", "ratio", at_least=0)
+
+    good, bad = measure(wrong)
+    assert bad.error == "the data is wrong"
+    assert (bad.time_us, bad.gb_per_s, bad.rounds_us, bad.local_us, bad.verified) == (None, None, (), (), False)
+    assert len(calls) == 3  # two to compile, and the one that was checked
+    assert good.time_us > 0
+    assert good.verified
+    assert (good.ratio, good.ratio_to_best_peer) == (None, None)  # what is wrong is nobody's yardstick
+    assert (bad.targets[0].reached, good.targets[0].reached) == (None, None)
+
+
+def late(state, ctx):
+    """Data that goes wrong while it is timed."""
+    calls, box = itertools.count(), {}
+    state.set_repeat(5)
+    state.provider("a", lambda: box.update(right=next(calls) < 10), check=lambda: box["right"])
+
+
+def idle(state, ctx):
+    """A provider that does nothing, and whose output is right but for spoiling."""
+    box = {"value": "left by another provider"}
+    state.provider("a", nothing, prepare=box.clear, check=lambda: "value" in box)
+
+
+OF_RANK_2 = PretendedWorld(3, lambda rank, obj: "2 elements differ" if obj == "" and rank == 2 else obj)
+
+
+@table(("benchmark", "world", "error"), [
+    (late, None, "the data is wrong"), (idle, None, "the data is wrong"),
+    (only(check=raises(AssertionError("3 of 4 elements differ"))), None, "3 of 4 elements differ"),
+    (only(check=raises(AssertionError())), None, "an assertion of the check failed"),
+    (only(check=lambda: True), OF_RANK_2, "rank 2: 2 elements differ"),
+])  # fmt: skip
+def test_wrong_data_is_found(measure, benchmark, world, error):
+    (result,) = measure(benchmark, world=world)
+    assert (result.error, result.time_us) == (error, None)
+
+
+def reported(answer):
+    """A call that says how long it took."""
+
+    def benchmark(state, ctx):
+        state.set_timer("reported")
+        state.provider("a", lambda: answer, check=None)
+
+    return benchmark
+
+
+UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance(obj, tuple) else obj)
+
+
+@table(("benchmark", "world", "error", "text"), [
+    (only(check=raises(ZeroDivisionError("broken"))), None, ZeroDivisionError, "broken"),  # no wrong data
+    (only(), UNLIKE, BenchmarkError, r"not declared alike on all ranks: rank 0 has .*rank 1 has \('skipped'"),
+    *((reported(answer), None, BenchmarkError, "has to return its seconds") for answer in (None, 0.0, "soon")),
+])  # fmt: skip
+def test_what_is_raised(measure, benchmark, world, error, text):
+    with pytest.raises(error, match=text):
+        measure(benchmark, world=world)
+
+
+def test_skipping_a_point_or_a_provider(measure):
+    def skips(state, ctx):
+        only()(state, ctx)
+        state.skip("too large")
+
+    (result,) = measure(skips, {"nbytes": 4})
+    assert (result.skipped, result.provider, result.time_us, result.error) == ("too large", "", None, "")
+    assert result.params == {"nbytes": 4}
+
+    def skips_one(state, ctx):
+        state.skip_provider("engine", "needs a GPU")
+        state.provider("ours", nothing, check=None, baseline="engine")
+
+    engine, ours = measure(skips_one)
+    assert (engine.skipped, engine.time_us, engine.calls) == ("needs a GPU", None, 0)
+    assert ours.time_us > 0
+    assert (ours.ratio, ours.verified) == (None, False)  # it has no check
+
+
+def test_reported_times_are_taken_as_they_are(measure):
+    slowly = itertools.cycle([3e-3, 1e-3, 2e-3])
+
+    def reported(state, ctx):
+        state.set_timer("reported")
+        state.set_warmup(0)
+        state.set_bytes(4_000_000)
+        state.set_flops(8_000_000)
+        state.provider("slow", lambda: next(slowly), check=None, baseline="quick")
+        state.provider("quick", lambda: 1e-3, check=None, operations=4, peer=True)
+        state.target("slow", "ratio", at_least=0.5)
+        state.target("slow", "time_us", at_most=2000)
+
+    slow, quick = measure(reported, rounds=3)
+    assert slow.rounds_us == (3000, 1000, 2000)
+    assert (slow.time_us, quick.time_us) == (2000, 250)  # four operations in a call
+    assert (slow.gb_per_s, slow.tflop_per_s) == (2, 0.004)
+    assert (slow.ratio, slow.ratio_to_best_peer, slow.best_peer) == (0.125, 0.125, "quick")
+    assert quick.ratio_to_best_peer is None  # it is the only peer
+    assert [each.reached for each in slow.targets] == [False, True]
+
+
+def test_counters_are_read_when_everything_is_measured(measure):
+    calls = []
+
+    def counts(state, ctx):
+        state.add_counter("fixed", 3)
+        state.add_counter("calls", lambda: len(calls))
+        state.provider("a", lambda: calls.append(1), check=None)
+
+    (result,) = measure(counts)
+    assert result.counters == {"fixed": 3.0, "calls": len(calls)}
+
+
+def test_what_was_entered_is_left_after_measuring_and_after_an_error(measure):
+    log = []
+
+    def holds(state, ctx):
+        assert state.enter(contextlib.nullcontext("resource")) == "resource"
+        state.enter(contextlib.closing(type("Closes", (), {"close": lambda self: log.append("close")})()))
+        if "declare" in log:
+            state.provider("a", lambda: log.append("call"), check=None)
+
+    with pytest.raises(BenchmarkError, match="declared no provider"):
+        measure(holds)
+    assert log == ["close"]
+    log[:] = ["declare"]
+    measure(holds)
+    assert (log.count("close"), log[-1]) == (1, "close")
+
+
+# -- numbers of pretended ranks ---------------------------------------------------------------------------------------
+def summary(*times):
+    """The result of one provider."""
+    state = State("copy", {"a": 1.5, "b": None, "c": (1, 2)}, RunOptions(), False, nothing)
+    state.provider("ours", None, check=None)
+    state.providers["ours"].times = list(times)
+    (result,) = summarize(state, len(times))
+    return result
+
+
+def test_one_provider_of_several_ranks():
+    """The slowest rank counts in each round; skew compares medians of those that took part."""
+    assert summary([1.0, 5.0], [4.0, 2.0], IDLE).rounds_us == (4e6, 5e6)
+    assert summary([3.0, 4.0, 9.0], [5.0, 5.0, 1.0], IDLE).skew_pct == pytest.approx(20)
+    assert summary([3.0], IDLE).skew_pct is None
+    assert summary([1.0]).params == {"a": 1.5, "b": None, "c": "(1, 2)"}  # what JSON does not know is text
+    with pytest.raises(BenchmarkError, match="no rank took part"):
+        summary(IDLE, IDLE)
+
+
+def test_a_result_of_three_ranks():
+    state = State("copy", {"nbytes": 8}, RunOptions(), False, nothing)
+    state.set_bytes(6_000_000, bus_factor=4 / 3)
+    times = {
+        "ours": [[1e-3, 3e-3, 2e-3], [2e-3, 2e-3, 8e-3], IDLE],
+        "theirs": [[4e-3, 3e-3, 4e-3], [1e-3] * 3, IDLE],
+        "others": [[5e-3, 6e-3, 7e-3], IDLE, IDLE],
+    }
+    for name, found in times.items():
+        state.provider(name, None, check=None, baseline="theirs" if name == "ours" else "", peer=name != "ours")
+        state.providers[name].times = found
+    mine, baseline, last = summarize(state, 3)
+    assert (mine.rounds_us, mine.time_us) == ((2000, 3000, 8000), 3000)
+    assert (mine.local_us, mine.min_us, mine.skew_pct) == ((2000, 2000, None), 2000, 0)
+    assert (mine.gb_per_s, mine.bus_gb_per_s) == (2, pytest.approx(8 / 3, rel=1e-5))
+    assert mine.ratio == 1  # median of 4/2, 3/3 and 4/8: round by round, not 4/3
+    assert (mine.best_peer, mine.ratio_to_best_peer) == ("theirs", 1)
+    assert baseline.best_peer == "others"
+    assert (last.best_peer, last.ratio_to_best_peer) == ("theirs", pytest.approx(4 / 7, rel=1e-5))
