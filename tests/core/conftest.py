@@ -16,6 +16,20 @@ from .fakes import Cluster, Context
 
 GROUPS = {"ALLOCATOR": "iris.allocators", "BACKEND": "iris.backends", "COLLECTIVE": "iris.collectives"}
 
+OBSERVER = """
+from iris_core.hooks import hookimpl
+seen = []
+class P:
+    @hookimpl
+    def iris_opened(self, context):
+        seen.append(("opened", context))
+        {opened}
+    @hookimpl
+    def iris_allocated(self, offset_bytes, nbytes):
+        seen.append(("allocated", offset_bytes, nbytes))
+plugin = P()
+"""
+
 
 @pytest.fixture
 def heap():
@@ -70,6 +84,14 @@ class Site:
         module = f"site_{distribution}_{name}".replace("-", "_")
         text = provider_source(name, kind, **kwargs) if source is None else source
         self.install(distribution, entry_points={GROUPS[kind]: {name: f"{module}:plugin"}}, modules={module: text})
+        return module
+
+    def observer(self, name, *, distribution=None, source=None, opened="pass"):
+        """Install an observer that keeps what it has `seen`, `opened` its further statement; returns its module."""
+        distribution = distribution or f"iris-{name}"
+        module = f"observer_{distribution}_{name}".replace("-", "_")
+        text = OBSERVER.format(opened=opened) if source is None else source
+        self.install(distribution, entry_points={"iris.plugins": {name: f"{module}:plugin"}}, modules={module: text})
         return module
 
     def registry(self, block=()):
