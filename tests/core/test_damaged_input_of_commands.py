@@ -28,16 +28,6 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_plugins_lists_what_is_damaged(capsys, site):
-    (site.install("iris-bad", entry_points={"iris.backends": {"bad": "a:b"}}) / "METADATA").unlink()
-    site.provider("leaves", source=provider_source("leaves", probe="raise SystemExit(3)"))
-    assert main(["plugins", "--json"]) == 1
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert {found[name]["state"] for name in ("iris_bad", "leaves")} == {"broken"}
-    assert "METADATA" in found["iris_bad"]["reason"]
-    assert found["host"]["state"] == "loaded"
-
-
 @table("field", ["level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)"])
 def test_config_lists_the_others(capsys, site, field):
     source = provider_source("bad").replace('"""No settings."""', field)

@@ -135,14 +135,6 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         c.barrier()
 
 
-def test_memory_that_is_used_again_is_not_given_back():
-    with Cluster(1, 1 << 16, Capability.DECOMMIT) as c:
-        for _ in range(5):
-            c.free(c.allocate(16384))
-            c.barrier()
-        assert c.allocators[0].count("decommit") == 0
-
-
 # -- peers' mappings --------------------------------------------------------------------------------------------------
 def test_refresh_exchanges_only_what_is_new_and_fails_everywhere():
     with Cluster(2) as c:
