@@ -12,6 +12,7 @@ from iris_core.errors import (
     HeapError,
     HeapExhaustedError,
     NotOnHeapError,
+    PeerLostError,
     UnsupportedError,
 )
 from iris_core.heap.heap import SymmetricHeap
@@ -303,3 +304,11 @@ def test_a_heap_is_opened_once_and_closed_for_good():
         assert t.sum() == 30
         with pytest.raises(HeapError, match="opened once"):
             heap.open()
+
+
+def test_check_peers():
+    with Cluster(2) as c:
+        c.heap.check_peers()
+        c.worlds[0].lost = [1]
+        with pytest.raises(PeerLostError):
+            c.heap.check_peers()
