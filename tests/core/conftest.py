@@ -1,8 +1,7 @@
 """Fixtures of the core's tests."""
 
-from __future__ import annotations
-
 import contextlib
+import logging
 import os
 import pathlib
 import sys
@@ -12,6 +11,53 @@ import pytest
 from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
+
+from .fakes import Cluster, Context
+
+GROUPS = {"ALLOCATOR": "iris.allocators", "BACKEND": "iris.backends", "COLLECTIVE": "iris.collectives"}
+
+OBSERVER = """
+from iris_core.hooks import hookimpl
+seen = []
+class P:
+    @hookimpl
+    def iris_opened(self, context):
+        seen.append(("opened", context))
+        {opened}
+    @hookimpl
+    def iris_allocated(self, offset_bytes, nbytes):
+        seen.append(("allocated", offset_bytes, nbytes))
+plugin = P()
+"""
+
+
+@pytest.fixture
+def heap():
+    """The heap of a world of one."""
+    with Cluster(1) as cluster:
+        yield cluster.heap
+
+
+@pytest.fixture
+def ctx():
+    """The tensor factories of a world of one."""
+    with Cluster(1, 1 << 20) as cluster:
+        yield Context(cluster.heap)
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    """What Iris logs, visible to pytest."""
+    monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
+    return caplog
+
+
+@pytest.fixture
+def fresh_registry():
+    """Other tests of this process may have created plugins."""
+    reset_default_registry()
+    yield
+    reset_default_registry()
 
 
 @pytest.fixture
@@ -36,9 +82,16 @@ class Site:
         """Install a distribution with one provider; `source` replaces the module's text."""
         distribution = distribution or f"iris-{name}"
         module = f"site_{distribution}_{name}".replace("-", "_")
-        group = {"ALLOCATOR": "iris.allocators", "BACKEND": "iris.backends", "COLLECTIVE": "iris.collectives"}[kind]
         text = provider_source(name, kind, **kwargs) if source is None else source
-        self.install(distribution, entry_points={group: {name: f"{module}:plugin"}}, modules={module: text})
+        self.install(distribution, entry_points={GROUPS[kind]: {name: f"{module}:plugin"}}, modules={module: text})
+        return module
+
+    def observer(self, name, *, distribution=None, source=None, opened="pass"):
+        """Install an observer that keeps what it has `seen`, `opened` its further statement; returns its module."""
+        distribution = distribution or f"iris-{name}"
+        module = f"observer_{distribution}_{name}".replace("-", "_")
+        text = OBSERVER.format(opened=opened) if source is None else source
+        self.install(distribution, entry_points={"iris.plugins": {name: f"{module}:plugin"}}, modules={module: text})
         return module
 
     def registry(self, block=()):

@@ -1,14 +1,12 @@
 """A world of threads and an allocator in private memory: several ranks in one process, without torch.distributed."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
+import re
 import struct
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,20 +15,17 @@ from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensors import TensorFactories
 from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 TIMEOUT_S = 60.0
 
 
 class Hub:
     """Where the threads of a world meet."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size):
         self.barrier = threading.Barrier(world_size, timeout=TIMEOUT_S)
-        self.slots: list[Any] = [None] * world_size
+        self.slots = [None] * world_size
 
-    def gather(self, rank: int, value: Any) -> list[Any]:
+    def gather(self, rank, value):
         self.slots[rank] = value
         self.barrier.wait()
         out = list(self.slots)
@@ -41,15 +36,15 @@ class Hub:
 class ThreadWorld:
     """One rank of a world of threads; counts its exchanges."""
 
-    def __init__(self, hub: Hub, rank: int) -> None:
+    def __init__(self, hub, rank):
         self.hub = hub
         self.rank = rank
         self.world_size = len(hub.slots)
         self.local_members = tuple(range(self.world_size))
         self.num_exchanges = 0
-        self.lost: list[int] = []
+        self.lost = []
 
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+    def all_gather_ints(self, values):
         self.num_exchanges += 1
         for value in values:
             struct.pack("q", value)  # the real thing sends 64-bit integers
@@ -57,52 +52,52 @@ class ThreadWorld:
         assert len({len(row) for row in rows}) == 1, f"ranks are in different exchanges: {rows}"
         return rows
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj):
         self.num_exchanges += 1
         return self.hub.gather(self.rank, obj)
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj, src):
         return self.all_gather_object(obj)[src]
 
-    def barrier(self) -> None:
+    def barrier(self):
         self.all_gather_object(None)
 
-    def check_reachable(self, rank: int, what: str) -> None:
+    def check_reachable(self, rank, what):
         """All are in this process."""
 
-    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+    def exchange_segments(self, segments):
         return [list(row) for row in self.all_gather_object(segments)]
 
-    def check_peers(self) -> None:
+    def check_peers(self):
         if self.lost:
             raise PeerLostError("a peer is gone", ranks=self.lost)
 
-    def close(self) -> None:
+    def close(self):
         """Nothing to let go of."""
 
 
 class MemoryAllocator:
     """A heap in private memory that can pretend to grow, decommit and import, and to fail at each of them."""
 
-    def __init__(self, nbytes: int, *provides: Capability, granularity: int = 4096) -> None:
+    def __init__(self, nbytes, *provides: Capability, granularity=4096):
         self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
         self.nbytes = nbytes
         self.granularity = granularity
         self.generation = 0
         self.committed_bytes = 0
-        self.calls: list[tuple[Any, ...]] = []
-        self.fail: dict[str, Exception] = {}
+        self.calls = []
+        self.fail = {}
         self.import_delta = 0
-        self.placed: dict[int, int] = {}  # address of an imported storage -> where it is
+        self.placed = {}  # address of an imported storage -> where it is
         self.more = 0  # exports that are still to come
         self.closed = False
         self._map = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._map)
         self.base_ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._grows = Capability.GROWTH in provides
-        self._granules: set[int] = set()
+        self._granules = set()
 
-    def commit(self, offset_bytes: int, nbytes: int) -> None:
+    def commit(self, offset_bytes, nbytes):
         self._call("commit", offset_bytes, nbytes)
         granules = set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
         if self._grows and granules - self._granules:
@@ -110,7 +105,7 @@ class MemoryAllocator:
         self._granules |= granules
         self.committed_bytes = len(self._granules) * self.granularity
 
-    def decommit(self, offset_bytes: int, nbytes: int) -> None:
+    def decommit(self, offset_bytes, nbytes):
         self._call("decommit", offset_bytes, nbytes)
         assert offset_bytes % self.granularity == 0
         assert nbytes % self.granularity == 0 or offset_bytes + nbytes == self.nbytes
@@ -120,27 +115,27 @@ class MemoryAllocator:
         self.placed = {source: at for source, at in self.placed.items() if not offset_bytes <= at < end}
 
     @property
-    def has_more(self) -> bool:
+    def has_more(self):
         return self.more > 0
 
-    def exchanged(self) -> None:
+    def exchanged(self):
         self._call("exchanged")
         self.more = max(0, self.more - 1)
 
-    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+    def tensor(self, offset_bytes, nbytes, on_release):
         self._call("tensor", offset_bytes, nbytes)
         part = self._view[offset_bytes : offset_bytes + nbytes]
         out = torch.frombuffer(part, dtype=torch.uint8)
         weakref.finalize(part, on_release).atexit = False
         return out
 
-    def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+    def import_extent(self, tensor):
         self._call("import_extent")
         nbytes = tensor.untyped_storage().nbytes() + self.import_delta
         there = self.placed.get(tensor.untyped_storage().data_ptr(), -1)
         return -(-nbytes // self.granularity) * self.granularity, self.import_delta, there
 
-    def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
+    def import_tensor(self, offset_bytes, tensor, on_release):
         """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
         self._call("import_tensor", offset_bytes)
         if not tensor.is_contiguous():
@@ -152,21 +147,21 @@ class MemoryAllocator:
         raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
         return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    def export(self) -> Sequence[Segment]:
+    def export(self):
         self._call("export")
         return (Segment(0, self.nbytes, payload=struct.pack("q", self.base_ptr)),)
 
-    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+    def import_peer(self, rank, segments):
         self._call("import_peer", rank)
         return PeerMapping(rank, struct.unpack("q", segments[0].payload)[0], segments[0].nbytes)
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
-    def count(self, name: str) -> int:
+    def count(self, name):
         return sum(call[0] == name for call in self.calls)
 
-    def _call(self, name: str, *args: Any) -> None:
+    def _call(self, name, *args):
         self.calls.append((name, *args))
         if name in self.fail:
             raise self.fail[name]
@@ -178,26 +173,18 @@ class Cluster:
     Options of the heaps may be given for all, or by `options_of(rank)`.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        nbytes: int = 1 << 16,
-        *provides: Capability,
-        granularity: int = 4096,
-        options_of: Callable[[int], dict[str, Any]] = lambda rank: {},
-        **heap_options: Any,
-    ) -> None:
+    def __init__(self, world_size, nbytes=1 << 16, *provides, granularity=4096, options_of=lambda rank: {}, **options):
         hub = Hub(world_size)
         self.worlds = [ThreadWorld(hub, rank) for rank in range(world_size)]
         self.allocators = [MemoryAllocator(nbytes, *provides, granularity=granularity) for _ in self.worlds]
         self.heaps = [
-            SymmetricHeap(allocator, world, **heap_options, **options_of(world.rank))
+            SymmetricHeap(allocator, world, **options, **options_of(world.rank))
             for allocator, world in zip(self.allocators, self.worlds, strict=True)
         ]
         self._pool = ThreadPoolExecutor(world_size)
         self.each(lambda heap: heap.open())
 
-    def each(self, function: Callable[[SymmetricHeap], Any]) -> list[Any]:
+    def each(self, function):
         """Results by rank; the error of the lowest rank that raised."""
         results = self.attempt(function)
         for result in results:
@@ -205,25 +192,56 @@ class Cluster:
                 raise result
         return results
 
-    def attempt(self, function: Callable[[SymmetricHeap], Any]) -> list[Any]:
+    def attempt(self, function):
         """Results by rank, an error standing for the result of a rank that raised."""
         futures = [self._pool.submit(function, heap) for heap in self.heaps]
         return [future.exception() or future.result() for future in futures]
 
+    def refused(self, kind, words, function):
+        """Every rank must raise the same error of exactly this kind, whose text has these words; returns the text."""
+        errors = self.attempt(function)
+        assert [type(error) for error in errors] == [kind] * len(self.heaps), errors
+        (text,) = {str(error) for error in errors}
+        assert re.search(words, text), text
+        return text
+
+    def allocate(self, n, dtype=torch.uint8):
+        return self.each(lambda heap: heap.allocate(n, dtype))
+
+    def free(self, tensors):
+        self.each(lambda heap: heap.free(tensors[heap.rank]))
+
+    def barrier(self):
+        self.each(lambda heap: heap.barrier_agreement())
+
+    def offsets(self, tensors):
+        return [heap.offset_of(t) for heap, t in zip(self.heaps, tensors, strict=True)]
+
+    def blocks(self):
+        """Offsets of the live blocks, by rank."""
+        return [[block.offset_bytes for block in heap.live_blocks()] for heap in self.heaps]
+
+    def stats(self, name):
+        """One figure of each rank."""
+        return [getattr(heap.stats(), name) for heap in self.heaps]
+
     @property
-    def num_exchanges(self) -> int:
+    def heap(self):
+        return self.heaps[0]
+
+    @property
+    def num_exchanges(self):
         return self.worlds[0].num_exchanges
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *args: object) -> None:
+    def __exit__(self, *args):
         self._pool.shutdown()
 
 
 class Context(TensorFactories):
     """What the factories need, and no more."""
 
-    def __init__(self, heap: SymmetricHeap) -> None:
-        self.heap = heap
-        self.device = "cpu"
+    def __init__(self, heap):
+        self.heap, self.device = heap, "cpu"

@@ -1,7 +1,5 @@
 """Tables and results that are damaged: used as they are, or left out with one line that names the file."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -132,67 +130,54 @@ class Algorithm:
         return 1.0
 
 
-@settings(deadline=None, max_examples=100)
-@given(content=damaged(COLLECTIVES))
-def test_a_table_of_collectives_is_used_as_it_is_or_left_out(content):
+def check_table(content, document, requests):
     with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
         path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")
         path.write_text(json.dumps(content))
-        good.write_text(json.dumps(COLLECTIVES))
+        good.write_text(json.dumps(document))
         tables = Tables(pathlib.Path(folder), [], "cpu")
-        chooser = Chooser([Algorithm("slow"), Algorithm("fast")], tables, ())
-        for request in REQUESTS:
-            chooser.choose(request, None)
-            chooser.explain(request, None)
+        if document is COLLECTIVES:
+            chooser = Chooser([Algorithm("slow"), Algorithm("fast")], tables, ())
+            for request in requests:
+                chooser.choose(request, None)
+                chooser.explain(request, None)
+        found = [tables.nearest(request).entries for request in requests]
         if warned:
             (warning,) = warned
             assert str(path) in warning
             assert "\n" not in warning
-            found = [tables.nearest(request).entries for request in REQUESTS]
             assert {entry.source for entries in found for entry in entries} == {str(good)}
             return
-        found = read_table(path)
-        assert (found.device, found.group_size) == (content["device"], content["group_size"])
-        rows = [
-            {
-                "op": entry.op, "dtype": entry.dtype, "algorithm": entry.algorithm, "seconds": entry.seconds,
-                "config": entry.config, "nbytes": entry.size[0] if len(entry.size) == 1 else None, "place": entry.place,
-            }
-            for entry in found.entries
-        ]  # fmt: skip
-        assert sorted(map(repr, map(sorted, map(dict.items, rows)))) == as_rows(content, COLLECTIVES)
+        table = read_table(path)
+        assert (table.device, table.group_size) == (content["device"], content["group_size"])
+        known, defaults = document["entries"][0], {"config": {}, "place": "heap"}
+        entries = [row for row in content["entries"] if not isinstance(row["seconds"], bool)]
+        rows = [{name: row.get(name, defaults.get(name)) for name in known} for row in entries]
+        rows = [row | {"seconds": float(row["seconds"])} for row in rows]
+        said = [{name: value_of(entry, name) for name in known} for entry in table.entries]
+        assert as_text(said) == as_text(rows)
+
+
+def value_of(entry, name):
+    sizes = dict(zip("mnk", entry.size, strict=True)) if len(entry.size) == 3 else {"nbytes": entry.size[0]}
+    return sizes.get(name) if name in (*"mnk", "nbytes") else getattr(entry, name)
+
+
+def as_text(rows):
+    """For comparison also of the types."""
+    return sorted(map(repr, map(sorted, map(dict.items, rows))))
+
+
+@settings(deadline=None, max_examples=100)
+@given(content=damaged(COLLECTIVES))
+def test_a_table_of_collectives_is_used_as_it_is_or_left_out(content):
+    check_table(content, COLLECTIVES, REQUESTS)
 
 
 @settings(deadline=None, max_examples=100)
 @given(content=damaged(OPERATIONS))
 def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
-    with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
-        path = pathlib.Path(folder, "bad.json")
-        path.write_text(json.dumps(content))
-        tables = Tables(pathlib.Path(folder), [], "cpu")
-        found = [tables.nearest(fused_request(size)).entries for size in (1, 3, 4)]
-        if warned:
-            (warning,) = warned
-            assert str(path) in warning
-            assert found == [(), (), ()]
-            return
-        rows = [
-            {
-                "op": row.op, "dtype": row.dtype, "algorithm": row.algorithm, "seconds": row.seconds,
-                "config": row.config, "gather_dim": row.gather_dim, **dict(zip("mnk", row.size, strict=True)),
-            }
-            for row in read_table(path).entries
-        ]  # fmt: skip
-        assert sorted(map(repr, map(sorted, map(dict.items, rows)))) == as_rows(content, OPERATIONS)
-
-
-def as_rows(content, document):
-    """What a document says, as text, for comparison also of the types."""
-    known = document["entries"][0]
-    defaults = {"config": {}, "place": "heap"}
-    rows = [{name: row.get(name, defaults.get(name)) for name in known} for row in content["entries"]]
-    rows = [row | {"seconds": float(row["seconds"])} for row in rows if not isinstance(row["seconds"], bool)]
-    return sorted(map(repr, map(sorted, map(dict.items, rows))))
+    check_table(content, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
 @settings(deadline=None, max_examples=80)
@@ -217,19 +202,9 @@ def test_results_are_compared_or_refused_in_one_line(content):
 
 
 # -- what is in place of a file ---------------------------------------------------------------------------------------
-def no_file(path):
+def replace(path, make, *args):
     path.unlink()
-    path.mkdir()
-
-
-def pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def circle(path):
-    path.unlink()
-    path.symlink_to(path.name)
+    make(path, *args)
 
 
 IN_PLACE = {
@@ -239,33 +214,30 @@ IN_PLACE = {
     "another encoding": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
     "deep nesting": lambda path: path.write_bytes(b"[" * 200_000), "a number": lambda path: path.write_bytes(b"5"),
     "a list": lambda path: path.write_bytes(b"[1, 2]"),
-    "another format": lambda path: path.write_text('{"format": 1, "schema": 2}'), "a folder": no_file, "a pipe": pipe,
-    "a circle of links": circle, "a link to nothing": lambda path: (path.unlink(), path.symlink_to("there_is_no_such")),
+    "another format": lambda path: path.write_text('{"format": 1, "schema": 2}'),
+    "a folder": lambda path: replace(path, pathlib.Path.mkdir), "a pipe": lambda path: replace(path, os.mkfifo),
+    "a circle of links": lambda path: replace(path, pathlib.Path.symlink_to, path.name),
+    "a link to nothing": lambda path: replace(path, pathlib.Path.symlink_to, "there_is_no_such"),
 }  # fmt: skip
 
 
 @table("damage", IN_PLACE.values())
 def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
-    for number, (document, lookup) in enumerate(
-        [
-            (COLLECTIVES, lambda folder: Tables(folder, [], "cpu").nearest(REQUESTS[0]).entries),
-            (OPERATIONS, lambda folder: Tables(folder, [], "cpu").nearest(fused_request(4)).entries),
-        ]
-    ):
+    for number, (document, request) in enumerate([(COLLECTIVES, REQUESTS[0]), (OPERATIONS, fused_request(4))]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "a.json").write_text(json.dumps(document))
-        (folder / "b.json").write_text(json.dumps(document))
+        for name in ("a.json", "b.json"):
+            (folder / name).write_text(json.dumps(document))
         damage(folder / "a.json")
         with warnings_of_tables() as warned:
-            assert lookup(folder)
+            assert Tables(folder, [], "cpu").nearest(request).entries
         (warning,) = warned
         assert str(folder / "a.json") in warning
         assert "\n" not in warning
 
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps(REPORT))
-    bad.write_text(json.dumps(REPORT))
+    for path in (good, bad):
+        path.write_text(json.dumps(REPORT))
     damage(bad)
     assert main(["bench", "compare", str(good), str(bad)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -294,18 +266,15 @@ def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
     assert "IRIS_CACHE_DIR" in warning
 
 
-def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path):
-    for document, config in (
-        (COLLECTIVES, {"num_warps": 3}),
-        (COLLECTIVES, {"no_such_field": 1}),
-        (OPERATIONS, {"num_sms": 0}),
-    ):
-        content = copy.deepcopy(document)
-        content["entries"][0]["config"] = config
-        path = tmp_path / "t.json"
-        path.write_text(json.dumps(content))
-        with pytest.raises(SettingsError, match=next(iter(config))):
-            read_table(path)
+@table(("document", "config"), [
+    (COLLECTIVES, {"num_warps": 3}), (COLLECTIVES, {"no_such_field": 1}), (OPERATIONS, {"num_sms": 0}),
+])  # fmt: skip
+def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path, document, config):
+    first, *others = document["entries"]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(document | {"entries": [first | {"config": config}, *others]}))
+    with pytest.raises(SettingsError, match=next(iter(config))):
+        read_table(path)
 
 
 def test_one_file_has_lines_of_both_kinds(tmp_path):

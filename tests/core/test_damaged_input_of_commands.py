@@ -1,7 +1,5 @@
 """What the command `iris` says of damaged files and installations: one line that names the file, and a status."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from dataclasses import replace
@@ -14,16 +12,10 @@ from iris_core.cli import main, tune
 from iris_core.cli.doctor import examine_packages
 from iris_core.diagnosis import Verdict
 from iris_core.dispatch.tables import Entry, read_table, write_table
-from iris_core.registry import reset_default_registry
 from iris_core.tuning.tuner import Tuned
 from iris_core.world import launch
 
-
-@pytest.fixture(autouse=True)
-def fresh_registry():
-    reset_default_registry()
-    yield
-    reset_default_registry()
+pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
 def refused(capsys, *arguments):
@@ -36,20 +28,7 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_plugins_lists_what_is_damaged(capsys, site):
-    (site.install("iris-bad", entry_points={"iris.backends": {"bad": "a:b"}}) / "METADATA").unlink()
-    site.provider("leaves", source=provider_source("leaves", probe="raise SystemExit(3)"))
-    assert main(["plugins", "--json"]) == 1
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert {found[name]["state"] for name in ("iris_bad", "leaves")} == {"broken"}
-    assert "METADATA" in found["iris_bad"]["reason"]
-    assert found["host"]["state"] == "loaded"
-
-
-@table(
-    "field",
-    ["level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)"],
-)
+@table("field", ["level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)"])
 def test_config_lists_the_others(capsys, site, field):
     source = provider_source("bad").replace('"""No settings."""', field)
     site.provider("bad", source="from pydantic import Field\n" + source)
@@ -95,19 +74,14 @@ def measured(monkeypatch):
     return calls
 
 
-@table("table", ["damaged", "of other ranks", "of another device", "a folder", "in a file"])
-def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, table):
+@table("make", [
+    lambda path: path.write_text("{}"), lambda path: path.mkdir(), lambda path: path.write_text(""),  # and in a file
+    lambda path: write_table(path, "cpu", 4, {}, [ENTRY]), lambda path: write_table(path, "a GPU", 2, {}, [ENTRY]),
+])  # fmt: skip
+def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, make):
     path = tmp_path / "table.json"
-    if table == "damaged":
-        path.write_text("{}")
-    elif table == "a folder":
-        path.mkdir()
-    elif table == "in a file":
-        path.write_text("")
-        path = path / "table.json"
-    else:
-        device, ranks = ("cpu", 4) if "ranks" in table else ("a GPU", 2)
-        write_table(path, device, ranks, {}, [ENTRY])
+    make(path)
+    path = path / "table.json" if path.is_file() and not path.read_text() else path
     assert str(tmp_path / "table.json") in refused(capsys, *TUNE, "--out", path)
     assert measured == []
 

@@ -1,8 +1,5 @@
 """Damaged distributions, and plugins whose code raises or says nonsense: reported, left out, harmless to others."""
 
-from __future__ import annotations
-
-import logging
 import os
 import pathlib
 import subprocess
@@ -19,16 +16,10 @@ from iris_core.registry.select import select
 from iris_core.settings import PluginSettings, load_settings
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, PluginKind, PluginState
 
-ALLOCATOR, BACKEND = PluginKind.ALLOCATOR, PluginKind.BACKEND
+ALLOCATOR = PluginKind.ALLOCATOR
 CPU, GPU = DeviceTarget(DeviceType.CPU), DeviceTarget(DeviceType.CUDA)
 REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    """What Iris logs, visible to pytest."""
-    monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
-    return caplog
+ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
 
 
 def rename_to(name):
@@ -77,7 +68,7 @@ LISTED = {
 
 @table("damage", LISTED.values())
 def test_a_damaged_distribution_is_listed_as_broken(site, damage):
-    damage(site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}}))
+    damage(site.install("iris-bad", entry_points=ABSENT))
     site.provider("good")
     states = {record.name: record for record in site.registry().load_all()}
     assert states.pop("good").state is PluginState.LOADED
@@ -87,28 +78,22 @@ def test_a_damaged_distribution_is_listed_as_broken(site, damage):
     assert isinstance(bad.error, PluginLoadError)
 
 
-@pytest.mark.parametrize("damage", [folder_in_place_of, circle_in_place_of])
-def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, damage):
+@table("damage", [folder_in_place_of("entry_points.txt"), circle_in_place_of("entry_points.txt"), None])
+def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monkeypatch, damage):
     """Nothing tells whether they are Iris's."""
-    info = site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}})
-    damage("entry_points.txt")(info)
+    log.clear()
+    info, read_text = site.install("iris-bad", entry_points=ABSENT), pathlib.Path.read_text
     site.provider("good")
-    assert [record.name for record in site.registry().load_all()] == ["good"]
-    (warning,) = log.messages
-    assert str(info) in warning
-
-
-def test_files_that_one_may_not_read_are_warned_about(site, log, monkeypatch):
-    info = site.install("iris-bad", entry_points={"iris.allocators": {"bad": "there_is_no_such:plugin"}})
-    site.provider("good")
-    read_text = pathlib.Path.read_text
 
     def refuse(path, *args, **kwargs):  # root may read everything
         if path.is_relative_to(info):
             raise PermissionError(13, "Permission denied", str(path))
         return read_text(path, *args, **kwargs)
 
-    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    if damage is None:
+        monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    else:
+        damage(info)
     assert [record.name for record in site.registry().load_all()] == ["good"]
     (warning,) = log.messages
     assert str(info) in warning
@@ -116,10 +101,9 @@ def test_files_that_one_may_not_read_are_warned_about(site, log, monkeypatch):
 
 def test_a_damaged_distribution_hides_a_later_one_of_its_name(site, tmp_path):
     """As its modules do."""
-    (site.install("iris-mine", entry_points={"iris.allocators": {"mine": "a:b"}}) / "METADATA").unlink()
-    second = tmp_path / "second"
-    install_distribution(second, "iris-mine", entry_points={"iris.allocators": {"mine": "a:b"}})
-    (record,) = Registry(search_path=[str(site.folder), str(second)]).records()
+    (site.install("iris-bad", entry_points=ABSENT) / "METADATA").unlink()
+    install_distribution(tmp_path / "second", "iris-bad", entry_points=ABSENT)
+    (record,) = Registry(search_path=[str(site.folder), str(tmp_path / "second")]).records()
     assert record.state is PluginState.BROKEN
 
 
@@ -131,15 +115,12 @@ def test_what_imports_ignore_on_the_path_is_ignored(site, monkeypatch, strange):
 
 
 # -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
-RAISES = {
-    "SystemExit": "raise SystemExit(3)",
-    "sys.exit": "import sys; sys.exit('stop')",
-    "GeneratorExit": "raise GeneratorExit",
-    "StopIteration": "raise StopIteration",
-    "an error without a text": "raise type('Own', (Exception,), {'__str__': lambda self: 1 / 0})()",
-    "a wrong type without a text": "return type('Own', (), {'__repr__': lambda self: 1 / 0})()",
-}
-HOOKS = ("info", "settings", "probe", "create")
+BODIES = [
+    "raise SystemExit(3)", "import sys; sys.exit('stop')", "raise GeneratorExit", "raise StopIteration",
+    "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5",
+    "raise type('Own', (Exception,), {'__str__': lambda self: 1 / 0})()",  # an error without a text
+    "return type('Own', (), {'__repr__': lambda self: 1 / 0})()",  # and a wrong type without one
+]  # fmt: skip
 
 
 def with_hook(name, hook, body):
@@ -151,65 +132,36 @@ def with_hook(name, hook, body):
     return text.replace(head, f"{head}        {body}\n")
 
 
-def call(registry, record, hook):
-    """Let the registry call a hook."""
+@table("hook", ["info", "settings", "probe", "create"])
+@table("body", BODIES)
+def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_is_an_interrupt(site, hook, body):
+    site.provider("bad", source=with_hook("bad", hook, body))
+    site.provider("good")
+    registry = site.registry()
+    record = registry.resolve(ALLOCATOR, "bad")
     calls = {
         "info": lambda: registry.load(record),
         "settings": lambda: registry.settings_class(record),
         "probe": lambda: registry.probe(record, CPU),
         "create": lambda: registry.create(record, REQUEST),
     }
-    return calls[hook]()
+    with pytest.raises((PluginError, KeyboardInterrupt)) as caught:
+        calls[hook]()
+    assert isinstance(caught.value, KeyboardInterrupt) == ("Interrupt" in body)
+    if "Interrupt" in body:
+        return
+    assert "iris-bad" in str(caught.value)
+    assert hook == "create" or f"iris_plugin_{hook}" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError) == ("KeyError" in body)
+    broken = {each.name for each in registry.load_all() if each.state is PluginState.BROKEN}
+    assert broken == ({"bad"} if hook != "create" or body == "return None" else set()), body
 
 
-@table("hook", HOOKS)
-@table("body", RAISES.values())
-def test_whatever_a_hook_raises_is_an_error_of_its_plugin(site, hook, body):
-    site.provider("bad", source=with_hook("bad", hook, body))
-    registry = site.registry()
-    record = registry.resolve(ALLOCATOR, "bad")
-    with pytest.raises(PluginError, match="iris-bad"):
-        call(registry, record, hook)
-    assert (record.state is PluginState.BROKEN) == (hook != "create")
-
-
-@table("hook", HOOKS)
-def test_an_interrupt_passes(site, hook):
-    site.provider("bad", source=with_hook("bad", hook, "raise KeyboardInterrupt"))
-    registry = site.registry()
-    record = registry.resolve(ALLOCATOR, "bad")
-    with pytest.raises(KeyboardInterrupt):
-        call(registry, record, hook)
-
-
-OBSERVER = """
-from iris_core.hooks import hookimpl
-seen = []
-class P:
-    @hookimpl
-    def iris_opened(self, context):
-        seen.append(context)
-        {}
-plugin = P()
-"""
-
-
-def observer(site, name, body):
-    """Install an observer; returns its module's name."""
-    module = f"damaged_observer_{name}"
-    points = {"iris.plugins": {name: f"{module}:plugin"}}
-    site.install(f"iris-{name}", entry_points=points, modules={module: OBSERVER.format(body)})
-    return module
-
-
-def test_an_interrupt_passes_while_a_plugin_is_imported_or_told(site):
+def test_an_interrupt_passes_while_a_plugin_is_imported(site):
     site.provider("bad", source="raise KeyboardInterrupt")
-    observer(site, "watch", "raise KeyboardInterrupt")
     registry = site.registry()
     with pytest.raises(KeyboardInterrupt):
         registry.load(registry.resolve(ALLOCATOR, "bad"))
-    with pytest.raises(KeyboardInterrupt):
-        registry.notify("iris_opened", context=1)
 
 
 INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
@@ -247,25 +199,6 @@ def test_automatic_choice_warns_once_and_takes_another(site, log, source):
     assert "IRIS_BLOCK=bad" in warning
 
 
-def test_what_lacks_members_of_its_protocol_is_an_error(site):
-    site.provider("bad", create="return object()")
-    registry = site.registry()
-    with pytest.raises(PluginError, match=r"which has no .*close"):
-        registry.create(registry.resolve(ALLOCATOR, "bad"), REQUEST)
-
-
-@pytest.mark.parametrize("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
-def test_an_observer_that_raises_is_reported_once(site, log, body):
-    modules = [observer(site, "bad", body), observer(site, "other", "pass")]
-    registry = site.registry()
-    for context in range(3):
-        registry.notify("iris_opened", context=context)
-    assert [sys.modules[module].seen for module in modules] == [[0, 1, 2]] * 2
-    (warning,) = log.messages
-    assert "iris-bad 1.0" in warning
-    assert "IRIS_BLOCK=bad" in warning
-
-
 # -- all of it at once, on ranks --------------------------------------------------------------------------------------
 PROGRAM = """
 import iris_core
@@ -298,7 +231,7 @@ def test_a_rank_opens_and_computes_beside_all_of_it(site, tmp_path):
     site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
     site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")
-    observer(site, "watch", "raise SystemExit(3)")
+    site.observer("watch", opened="raise SystemExit(3)")
     tables = tmp_path / "cache" / "ccl"
     for size in (0, -1, "2", None):
         table_file(tables, group_size=size)

@@ -1,6 +1,5 @@
 """`iris demo`: rows of all ranks, the exit status, JSON, and where it runs."""
 
-import argparse
 import json
 import math
 
@@ -14,12 +13,6 @@ ROW = {
     **{"name": "heat", "title": "heat solver", "ranks": 2, "backend": "triton", "allocator": "host", "device": "cpu"},
     **{"time_s": 1.0, "error": 1e-6, "tolerance": 1e-5, "detail": "64 x 64", "ok": True},
 }
-
-
-def arguments(**changed):
-    defaults = {"ranks": 2, "only": [], "device": "cpu", "backend": "auto", "allocator": "auto", "json": False}
-    defaults["nodes"] = ""
-    return argparse.Namespace(**{**defaults, **changed})
 
 
 def test_the_worst_rank_counts():
@@ -37,7 +30,7 @@ def test_the_worst_rank_counts():
 def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
     row = ROW | {"error": error, "ok": ok}
     monkeypatch.setattr(iris_core, "run", lambda *args: [([ROW], "chosen"), ([row], "chosen")])
-    assert demo.run(arguments(json=as_json)) == status
+    assert main(["demo", "--ranks", "2", "--device", "cpu", *(["--json"] if as_json else [])]) == status
     out = capsys.readouterr().out
     if as_json:
         (shown,) = json.loads(out)["rows"]
@@ -47,23 +40,17 @@ def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_
         assert ("WRONG" in out) is not ok
 
 
-def test_a_real_run(capsys, forked_ranks):
-    assert main(["demo", "--ranks", "2", "--device", "cpu", "--only", "message-passing", "--json"]) == 0
+@table(("options", "name", "ranks"), [
+    (["--ranks", "2"], "message-passing", 2), (["--nodes", "2x2"], "between-nodes", 4),
+])  # fmt: skip
+def test_a_real_run(capsys, monkeypatch, fork_ranks, options, name, ranks):
+    """Programs run in each node, collectives between all."""
+    fork_ranks(monkeypatch)
+    assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["name"], row["ranks"], row["backend"], row["allocator"]) == ("message-passing", 2, "triton", "host")
-    assert row["ok"]
+    shown = [row[key] for key in ("name", "ranks", "backend", "allocator", "ok")]
+    assert shown == [name, ranks, "triton", "host", True]
     assert row["error"] <= row["tolerance"]
-
-
-def test_several_nodes(capsys, forked_ranks):
-    """Programs run in each node, collectives between all; nodes and ranks must agree."""
-    assert main(["demo", "--nodes", "2x2", "--device", "cpu", "--only", "between-nodes", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["name"], row["ranks"], row["ok"]) == ("between-nodes", 4, True)
-    assert main(["demo", "--nodes", "2x2", "--ranks", "3"]) != 0
-    assert "--nodes 2x2 has 4 ranks, --ranks says 3" in capsys.readouterr().err
-    assert main(["demo", "--nodes", "two"]) != 0
-    assert "IRIS_NODES='two' must be like" in capsys.readouterr().err
 
 
 def test_an_unknown_demonstration_lists_those_there_are(capsys, forked_ranks):

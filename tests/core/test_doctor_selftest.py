@@ -1,7 +1,5 @@
 """The self-tests of `iris doctor`: third parties' backends that are wrong, crash, hang or say nothing, on CPU ranks."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 
@@ -10,36 +8,6 @@ import pytest
 from iris_core.cli import doctor
 from iris_core.cli.doctor import SelfTest
 from iris_core.diagnosis import PairCheck, Verdict
-
-BACKEND = """
-from iris_core.hooks import hookimpl
-from iris_core.settings import PluginSettings
-from iris_core.types import *
-
-class Settings(PluginSettings):
-    "No settings."
-
-class Plugin:
-    @hookimpl
-    def iris_plugin_info(self):
-        needed = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
-        return PluginInfo("theirs", PluginKind.BACKEND, "a test", devices=frozenset({DeviceType.CPU}), requires=needed)
-
-    @hookimpl
-    def iris_plugin_settings(self):
-        return Settings
-
-    @hookimpl
-    def iris_plugin_probe(self):
-        return Availability.yes()
-
-    @hookimpl
-    def iris_plugin_create(self, request):
-        from theirs_backend import Backend
-        return Backend(request)
-
-plugin = Plugin()
-"""
 
 BODY = """
 from iris_core.diagnosis import PairCheck
@@ -61,11 +29,9 @@ def theirs(site, forked_ranks):
 
     def install(source, prologue=""):
         body = prologue + BODY + "".join(f"    {line}\n" for line in source.strip().splitlines())
-        site.install(
-            "iris-theirs",
-            entry_points={"iris.backends": {"theirs": "theirs_plugin:plugin"}},
-            modules={"theirs_plugin": BACKEND, "theirs_backend": body},
-        )
+        site.install("theirs-module", modules={"theirs_backend": body})
+        create = "from theirs_backend import Backend; return Backend(request)"
+        site.provider("theirs", "BACKEND", create=create)
 
     return install
 
@@ -79,54 +45,32 @@ def lines(test):
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def alone(theirs):
-    """Runs the self-test on a rank alone."""
-
-    def run(source):
-        theirs(source)
-        test = made(1)
-        test.run(60)
-        return test
-
-    return run
+DEFINED = "def self_test(self, context, begin):\n    "
+PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
 
 
-def test_a_third_party_brings_its_own(alone):
-    test = alone("def self_test(self, context, begin):\n    yield PairCheck('touch', 0, 0)")
-    assert test.finding().verdict is Verdict.OK
-    assert lines(test) == ["1 rank on cpu: touch are right between all pairs"]
+@pytest.mark.parametrize(("source", "verdict", "problems", "line"), [
+    (f"{DEFINED}yield PairCheck('touch', 0, 0)", PASSED, [], "1 rank on cpu: touch are right between all pairs"),
+    ("self_test = None", SKIPPED, None, "backend 'theirs' brings no self-test"),
+    ("def attach(self, memory):\n    raise RuntimeError('no such thing')", FAILED,
+     ["rank 0: RuntimeError: no such thing", "rank 0 was in open"], None),
+    (f"{DEFINED}begin('touch', 0)\n    yield 1 / 0", FAILED,
+     ["rank 0: ZeroDivisionError: division by zero", "rank 0 was in touch with rank 0"], None),
+    (f"{DEFINED}yield 'ok'", FAILED,
+     ["rank 0: TypeError: the backend's self-test gave 'ok', not a PairCheck", "rank 0 was in close"], None),
+    (f"{DEFINED}yield from ()", FAILED, ["the self-test of backend 'theirs' reported nothing"], None),
+])  # fmt: skip
+def test_a_third_partys_own_on_a_rank_alone(theirs, source, verdict, problems, line):
+    theirs(source)
+    test = made(1)
+    test.run(60)
+    assert (test.state, test.finding().verdict) == verdict
+    assert problems is None or test.problems == problems
+    assert line is None or lines(test) == [line]
     document = json.loads(json.dumps(test.to_json()))
     assert list(document) == ["backend", "allocator", "device", "ranks", "state", "problems", "checks"]
-    assert document["state"] == "passed"
-    assert document["checks"] == [{"op": "touch", "rank": 0, "peer": 0, "problem": "", "ok": True}]
-
-
-@pytest.mark.parametrize(("source", "problems"), [
-    (
-        "def attach(self, memory):\n    raise RuntimeError('no such thing')",
-        ["rank 0: RuntimeError: no such thing", "rank 0 was in open"],
-    ),
-    (
-        "def self_test(self, context, begin):\n    begin('touch', 0)\n    yield 1 / 0",
-        ["rank 0: ZeroDivisionError: division by zero", "rank 0 was in touch with rank 0"],
-    ),
-    (
-        "def self_test(self, context, begin):\n    yield 'ok'",
-        ["rank 0: TypeError: the backend's self-test gave 'ok', not a PairCheck", "rank 0 was in close"],
-    ),
-    ("def self_test(self, context, begin):\n    yield from ()", ["the self-test of backend 'theirs' reported nothing"]),
-])  # fmt: skip
-def test_what_goes_wrong_on_a_rank_is_broken(alone, source, problems):
-    test = alone(source)
-    assert (test.state, test.finding().verdict) == ("failed", Verdict.BROKEN)
-    assert test.problems == problems
-
-
-def test_a_backend_without_one_is_noted(alone):
-    test = alone("self_test = None")
-    assert (test.state, test.finding().verdict) == ("skipped", Verdict.NOTE)
-    assert lines(test) == ["backend 'theirs' brings no self-test"]
+    if verdict == PASSED:
+        assert document["checks"] == [{"op": "touch", "rank": 0, "peer": 0, "problem": "", "ok": True}]
 
 
 # -- two ranks, in processes of their own -----------------------------------------------------------------------------

@@ -1,24 +1,19 @@
 """A process without peers, and what all ranks refuse together."""
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 from tables import table
 
 from iris_core.errors import IrisError, RankMismatchError, SettingsError, UnsupportedError
-from iris_core.world import SingleWorld, connect
+from iris_core.open_context import plan_facts
+from iris_core.types import DeviceTarget, DeviceType
+from iris_core.world import connect
 from iris_core.world.failures import check_agreement
 from iris_core.world.nodes import divide, group_by_node
 
-
-class ThreeRanks(SingleWorld):
-    """Answers for three ranks, of which the last differs."""
-
-    world_size = 3
-
-    def __init__(self, *others):
-        self._others = others
-
-    def all_gather_object(self, obj):
-        return [obj, *self._others]
+from .fakes import Hub, ThreadWorld
 
 
 @pytest.fixture(autouse=True)
@@ -29,35 +24,33 @@ def environ(monkeypatch):
     return monkeypatch.setenv
 
 
-def test_a_process_alone_is_a_world_of_one():
+def test_a_process_alone_is_a_world_of_one(environ):
+    environ("RANK", "0")
+    environ("WORLD_SIZE", "2")  # half of torchrun's variables is not torchrun
     world = connect(None, 1.0)
     assert (world.rank, world.world_size) == (0, 1)
     assert world.all_gather_ints([1, 2]) == [(1, 2)]
     assert world.broadcast_object("x", 0) == "x"
     with pytest.raises(ValueError, match="there is no rank 1 in a world of 1"):
         world.broadcast_object("x", 1)
+    with pytest.raises(IrisError, match="not initialised"):
+        connect(object(), 1.0)
 
 
-def test_half_of_torchruns_variables_is_not_torchrun(environ):
-    environ("RANK", "0")
-    environ("WORLD_SIZE", "2")
-    assert connect(None, 1.0).world_size == 1
+NODES = r"{}.*call torch.distributed.init_process_group\(\) before Iris"
 
 
-@table(("rank", "world_size"), [("2", "2"), ("x", "2"), ("-1", "1")])
-def test_impossible_variables_of_torchrun(environ, rank, world_size):
-    for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
-        environ(name, value)
-    with pytest.raises(RankMismatchError, match=r"RANK=|no number"):
-        connect(None, 1.0)
-
-
-@pytest.mark.parametrize(("name", "value"), [("LOCAL_WORLD_SIZE", "1"), ("IRIS_NODES", "1+1")])
-def test_several_nodes_need_torch_distributed(environ, name, value):
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1", name: value}
-    for each in variables.items():
-        environ(*each)
-    with pytest.raises(UnsupportedError, match=rf"{name}.*call torch.distributed.init_process_group\(\) before Iris"):
+@table(("variables", "error", "words"), [
+    ({"RANK": "2", "WORLD_SIZE": "2"}, RankMismatchError, "RANK="), ({"RANK": "x"}, RankMismatchError, "no number"),
+    ({"RANK": "-1", "WORLD_SIZE": "1"}, RankMismatchError, "RANK="),
+    ({"LOCAL_WORLD_SIZE": "1"}, UnsupportedError, NODES.format("LOCAL_WORLD_SIZE")),
+    ({"IRIS_NODES": "1+1"}, UnsupportedError, NODES.format("IRIS_NODES")),
+])  # fmt: skip
+def test_variables_of_torchrun_that_cannot_be_followed(monkeypatch, variables, error, words):
+    usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    for each in (usual | variables).items():
+        monkeypatch.setenv(*each)
+    with pytest.raises(error, match=words):
         connect(None, 1.0)
 
 
@@ -71,20 +64,41 @@ def test_divisions_into_nodes():
             divide(text, 4)
 
 
-def test_a_group_without_torch_distributed():
-    with pytest.raises(IrisError, match="not initialised"):
-        connect(object(), 1.0)
+# -- what all ranks must have alike -----------------------------------------------------------------------------------
+CPU = DeviceTarget(DeviceType.CPU)
+H100, B200 = (DeviceTarget(DeviceType.CUDA, index, arch) for index, arch in ((0, "sm_90"), (1, "sm_100")))
+MI300 = DeviceTarget(DeviceType.HIP, 1, "gfx942")
 
 
-def test_agreement():
-    facts = {"heap_size": "1", "torch": "2"}
-    check_agreement(ThreeRanks(facts, facts), facts)
-    with pytest.raises(RankMismatchError) as caught:
-        check_agreement(ThreeRanks(facts, {"heap_size": "1", "torch": "3"}), facts)
-    assert "torch: 2 on ranks 0, 1; 3 on rank 2" in str(caught.value)
-    assert "heap_size" not in str(caught.value)
+def on(target):
+    """What a rank on this device was opened with."""
+    names = {"allocator": "host" if target is CPU else "torch", "backend": "triton"}
+    plugins = {kind: SimpleNamespace(name=name, distribution="iris", version="1") for kind, name in names.items()}
+    return plan_facts(SimpleNamespace(target=target, **plugins), 1 << 20)
 
 
-def test_a_fact_that_only_one_rank_knows():
-    with pytest.raises(RankMismatchError, match="extra: absent on ranks 0, 1; 5 on rank 2"):
-        check_agreement(ThreeRanks({"a": "1"}, {"a": "1", "extra": "5"}), {"a": "1"})
+@table(("facts", "lines"), [
+    ((on(H100), on(DeviceTarget(DeviceType.CUDA, 1, "sm_90")), on(H100)), []),  # two ranks may share a device
+    (
+        (on(CPU), on(H100)),
+        [
+            "device type: cpu on rank 0; cuda on rank 1", "device architecture: any on rank 0; sm_90 on rank 1",
+            "allocator: host (iris 1) on rank 0; torch (iris 1) on rank 1",
+        ],
+    ),
+    ((on(H100), on(B200), on(H100)), ["device architecture: sm_90 on ranks 0, 2; sm_100 on rank 1"]),
+    (
+        (on(H100), on(MI300)),
+        ["device type: cuda on rank 0; hip on rank 1", "device architecture: sm_90 on rank 0; gfx942 on rank 1"],
+    ),
+    (({"size": "1", "torch": "2"}, {"size": "1", "torch": "3"}), ["torch: 2 on rank 0; 3 on rank 1"]),
+    (({"a": "1"}, {"a": "1"}, {"a": "1", "extra": "5"}), ["extra: absent on ranks 0, 1; 5 on rank 2"]),
+])  # fmt: skip
+def test_what_differs_is_the_same_error_everywhere(facts, lines):
+    hub = Hub(len(facts))
+    with ThreadPoolExecutor(len(facts)) as threads:
+        calls = [threads.submit(check_agreement, ThreadWorld(hub, rank), each) for rank, each in enumerate(facts)]
+        errors = [call.exception() for call in calls]
+    assert {type(error) for error in errors} == {RankMismatchError if lines else type(None)}
+    (text,) = {str(error) for error in errors}
+    assert [line.strip() for line in text.splitlines()[1:]] == lines

@@ -1,7 +1,5 @@
 """The logger."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re
@@ -25,26 +23,23 @@ def stream(monkeypatch):
     logs.logger.setLevel(level)
 
 
-def test_format_with_and_without_rank(stream):
-    logs.set_logger_level(logs.INFO)
-    logs.logger.info("alone %d", 1)
-    logs.rank_logger(2, 8).error("with rank")
-    first, second = stream.getvalue().splitlines()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO \[Iris\] alone 1", first)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d ERROR \[Iris\] \[2/8\] with rank", second)
-
-
-def test_the_record_carries_the_rank_and_the_callers_extra(stream):
+def test_lines_and_records_carry_the_rank_and_the_callers_extra(stream):
     records = []
     handler = logging.Handler()
     handler.emit = records.append
+    logs.set_logger_level(logs.INFO)
+    logs.logger.info("alone %d", 1)
     logs.logger.addHandler(handler)
     try:
-        logs.rank_logger(3, 4).warning("hello", extra={"phase": "open"})
+        logs.rank_logger(2, 8).error("with rank", extra={"phase": "open"})
+        logs.rank_logger(2, 8).debug("unseen")
     finally:
         logs.logger.removeHandler(handler)
+    first, second = stream.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO \[Iris\] alone 1", first)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d ERROR \[Iris\] \[2/8\] with rank", second)
     (record,) = records
-    assert (record.iris_rank, record.iris_num_ranks, record.phase) == (3, 4, "open")
+    assert (record.iris_rank, record.iris_num_ranks, record.phase) == (2, 8, "open")
     assert not hasattr(record, "iris_where")
 
 
@@ -57,19 +52,10 @@ def test_a_traceback_is_written(stream):
     assert "ValueError: inner" in stream.getvalue()
 
 
-@table(("level", "number"), [("debug", 10), (" ERROR ", 40), (logs.INFO, 20)])
-def test_level(stream, level, number):
-    logs.set_logger_level(level)
-    assert logs.logger.level == number
-
-
-def test_below_the_level_nothing_is_written(stream):
-    logs.set_logger_level(logs.ERROR)
-    logs.rank_logger(0, 1).warning("unseen")
-    assert stream.getvalue() == ""
-
-
-def test_a_wrong_level():
+def test_levels(stream):
+    for level, number in (("debug", 10), (" ERROR ", 40), (logs.INFO, 20)):
+        logs.set_logger_level(level)
+        assert logs.logger.level == number
     with pytest.raises(ValueError, match="'loud' is not one of DEBUG, INFO, WARNING, ERROR"):
         logs.set_logger_level("loud")
 
@@ -82,7 +68,7 @@ print(len(logs.logger.handlers), logs.logger.level, logs.logger.propagate, loggi
 """
 
 
-@pytest.mark.parametrize(("variable", "level"), [(None, 30), ("debug", 10), ("ERROR", 40), ("nonsense", 30)])
+@table(("variable", "level"), [(None, 30), ("debug", 10), ("nonsense", 30)])
 def test_import_attaches_one_handler_reads_the_level_and_leaves_the_root_alone(monkeypatch, variable, level):
     monkeypatch.delenv("IRIS_LOG_LEVEL", raising=False)
     if variable is not None:

@@ -1,11 +1,8 @@
 """Settings and entry points with anything in them: used as they are or refused by name, and nothing else is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -115,30 +112,3 @@ def test_entry_points_are_read_or_warned_about(content):
         registry.load(mine)
         sys.modules.pop("module_of_mine", None)
         assert all("\n" not in each for each in warned)
-
-
-REFUSED = [
-    ["demo", "--ranks", "0"], ["demo", "--ranks", "x"], ["demo", "--device", "gpu"], ["demo", "--backend", "nope"],
-    ["demo", "--allocator", "nope@nobody"], ["demo", "--nodes", "2x"], ["demo", "--nodes", "2x2", "--ranks", "3"],
-    ["tune", "--ranks", "1"], ["tune", "--limit", "nan"], ["tune", "--limit", "0"], ["tune", "--max", "many"],
-    ["tune", "--min", "2MiB", "--max", "1MiB"], ["tune", "--shape", "1x1x1"], ["tune", "--ops", "--shape", "1x0x1"],
-    ["tune", "--ops", "--max", "1MiB"], ["tune", "--backend", ""], ["tune", "--device", "tpu"], ["trace"],
-    ["bench"], ["bench", "run"], ["bench", "compare", "a"], ["bench", "compare", "/absent/a", "/absent/b"],
-    ["bench", "compare", "a", "b", "--tolerance", "nan"], ["bench", "model", "--gpus", "0"],
-]  # fmt: skip
-PROGRAM = f"""
-import sys
-from iris_core.cli import main
-for arguments in {REFUSED!r}:
-    print(main(arguments), "torch" in sys.modules)
-    print("end of", arguments, file=sys.stderr)
-"""
-
-
-def test_wrong_arguments_are_refused_before_anything_starts():
-    """Before torch is imported, even."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=True)
-    assert [line for line in done.stdout.splitlines() if line not in ("1 False", "2 False")] == []
-    assert len(done.stdout.splitlines()) == len(REFUSED)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("iris") >= len(REFUSED)

@@ -6,9 +6,8 @@
 Run as a program, with pages as its arguments, it writes the parts into the pages.
 """
 
-from __future__ import annotations
-
 import ast
+import importlib.util
 import pathlib
 import re
 import sys
@@ -19,6 +18,26 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(
     r"(<!-- file: (?P<path>[^\s:]+)(?:: (?P<names>[^>]+?))? -->\n```\w*\n)(?P<code>.*?)(?=^```$)", re.M | re.S
 )
+
+
+def script(path):
+    """A script below docs, as a module."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / "docs" / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def fenced(page, before=""):
+    """The blocks of Python of a page, or those behind some text."""
+    return re.findall(rf"{before}```python\n(.*?)```", page, re.DOTALL)
+
+
+def links(page):
+    """What a page links to outside of code, relative to its folder; nothing of other hosts."""
+    found = re.findall(r"\]\(([^)#\s]+)", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
+    return [link for link in found if ":" not in link]
 
 
 def shown(page):

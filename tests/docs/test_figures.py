@@ -1,18 +1,13 @@
 """Figures of README and docs come from benchmarks/results, and none is typed."""
 
-import importlib.util
 import re
-import sys
 
 import pytest
+from tables import table
 
-from .excerpts import ROOT
+from .excerpts import ROOT, script
 
-_spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
-figures = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = figures  # dataclasses look their module up
-_spec.loader.exec_module(figures)
-
+figures = script("figures.py")
 PAGES = [*figures.pages(), ROOT / "CHANGELOG.md"]
 
 FIGURE = re.compile(
@@ -43,7 +38,7 @@ def typed(text):
     return [match.group() for match in FIGURE.finditer(text)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@table("page", PAGES)
 def test_no_figure_is_typed(page):
     text = page.read_text()
     for setting in SETTINGS.get(str(page.relative_to(ROOT)), ()):
@@ -52,23 +47,17 @@ def test_no_figure_is_typed(page):
     assert typed(text) == [], "a figure comes from benchmarks/results, by docs/figures.py"
 
 
-@pytest.mark.parametrize("text", [
+@table("text", [
     "a call costs 8.4 us", "5 to 14 microseconds", "370GB/s", "807 TFLOP/s", "12 % longer", "3.2 to 7.3 times as fast",
     "1.5 x faster", "took 0.4 and 0.65", "1.4 instead of 1.3", "| 1 KiB | 1.6 (3.9) | 1.5 |", "| warps | 56 | 69 |",
     "that is all it costs (60 ns).",
 ])  # fmt: skip
-def test_a_typed_figure_is_found(text):
+def test_a_typed_figure_is_found_and_sizes_limits_and_versions_are_none(text):
     assert typed(f"Some words, {text}, and more.\n")
     region = f"<!-- figures: x, by docs/figures.py -->\n{text}\n<!-- end of figures -->\n"
     assert not typed(f"{region}`{text}`\n```\n{text}\n```\n")
     assert typed(f"{region}{text}\n{region}")
-
-
-@pytest.mark.parametrize(
-    "text", ["64 MiB", "up to 1024 programs", "Triton 3.6 to 3.9 are tested", "at most 0.1 s", "8 x H200"]
-)
-def test_sizes_limits_and_versions_are_no_figures(text):
-    assert not typed(text)
+    assert not typed("64 MiB, up to 1024 programs, Triton 3.6 to 3.9 are tested, at most 0.1 s, 8 x H200")
 
 
 def test_the_figures_are_those_of_the_results():
@@ -93,57 +82,48 @@ def test_a_figure_that_was_not_verified_is_refused(monkeypatch):
         figures.find(figure, figure.provider)
 
 
+def kept(monkeypatch, file, *rows):
+    """As if these results were kept: (benchmark, provider, time_us, params, further fields)."""
+    common = {"timer": "graph", "num_ranks": 4, "verified": True}
+    names = ("benchmark", "provider", "time_us", "params")
+    results = [common | dict(zip(names, row[:4], strict=True)) | dict(*row[4:]) for row in rows]
+    monkeypatch.setattr(figures, "files", lambda kind: [file] if rows else [])
+    monkeypatch.setattr(figures, "results", lambda file: {"results": results})
+
+
+EAGER, WRONG = {"timer": "events"}, {"verified": False}
+
+
 def test_peers_of_the_same_launch_and_point_are_compared(monkeypatch):
     """The best of them, without what was not verified and without halves of the ranks."""
-
-    def result(provider, time_us, timer="graph", verified=True, **params):
-        return {
-            "benchmark": "ccl.all_gather", "provider": provider, "timer": timer, "time_us": time_us, "num_ranks": 4,
-            "verified": verified, "params": {"nbytes": 1024, **params},
-        }  # fmt: skip
-
-    there = [
-        result("iris", 2.0), result("nccl", 6.0), result("nccl-windows", 1.0, verified=False),
-        result("iris-triton", 0.5),
-        result("iris eager", 8.0, "events"), result("nccl eager", 4.0, "events"),
-        result("iris", 1.0, group="half"), result("nccl", 9.0, group="half"),
-        result("iris", 5.0, place="ordinary"), result("nccl", 6.0, place="ordinary"),
-    ]  # fmt: skip
-    monkeypatch.setattr(figures, "files", lambda kind: ["ccl-4"])
-    monkeypatch.setattr(figures, "results", lambda file: {"results": there})
+    name, heap = "ccl.all_gather", {"nbytes": 1024}
+    half, ordinary = heap | {"group": "half"}, heap | {"place": "ordinary"}
+    kept(
+        monkeypatch, "ccl-4", (name, "iris", 2.0, heap), (name, "nccl", 6.0, heap), (name, "iris-triton", 0.5, heap),
+        (name, "nccl-windows", 1.0, heap, WRONG), (name, "iris eager", 8.0, heap, EAGER),
+        (name, "nccl eager", 4.0, heap, EAGER), (name, "iris", 1.0, half), (name, "nccl", 9.0, half),
+        (name, "iris", 5.0, ordinary), (name, "nccl", 6.0, ordinary),
+    )  # fmt: skip
     found = [(each.launched, each.place, each.num_ranks, each.ratio) for each in figures.points("ccl")]
     assert found == [("graph", "heap", 4, 3.0), ("eager", "heap", 4, 0.5), ("graph", "ordinary", 4, 1.2)]
 
 
 def test_tables_of_the_backend_of_torch(monkeypatch):
     """Beside NCCL at the same point and launch; heap tensors only, and nothing that is wrong."""
-    monkeypatch.setattr(figures, "files", lambda kind: [])
+    kept(monkeypatch, "none")
     assert figures.torch_all_reduce() == figures.torch_steps() == "No run on GPUs is kept yet."
-
-    def result(benchmark, provider, time_us, timer="graph", verified=True, **params):
-        return {
-            "benchmark": f"torch_backend.{benchmark}", "provider": provider, "timer": timer, "time_us": time_us,
-            "num_ranks": 2, "verified": verified, "params": params,
-        }  # fmt: skip
-
-    point, step = {"nbytes": 1024, "place": "heap"}, {"batch": 8, "tokens": 500}
-    there = [
-        result("all_reduce", "iris", 3.0, nbytes=1024, place="ordinary"),
-        *(result("all_reduce", *each, **point) for each in (("iris", 2.0), ("ctx.ccl", 1.9), ("nccl", 6.0))),
-        *(
-            result("all_reduce", f"{name} eager", us, "events", **point)
-            for name, us in (("iris", 8.0), ("ctx.ccl", 7.0), ("nccl", 16.0))
-        ),
-        result("tensor_parallel", "nccl", 4000.0, **step), result("tensor_parallel", "iris fused", 2000.0, **step),
-        result("tensor_parallel", "nccl async-tp", 100.0, verified=False, **step),
-        result("fsdp2", "nccl", 4000.0, "events", **step),
-    ]  # fmt: skip
-    monkeypatch.setattr(figures, "files", lambda kind: ["torch_backend-2"])
-    monkeypatch.setattr(figures, "results", lambda file: {"results": there})
+    reduce, parallel = "torch_backend.all_reduce", "torch_backend.tensor_parallel"
+    heap, step = {"nbytes": 1024, "place": "heap"}, {"batch": 8, "tokens": 500}
+    kept(
+        monkeypatch, "torch_backend-2", (reduce, "iris", 3.0, heap | {"place": "ordinary"}),
+        *((reduce, *each, heap) for each in (("iris", 2.0), ("ctx.ccl", 1.9), ("nccl", 6.0))),
+        *((reduce, f"{name} eager", us, heap, EAGER) for name, us in (("iris", 8.0), ("ctx.ccl", 7.0), ("nccl", 16.0))),
+        (parallel, "nccl", 4000.0, step), (parallel, "iris fused", 2000.0, step),
+        (parallel, "nccl async-tp", 100.0, step, WRONG), ("torch_backend.fsdp2", "nccl", 4000.0, step, EAGER),
+    )  # fmt: skip
     monkeypatch.setattr(figures, "source", lambda *names, page="docs": "")
-    assert "| 2 | 1 KiB | 8.0 (2.00) | 7.0 | 2.0 (3.00) | 1.9 |" in figures.torch_all_reduce()
+    assert "| 4 | 1 KiB | 8.0 (2.00) | 7.0 | 2.0 (3.00) | 1.9 |" in figures.torch_all_reduce()
     assert figures.torch_steps().splitlines()[2:5] == [
-        "| tensor parallel | 2 | nccl | 1,000 (1.00) |  |",
-        "| tensor parallel | 2 | iris fused | 2,000 (2.00) |  |",
-        "| FSDP2 | 2 | nccl |  | 2,000 (1.00) |",
-    ]
+        "| tensor parallel | 4 | nccl | 1,000 (1.00) |  |", "| tensor parallel | 4 | iris fused | 2,000 (2.00) |  |",
+        "| FSDP2 | 4 | nccl |  | 4,000 (1.00) |",
+    ]  # fmt: skip

@@ -1,15 +1,13 @@
 """What pages name is there: modules and what is in them, files, variables; and the map has every module."""
 
-from __future__ import annotations
-
 import re
 import sys
 
-import pytest
+from tables import table
 
 from iris_core.settings import IrisSettings
 
-from .excerpts import ROOT
+from .excerpts import ROOT, links
 
 sys.path.insert(0, str(ROOT / "docs"))
 import inventory
@@ -19,12 +17,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
-OTHERS = {
-    "IRIS_EXAMPLE",
-    "IRIS_MY",
-    "IRIS_SIMULATION",
-    "IRIS_HEAP_BASES_PREFIX",
-}  # of examples, of the reference system
+OTHERS = ("IRIS_EXAMPLE", "IRIS_MY", "IRIS_SIMULATION", "IRIS_HEAP_BASES_PREFIX")  # of examples, of AMD's Iris
 
 
 def is_there(name):
@@ -43,24 +36,21 @@ def is_there(name):
     return False
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_dotted_names(page):
+@table("page", PAGES)
+def test_names_files_and_links(page):
     for name in set(re.findall(r"(?<![\w/.-])(iris_(?:core|triton|gluon|allocators)(?:\.\w+)+)", PAGES[page])):
         assert is_there(name), name
+    for name in set(re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w/.-]+\w/?)`", PAGES[page])):
+        assert (ROOT / name).exists(), name
+    for link in links(PAGES[page]):
+        assert ((ROOT / page).parent / link).exists(), link
 
 
 def test_a_name_that_is_not_there_is_noticed():
     assert is_there("iris_core.heap.heap.SymmetricHeap.translate")
     assert is_there("iris_triton.language.sync")
-    assert not is_there("iris_core.heap.heap.SymmetricHeap.teleport")
-    assert not is_there("iris_core.heaps")
-    assert not is_there("iris_core.heap.heap.Teleport")
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_files(page):
-    for name in set(re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w/.-]+\w/?)`", PAGES[page])):
-        assert (ROOT / name).exists(), name
+    for name in ("heap.heap.SymmetricHeap.teleport", "heaps", "heap.heap.Teleport"):
+        assert not is_there(f"iris_core.{name}")
 
 
 def test_variables():
@@ -71,10 +61,10 @@ def test_variables():
             known |= {row[0] for row in settings_tables.rows(argument, plugin.group(1) if plugin else "")}
     for page, text in PAGES.items():
         for name in set(re.findall(r"\bIRIS_[A-Z]\w*[A-Z]\b", text)):
-            assert name in known or any(name.startswith(other) for other in OTHERS), f"{page}: {name}"
+            assert name in known or name.startswith(OTHERS), f"{page}: {name}"
 
 
-@pytest.mark.parametrize("package", inventory.PACKAGES)
+@table("package", inventory.PACKAGES)
 def test_the_map_has_every_module(package):
     """docs/architecture.md: the modules and packages directly in a distribution, each in a row of its table."""
     text = PAGES["docs/architecture.md"].partition(f"\n## {package}\n")[2].partition("\n## ")[0]

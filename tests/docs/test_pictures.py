@@ -1,21 +1,16 @@
 """Pictures are what the script draws, stand alone, and can be read in light and in dark."""
 
-from __future__ import annotations
-
-import importlib.util
 import re
 import xml.etree.ElementTree as ET
 
-import pytest
+from tables import table
 
-from .excerpts import ROOT
+from .excerpts import ROOT, script
 
 FOLDER = ROOT / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
 
-_spec = importlib.util.spec_from_file_location("draw", FOLDER / "draw.py")
-draw = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(draw)
+draw = script("pictures/draw.py")
 
 
 def test_the_files_are_what_is_drawn():
@@ -24,7 +19,7 @@ def test_the_files_are_what_is_drawn():
         assert (FOLDER / f"{name}.svg").read_text() == picture().svg(), "python docs/pictures/draw.py writes them"
 
 
-@pytest.mark.parametrize("name", sorted(draw.PICTURES))
+@table("name", sorted(draw.PICTURES))
 def test_a_picture_stands_alone_and_fits(name):
     root = ET.fromstring((FOLDER / f"{name}.svg").read_text())
     assert root.find(f"{SVG}title").text
@@ -55,7 +50,7 @@ def contrast(a, b):
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@table("scheme", ["light", "dark"])
 def test_text_can_be_read_on_every_colour(scheme):
     light, _, dark = draw.STYLE.partition("@media (prefers-color-scheme: dark)")
     fills = {}
@@ -68,11 +63,7 @@ def test_text_can_be_read_on_every_colour(scheme):
 
 
 def test_every_picture_is_shown_with_words():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    shown = [
-        match
-        for page in pages
-        for match in re.findall(r"!\[([^\]]*)\]\((?:docs/)?pictures/(\w+)\.svg\)", page.read_text())
-    ]
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    shown = re.findall(r"!\[([^\]]*)\]\((?:docs/)?pictures/(\w+)\.svg\)", pages)
     assert {name for _, name in shown} == set(draw.PICTURES)
     assert all(len(words) > 20 for words, _ in shown)

@@ -1,56 +1,36 @@
 """What the README shows is what happens."""
 
-import pathlib
 import re
-
-import pytest
 
 from iris_core import cli
 
-ROOT = pathlib.Path(__file__).parents[2]
+from .excerpts import ROOT, fenced
+
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_program_is_the_example_and_prints_what_is_shown(run_program):
+def test_the_program_is_the_example_and_prints_what_is_shown(run_program, tmp_path):
     name, code = re.search(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL).groups()
     assert code == (ROOT / name).read_text()
     shown = re.search(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL).group(1)
     assert run_program(ROOT / name) == shown
+    (snippet,) = fenced(README, "## On the host\n\n")
+    (tmp_path / "snippet.py").write_text(snippet)
+    assert run_program(tmp_path / "snippet.py").startswith("0 ")
+    (double,) = fenced((ROOT / "docs" / "cpu_execution.md").read_text())
+    (tmp_path / "double.py").write_text(double)
+    assert run_program(tmp_path / "double.py").strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"
 
 
-def test_the_host_snippet_runs(run_program, tmp_path):
-    (snippet,) = re.findall(r"## On the host\n\n```python\n(.*?)```", README, re.DOTALL)
-    script = tmp_path / "snippet.py"
-    script.write_text(snippet)
-    assert run_program(script).startswith("0 ")
-
-
-@pytest.mark.parametrize("target", re.findall(r"^make (\w+)", README, re.MULTILINE))
-def test_make_targets_exist(target):
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-
-
-def test_links_point_to_files():
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    links = re.findall(r"\]\(([^)#]+)\)", prose)
-    assert links
-    for link in links:
-        assert (ROOT / link).exists(), link
-
-
-def test_every_command_of_the_command_line_is_there(capsys):
-    commands = re.findall(r"^iris (\w+)", README, re.MULTILINE)
+def test_targets_of_make_and_commands_exist(capsys):
+    targets, commands = (re.findall(rf"^{program} (\w+)", README, re.MULTILINE) for program in ("make", "iris"))
+    assert targets
     assert commands
+    for target in targets:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
     for command in commands:
         assert cli.main([command, "--help"]) == 0
         assert f"iris {command}" in capsys.readouterr().out
-
-
-def test_the_example_of_cpu_execution_runs(run_program, tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cpu_execution.md").read_text(), re.DOTALL)
-    script = tmp_path / "double.py"
-    script.write_text(code)
-    assert run_program(script).strip() == "[0.0, 2.0, 4.0, 6.0, 8.0]"
 
 
 def test_the_readme_is_short():

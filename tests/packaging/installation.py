@@ -1,7 +1,5 @@
 """Wheels of the distributions, and environments that have nothing but wheels: no checkout, no editable installation."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -26,13 +24,9 @@ _TIMEOUT_S = 300
 
 
 def build_wheels(folder):
-    """Build wheels of the four distributions and of the example from copies of their sources; no index is asked.
+    """Build wheels of the four distributions and of the example in an empty folder; returns the folder that has them.
 
-    Args:
-        folder: an empty folder.
-
-    Returns:
-        The folder that has the wheels.
+    From copies of their sources; no index is asked.
     """
     for module in ("pip", "setuptools"):
         if importlib.util.find_spec(module) is None:
@@ -61,42 +55,36 @@ class Environment:
         self.folder = folder
         venv.create(folder / "venv", symlinks=True)
         self.scripts = folder / "venv" / "bin"
-        where = sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")})
-        (pathlib.Path(where) / "third_party.pth").write_text(f"{_third_party(folder / 'third_party', requirements)}\n")
-        self.site_packages = pathlib.Path(where)
+        self.site_packages = pathlib.Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
+        third_party = _third_party(folder / "third_party", requirements)
+        (self.site_packages / "third_party.pth").write_text(f"{third_party}\n")
         python = ("--python", self.scripts / "python")
-        command = ("install", "--no-index", "--find-links", wheels, *requirements)
-        environ = {
-            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-        }  # of the environment alone
-        done = subprocess.run(
-            [*_PIP, *python, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ
-        )
+        command = [*_PIP, *python, "install", "--no-index", "--find-links", wheels, *requirements]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def run(self, program, *arguments, **variables):
-        """Run one of the environment's programs outside the checkout, with none of this process's settings.
+    def output(self, program, *arguments, **variables):
+        """What one of the environment's programs prints; it must succeed.
+
+        It runs outside the checkout, with none of this process's settings.
 
         Args:
-            program: "python", "iris", ...
+            program: "python", "iris", or the source of a program.
             *arguments: its arguments.
             **variables: environment variables of it.
-
-        Returns:
-            The finished process.
         """
+        if "\n" in program:
+            (self.folder / "program.py").write_text(program)
+            program, arguments = "python", ("program.py", *arguments)
         ours = ("IRIS_", "PYTHON", "PYTEST_", "COV_", "COVERAGE_", "VIRTUAL_ENV")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", **variables}
-        return subprocess.run(
-            [self.scripts / program, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.folder,
-            env=environ,
-            timeout=_TIMEOUT_S,
-        )
+        command = [self.scripts / program, *map(str, arguments)]
+        options = {"capture_output": True, "text": True, "cwd": self.folder, "env": environ, "timeout": _TIMEOUT_S}
+        done = subprocess.run(command, check=False, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 _UNDECLARED = ("triton",)  # ROCm's has another name, so nobody requires it; users have it from torch's GPU wheels

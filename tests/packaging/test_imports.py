@@ -1,15 +1,13 @@
 """Imports stay light, and the core imports no plugin."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json
 import subprocess
 import sys
 
-import pytest
 from packaging.requirements import Requirement
+from tables import table
 
 from .workspace import FOLDERS, parsed, project, shown, sources
 
@@ -32,35 +30,30 @@ def entry_point_modules():
             yield from (value.partition(":")[0] for value in points.values())
 
 
-@pytest.mark.parametrize("module", [*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"])
+@table("module", sorted({*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"}))
 def test_light_modules_import_nothing_heavy(module):
     loaded = modules_after(f"import {module}")
     assert module in loaded
     assert not loaded & {*HEAVY, "pydantic"}
 
 
-def test_listing_plugins_imports_nothing_heavy():
-    loaded = modules_after("from iris_core.cli import main; assert main(['plugins']) == 0")
-    assert "iris_triton._plugin" in loaded
-    assert not loaded & set(HEAVY)
-
-
-def test_listing_settings_imports_nothing_heavy():
-    loaded = modules_after("from iris_core.cli import main; assert main(['config']) == 0")
-    assert "iris_triton.settings" in loaded
-    assert not loaded & set(HEAVY)
-
-
-def test_choosing_plugins_imports_nothing_heavy():
-    program = """
+CHOOSE = """
 from iris_core.registry import default_registry
 from iris_core.registry.select import select
 from iris_core.settings import load_settings
 from iris_core.types import DeviceTarget, DeviceType
 select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU)])
 """
+
+
+@table(("program", "module"), [
+    ("from iris_core.cli import main; assert main(['plugins']) == 0", "iris_triton._plugin"),
+    ("from iris_core.cli import main; assert main(['config']) == 0", "iris_triton.settings"),
+    (CHOOSE, "iris_core.registry.select"),
+])  # fmt: skip
+def test_listing_and_choosing_plugins_imports_nothing_heavy(program, module):
     loaded = modules_after(program)
-    assert "iris_core.registry.select" in loaded
+    assert module in loaded
     assert not loaded & set(HEAVY)
 
 
@@ -76,22 +69,9 @@ def imported(path):
     return frozenset(names)
 
 
-ALLOWED = {
-    "iris_core": {"iris_core"},
-    "iris_allocators": {"iris_core", "iris_allocators"},
-    "iris_triton": {"iris_core", "iris_allocators", "iris_triton"},
-    "iris_gluon": set(FOLDERS),
-}
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_distributions_import_only_what_they_require(folder):
-    wrong = {
-        shown(path): sorted(names)
-        for path in sources(folder)
-        if (names := imported(path) & set(FOLDERS) - ALLOWED[folder])
-    }
-    assert not wrong
+def test_distributions_import_only_those_before_them():
+    for number, folder in enumerate(FOLDERS):
+        assert [shown(path) for path in sources(folder) if imported(path) & set(FOLDERS[number + 1 :])] == []
 
 
 def test_only_the_registry_and_the_markers_touch_pluggy():
@@ -102,15 +82,11 @@ def test_only_the_registry_and_the_markers_touch_pluggy():
     assert users == {f"{inside}discovery.py"}
 
 
-def has_aggregates(path):
-    """Whether a file defines an aggregate."""
-    classes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
-    return any(ast.unparse(each).endswith("aggregate") for node in classes for each in node.decorator_list)
-
-
 def test_modules_with_aggregates_do_not_postpone_annotations():
     """Triton reads the classes of an aggregate's attributes from its annotations."""
-    aggregates = [path for path in sources() if has_aggregates(path)]
+    classes = {path: [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)] for path in sources()}
+    decorators = {path: [each for node in nodes for each in node.decorator_list] for path, nodes in classes.items()}
+    aggregates = [path for path, each in decorators.items() if any(ast.unparse(e).endswith("aggregate") for e in each)]
     assert aggregates
     assert [shown(path) for path in aggregates if "__future__" in imported(path)] == []
 
@@ -141,7 +117,7 @@ DISTRIBUTIONS = {"hip": "hip-python"}  # where the name is another one
 PLUGINS = {"iris_triton": {"iris-allocators"}}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@table("folder", FOLDERS)
 def test_what_is_imported_is_required(folder):
     about, visitor = project(folder), _Imports()
     for path in sources(folder):

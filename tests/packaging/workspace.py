@@ -1,7 +1,5 @@
 """Where the four distributions are, and what their pyproject files say."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import tomllib

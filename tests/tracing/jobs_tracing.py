@@ -113,12 +113,12 @@ def wrong_on_one(device, folder):
 
 
 def mistakes(device):
-    """Messages of calls that are wrong."""
+    """Messages of calls that are wrong, or empty ones."""
     messages = []
 
-    def wrong(kind, call):
+    def wrong(kind, function, *arguments):
         try:
-            call()
+            function(*arguments)
         except kind as error:
             messages.append(str(error))
         else:
@@ -127,10 +127,9 @@ def mistakes(device):
     with Iris("1MiB", device=device) as ctx:
         tracing = ctx.tracing
         for number in (0, -1, 1.5, True, 1 << 31):
-            wrong(ArgumentError, lambda number=number: tracing.enable(number))
-        wrong(ArgumentError, lambda: tracing.name_event(0, "mine"))
-        wrong(ArgumentError, lambda: tracing.name_event(-1, "mine"))
-        wrong(ArgumentError, lambda: tracing.name_event(5000, ""))
+            wrong(ArgumentError, tracing.enable, number)
+        for event, name in ((0, "mine"), (-1, "mine"), (5000, "")):
+            wrong(ArgumentError, tracing.name_event, event, name)
         wrong(UnsupportedError, tracing.events)
         tracing.disable()
         tracing.reset()

@@ -61,10 +61,8 @@ def test_files(pool, tmp_path, num_ranks, device):
     results = pool.run(export, num_ranks, device, str(tmp_path))
     assert [off for off, _ in results] == [{}, {}]
     merged, own = (metadata for _, metadata in results)
-    assert merged["total_events"] == 18
-    assert merged["dropped_events"] == 2
-    assert own["num_events"] == 9
-    assert own["dropped_events"] == 1
+    assert (merged["total_events"], merged["dropped_events"]) == (18, 2)
+    assert (own["num_events"], own["dropped_events"]) == (9, 1)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.json", "trace_rank0.json", "trace_rank1.json"]
     parts = [json.loads((tmp_path / f"trace_rank{rank}.json").read_text()) for rank in (0, 1)]
     whole = json.loads((tmp_path / "trace.json").read_text())
@@ -123,30 +121,14 @@ def instructions(text):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nothing_is_left_of_it_where_it_is_off(target):
-    method, function = (
-        assembly(compile_for(kernel, (torch.int32, torch.int32, torch.int64, 1, 8), {}, target))
-        for kernel in (by_method, by_function)
-    )
-    assert len(instructions(method)) > 20
-    assert instructions(method) == instructions(function)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_it_compiles(target):
-    lanes = 32 if target == "sm_90" else 64
-    clock = "globaltimer" if target == "sm_90" else "s_memrealtime"
-    texts = [
-        assembly(compile_for(record, (*WORDS, True, 32), {}, target)),
-        assembly(compile_for(everything, (*WORDS, True), {}, target)),
-        assembly(
-            compile_for(
-                record_gluon,
-                (IrisDeviceCtx, torch.int64, torch.int32, torch.int32, torch.int32, True, 4 * lanes, lanes),
-                {"num_warps": 4},
-                target,
-            )
-        ),
-    ]
-    for text in texts:
-        assert text.count(clock) >= 6
+def test_it_compiles_and_nothing_is_left_of_it_where_it_is_off(target):
+    lanes, clock = (32, "globaltimer") if target == "sm_90" else (64, "s_memrealtime")
+    in_gluon = (IrisDeviceCtx, torch.int64, torch.int32, torch.int32, torch.int32, True, 4 * lanes, lanes)
+    off = (torch.int32, torch.int32, torch.int64, 1, 8)
+    calls = [(record, (*WORDS, True, 32), {}), (everything, (*WORDS, True), {}), (by_method, off, {})]
+    calls += [(by_function, off, {}), (record_gluon, in_gluon, {"num_warps": 4})]
+    texts = {kernel: assembly(compile_for(kernel, *arguments, target)) for kernel, *arguments in calls}
+    assert all(texts[kernel].count(clock) >= 6 for kernel in (record, everything, record_gluon))
+    method, function = instructions(texts[by_method]), instructions(texts[by_function])
+    assert len(method) > 20
+    assert method == function

@@ -1,0 +1,179 @@
+"""Ranges of the heap: what is handed out, sets of ranges against plain sets, what is committed and given back."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tables import table
+
+from iris_core.errors import HeapError, HeapExhaustedError
+from iris_core.heap.backing import Backing, RangeSet
+from iris_core.heap.offsets import SubAllocator
+from iris_core.types import Capability
+from iris_core.world import SingleWorld
+
+from .fakes import MemoryAllocator
+
+NBYTES = 1 << 14
+
+# what to do: (size, alignment) allocates, a number frees the live block at that place of the list
+CALLS = st.lists(
+    st.one_of(st.tuples(st.integers(0, 3000), st.sampled_from([1, 64, 256, 512, 4096])), st.integers(0, 50)),
+    max_size=60,
+)
+
+
+def play(calls):
+    """Carry the calls out; return the allocator, what is live (offset -> requested size) and every offset given."""
+    sub = SubAllocator(NBYTES)
+    live, offsets = {}, []
+    for call in calls:
+        if isinstance(call, tuple):
+            size, alignment = call
+            try:
+                offset = sub.allocate(size, alignment)
+            except HeapExhaustedError:
+                offsets.append(None)
+                continue
+            assert offset % max(alignment, 256) == 0
+            assert offset not in live
+            live[offset] = size
+            offsets.append(offset)
+        elif live:
+            offset = sorted(live)[call % len(live)]
+            assert sub.free(offset) == sub.rounded(live.pop(offset))
+    return sub, live, offsets
+
+
+@given(CALLS)
+def test_blocks_partition_the_range(calls):
+    sub, live, offsets = play(calls)
+    assert offsets == play(calls)[2], "same calls give the same offsets"
+    assert sorted(sub._live) == sorted(live)
+    pieces = sorted([*sub._live.items(), *sub.free_blocks()])
+    position = 0
+    for offset, size in pieces:
+        assert offset == position
+        position += size
+    assert position == NBYTES
+    for offset, size in live.items():
+        assert sub.size_of(offset) == max(256, -(-size // 256) * 256)
+    free = sub.free_blocks()
+    assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(free)), "adjacent free blocks"
+    assert sub.allocated_bytes == sum(sub._live.values())
+    assert sub.free_below(NBYTES) == (NBYTES - sub.allocated_bytes, max((size for _, size in free), default=0))
+    assert sub.allocated_bytes <= sub.peak_bytes <= NBYTES
+
+
+@given(CALLS, st.integers(0, 3000), st.sampled_from([256, 1024]))
+def test_takes_the_smallest_block_that_fits_and_of_equals_the_first(calls, size, alignment):
+    sub, _, _ = play(calls)
+    need = sub.rounded(size)
+    fitting = []
+    for start, free in sub.free_blocks():
+        aligned = -(-start // alignment) * alignment
+        if aligned + need <= start + free:
+            fitting.append((free, start, aligned))
+    if fitting:
+        assert sub.allocate(size, alignment) == min(fitting)[2]
+    else:
+        before = (dict(sub._live), sub.free_blocks(), sub.peak_bytes)
+        with pytest.raises(HeapExhaustedError) as caught:
+            sub.allocate(size, alignment)
+        assert (caught.value.requested_bytes, caught.value.free_bytes) == (need, NBYTES - sub.allocated_bytes)
+        assert caught.value.largest_free_bytes == sub.free_below(NBYTES)[1]
+        assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
+
+
+@given(CALLS)
+def test_everything_comes_back(calls):
+    sub, live, _ = play(calls)
+    for offset in live:
+        sub.free(offset)
+    assert sub.free_blocks() == [(0, NBYTES)]
+    assert sub.allocate(NBYTES) == 0
+
+
+def test_requests_for_nothing_get_blocks_of_their_own_and_the_peak_is_the_most_at_any_time():
+    sub = SubAllocator(1024)
+    sub.free(sub.allocate(512))
+    assert [sub.allocate(0), sub.peak_bytes, sub.allocated_bytes] == [0, 512, 256]
+    assert [sub.allocate(0) for _ in range(3)] == [256, 512, 768]
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(0)
+
+
+def test_blocks_end_below_the_limit():
+    sub = SubAllocator(4096)
+    sub.limit = 2048
+    first = sub.allocate(1024)
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(1280)
+    sub.limit = 4096
+    assert sub.allocate(1280) == 1024
+    sub.limit = 2560
+    sub.free(first)
+    assert sub.allocate(768) == 0
+
+
+def test_what_is_no_block_no_alignment_and_no_range():
+    sub = SubAllocator(1000)
+    assert sub.nbytes == 768, "a tail smaller than a block is not used"
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(769)
+    sub.free(sub.allocate(512))
+    for offset in (0, 256, 300, -256):
+        with pytest.raises(HeapError, match=f"offset {offset}"):
+            sub.free(offset)
+    for alignment in (0, -256, 3, 768):
+        with pytest.raises(ValueError, match=f"power of two, not {alignment}"):
+            sub.allocate(16, alignment)
+    assert sub.free_blocks() == [(0, 768)]
+    with pytest.raises(ValueError, match="too small"):
+        SubAllocator(255)
+
+
+# -- sets of ranges, and what is committed ----------------------------------------------------------------------------
+RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), RANGE), max_size=30), RANGE)
+def test_a_range_set_is_a_set(steps, query):
+    ranges, plain = RangeSet(), set()
+    for name, (start, end) in steps:
+        getattr(ranges, name)(start, end)
+        plain = plain | set(range(start, end)) if name == "add" else plain - set(range(start, end))
+    pieces = list(ranges)
+    assert {i for start, end in pieces for i in range(start, end)} == plain
+    assert all(start < end for start, end in pieces)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
+    assert bool(ranges) == bool(plain)
+    wanted = set(range(*query))
+    assert {i for start, end in ranges.intersection(*query) for i in range(start, end)} == plain & wanted
+    assert ranges.covers(*query) == (wanted <= plain)
+
+
+END = 10 * 4096 + 512
+WHOLE, FIRST, LAST = (0, END), (0, 8 * 4096), (10 * 4096, END)
+
+
+@table(("committed", "idle", "between", "given_back"), [
+    ([(100, 3 * 4096 + 100)], (4000, 4000 + 3 * 4096), [], [(4096, 2 * 4096)]),  # whole granules, if committed
+    ([LAST], WHOLE, [], [(10 * 4096, 512)]),  # the last one may be shorter
+    # used and free again before the next look: the second granule; of what is left, nothing is a whole granule
+    ([FIRST], FIRST, [(4096, 4196)], [(0, 4096), (2 * 4096, 6 * 4096)]),
+    ([WHOLE], WHOLE, [(0, 4196), (5000, END)], []),
+])  # fmt: skip
+def test_what_was_idle_at_two_looks_is_given_back(committed, idle, between, given_back):
+    allocator = MemoryAllocator(END, Capability.DECOMMIT)
+    backing = Backing(allocator, SingleWorld())
+    for start, end in committed:
+        backing.commit(start, end - start)
+    assert not backing.release_idle([idle])
+    for start, end in between:
+        backing.commit(start, end - start)
+    before = backing.committed_bytes
+    assert backing.release_idle([idle]) == bool(given_back)
+    assert [call[1:] for call in allocator.calls if call[0] == "decommit"] == given_back
+    assert before - backing.committed_bytes == sum(4096 * -(-nbytes // 4096) for _, nbytes in given_back)
