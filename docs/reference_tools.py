@@ -3,7 +3,8 @@
 - Functions of Triton and Gluon are shown like functions of Python: the compiled objects are replaced by what they wrap.
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
-- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris.
+- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris, `iris-modules`
+  and `iris-algorithms` lists from the first lines of modules.
 - README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
@@ -15,6 +16,7 @@ import importlib
 import inspect
 import pathlib
 import re
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import inventory
@@ -172,6 +174,32 @@ class Names(SphinxDirective):
         return [table(("module here", "names", "modules of AMD's Iris"), rows)]
 
 
+class Modules(SphinxDirective):
+    """`.. iris-modules:: distribution`: its modules and packages, and the first sentence of each."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [table(("", "what belongs there"), inventory.map_of(self.arguments[0]))]
+
+
+class Algorithms(SphinxDirective):
+    """`.. iris-algorithms:: package`: the algorithms of a package, from the first lines of their modules."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        package = self.arguments[0] + "."
+        about = [
+            ast.get_docstring(each.tree) or "" for name, each in inventory.sources().items() if name.startswith(package)
+        ]
+        found = [re.sub(r"`+", "``", each) for each in about if each.startswith("`")]
+        if not found:
+            raise self.error(f"no module of {self.arguments[0]} describes an algorithm")
+        parts = (re.split(r"\.(?:  |\n\n)", each, maxsplit=1) for each in found)
+        return self.parse_text_to_nodes("\n".join(f"{head}\n{indent(text, '   ')}\n" for head, text in parts))
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> nodes.table:
     """A table whose first column is code."""
     group = nodes.tgroup(cols=len(head))
@@ -277,6 +305,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("iris-aliases", Aliases)
     app.add_directive("iris-settings", Settings)
     app.add_directive("iris-names", Names)
+    app.add_directive("iris-modules", Modules)
+    app.add_directive("iris-algorithms", Algorithms)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards
