@@ -189,9 +189,9 @@ class Algorithms(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        package = self.arguments[0] + "."
+        package, sources = self.arguments[0], inventory.sources()
         about = [
-            ast.get_docstring(each.tree) or "" for name, each in inventory.sources().items() if name.startswith(package)
+            ast.get_docstring(each.tree) or "" for name, each in sources.items() if name.rpartition(".")[0] == package
         ]
         found = [re.sub(r"`+", "``", each) for each in about if each.startswith("`")]
         if not found:
