@@ -221,13 +221,14 @@ def collectives() -> str:
             }
             if not here:
                 continue
-            columns = [(op, how) for op in dict.fromkeys(op for op, _, _ in here) for how in ("graph", "eager")]
+            sizes = sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3})
             rows = []
-            for nbytes in sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3}):
-                found = [here.get((op, how, nbytes)) for op, how in columns]
-                rows.append([size(nbytes), *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)])
+            for op, how in dict.fromkeys((op, how) for op, how, _ in here):
+                found = [here.get((op, how, nbytes)) for nbytes in sizes]
+                cells = (f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)
+                rows.append([op, how, *cells])
             ranks = next(iter(here.values())).num_ranks
-            heads = [f"{ranks} GPUs, {place}", *(f"{op}, {how}" for op, how in columns)]
+            heads = [f"us, {ranks} GPUs, {place}", "launched", *map(size, sizes)]
             parts.append(table(heads, rows))
     return "\n\n".join([*parts, source(*files("ccl"))])
 
@@ -241,13 +242,15 @@ def fused() -> str:
             for each in points("fused")
             if each.file == file
         }
-        columns = [(op, how) for op in dict.fromkeys(op for op, *_ in here) for how in ("graph", "eager")]
-        rows = []
-        for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
-            found = [here.get((op, how, m, weight)) for op, how in columns]
-            rows.append([f"{m}, {weight}", *(f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)])
-        heads = [f"{next(iter(here.values())).num_ranks} GPUs: M, NxK", *(f"{op}, {how}" for op, how in columns)]
-        parts.append(table(heads, rows))
+        ops = list(dict.fromkeys(op for op, *_ in here))
+        for how in dict.fromkeys(how for _, how, *_ in here):
+            rows = []
+            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
+                found = [here.get((op, how, m, weight)) for op in ops]
+                cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
+                rows.append([f"{m}, {weight}", *cells])
+            gpus = next(iter(here.values())).num_ranks
+            parts.append(table([f"us, {gpus} GPUs, {how}", *(f"`{op}`" for op in ops)], rows))
     return "\n\n".join([*parts, source(*files("fused"))])
 
 
@@ -283,20 +286,20 @@ def torch_all_reduce() -> str:
 
 def torch_steps() -> str:
     """Tokens per second of training steps."""
-    rows: dict[tuple[str, int, str], list[str]] = {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
     for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2")):
         for (_, gpus, launched, point), there in by_point(benchmark).items():
-            params = json.loads(point)
+            params, column = json.loads(point), f"{gpus} GPUs, {launched}"
             tokens = params["batch"] * params["tokens"] * (gpus if benchmark == "fsdp2" else 1)
+            columns[column] = None
             for name, each in there.items():
                 beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if "nccl" in there else ""
-                cells = rows.setdefault((what, gpus, name), [""] * 2)
-                cells[launched == "eager"] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
+                rows.setdefault((what, name), {})[column] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["step", "GPUs", "by", "graph", "eager"]
-    cells = [[what, str(gpus), name, *row] for (what, gpus, name), row in rows.items()]
-    return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
+    cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+    return f"{table(['step', 'by', *columns], cells)}\n\n{source(*files('torch_backend'))}"
 
 
 # -- times of one thing -----------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 - Functions of Triton and Gluon are shown like functions of Python: the compiled objects are replaced by what they wrap.
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
-- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris, `iris-modules`
-  and `iris-algorithms` lists from the first lines of modules.
+- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris, `iris-modules`,
+  `iris-algorithms` and `iris-examples` lists from the first lines of files.
 - README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
@@ -137,6 +137,10 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+_EVERYWHERE = {"barrier", "empty", "zeros", "full", "get_device_context", "get_heap_bases", "get_rank", "iris"}
+"""What nearly every example calls."""
+
+
 # -- directives ------------------------------------------------------------------------------------------------------
 class Aliases(SphinxDirective):
     """`.. iris-aliases:: module`: the module's names that are documented elsewhere, each with a link."""
@@ -198,6 +202,24 @@ class Algorithms(SphinxDirective):
             raise self.error(f"no module of {self.arguments[0]} describes an algorithm")
         parts = (re.split(r"\.(?:  |\n\n)", each, maxsplit=1) for each in found)
         return self.parse_text_to_nodes("\n".join(f"{head}\n{indent(text, '   ')}\n" for head, text in parts))
+
+
+class Examples(SphinxDirective):
+    """`.. iris-examples::`: the programs of `examples/`, the first sentence of each, and what it calls."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = []
+        for path in sorted((inventory.ROOT / "examples").glob("[0-9]*.py")):
+            self.env.note_dependency(path)
+            tree = ast.parse(path.read_text())
+            about = " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()).replace("`", "``")
+            calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+            called = re.findall(
+                r"^(?:ctx|iris)\.((?:ccl\.|ops\.|tracing\.)?\w+)$", "\n".join(map(ast.unparse, calls)), re.MULTILINE
+            )
+            names = ", ".join(f"``{each}``" for each in sorted(set(called) - _EVERYWHERE))
+            lines.append(f"- :download:`{path.stem} <../examples/{path.name}>`: {about} {names}")
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> nodes.table:
@@ -307,6 +329,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("iris-names", Names)
     app.add_directive("iris-modules", Modules)
     app.add_directive("iris-algorithms", Algorithms)
+    app.add_directive("iris-examples", Examples)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards
