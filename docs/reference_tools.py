@@ -4,7 +4,7 @@
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
 - `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris, `iris-modules`,
-  `iris-algorithms` and `iris-examples` lists from the first lines of files.
+  `iris-algorithms` and `iris-programs` lists from the first lines of files.
 - README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
@@ -137,6 +137,7 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+_CALLED = r"^(?:ctx|iris)\.((?:ccl\.|ops\.|tracing\.)?\w+)$"
 _EVERYWHERE = {"barrier", "empty", "zeros", "full", "get_device_context", "get_heap_bases", "get_rank", "iris"}
 """What nearly every example calls."""
 
@@ -204,21 +205,24 @@ class Algorithms(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(f"{head}\n{indent(text, '   ')}\n" for head, text in parts))
 
 
-class Examples(SphinxDirective):
-    """`.. iris-examples::`: the programs of `examples/`, the first sentence of each, and what it calls."""
+class Programs(SphinxDirective):
+    """`.. iris-programs:: folder`: its programs, the first sentence of each, and what an example calls."""
+
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        lines = []
-        for path in sorted((inventory.ROOT / "examples").glob("[0-9]*.py")):
+        folder, lines = self.arguments[0], []
+        for path in sorted((inventory.ROOT / folder).glob("[!_]*.py")):
+            text = path.read_text()
+            if "__main__" not in text:
+                continue
             self.env.note_dependency(path)
-            tree = ast.parse(path.read_text())
+            tree = ast.parse(text)
             about = " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()).replace("`", "``")
             calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
-            called = re.findall(
-                r"^(?:ctx|iris)\.((?:ccl\.|ops\.|tracing\.)?\w+)$", "\n".join(map(ast.unparse, calls)), re.MULTILINE
-            )
-            names = ", ".join(f"``{each}``" for each in sorted(set(called) - _EVERYWHERE))
-            lines.append(f"- :download:`{path.stem} <../examples/{path.name}>`: {about} {names}")
+            called = re.findall(_CALLED, "\n".join(map(ast.unparse, calls)), re.MULTILINE)
+            names = ", ".join(f"``{each}``" for each in sorted(set(called) - _EVERYWHERE) if folder == "examples")
+            lines.append(f"- :download:`{path.stem} <../{folder}/{path.name}>`: {about} {names}")
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -329,7 +333,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("iris-names", Names)
     app.add_directive("iris-modules", Modules)
     app.add_directive("iris-algorithms", Algorithms)
-    app.add_directive("iris-examples", Examples)
+    app.add_directive("iris-programs", Programs)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards

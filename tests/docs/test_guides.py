@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import runpy
 
 import pytest
 
@@ -79,17 +78,6 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     snippet = tmp_path / "snippet.py"
     snippet.write_text(re.search(r"not writing it yourself\n\n```python\n(.*?)```", text, re.DOTALL | re.I).group(1))
     run_program(snippet)
-
-
-def test_the_program_of_the_programming_model_runs(tmp_path, monkeypatch):
-    """In a world of one: the rank sends to itself."""
-    monkeypatch.setenv("IRIS_DEVICE", "cpu")
-    text = (DOCS / "programming_model.md").read_text()
-    (code,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
-    script = tmp_path / "programming_model.py"
-    script.write_text(code)
-    space = runpy.run_path(str(script))
-    assert space["main"]() is True
 
 
 def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):
