@@ -42,18 +42,28 @@ def files(kind: str) -> list[str]:
 
 
 def source(*names: str, page: str = "docs") -> str:
-    """Where and when files were measured, with links from a page."""
+    """On what and when files were measured, with links from a page."""
     hosts: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         machine = results(name)["machine"]
-        versions = machine["versions"]
-        on = machine["cpu"]
-        if machine.get("gpu"):
-            on = f"{machine['gpu']}, driver {machine['driver']}, CUDA {versions['cuda']}"
-        host = f"{on}, torch {versions['torch']}, Triton {versions['triton']}"
         link = f"[{name}]({'' if page == 'README' else '../'}benchmarks/results/{name}.json)"
-        hosts.setdefault(host, []).append(f"{link} ({machine['date'][:10]})")
+        hosts.setdefault(machine.get("gpu") or machine["cpu"], []).append(f"{link} ({machine['date'][:10]})")
     return "; ".join(f"{host}: {', '.join(links)}" for host, links in hosts.items()) + "."
+
+
+KINDS = ("ccl", "fused", "norm", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
+
+
+def versions() -> str:
+    """Drivers and versions of what was measured, by device."""
+    found: dict[str, dict[str, None]] = {}
+    for name in (*(name for kind in KINDS for name in files(kind)), "cpu_executor", "checker"):
+        machine = results(name)["machine"]
+        versions = machine["versions"]
+        host = f"driver {machine['driver']}, CUDA {versions['cuda']}, " if machine.get("gpu") else ""
+        text = f"{host}torch {versions['torch']}, Triton {versions['triton']}"
+        found.setdefault(text, {})[machine.get("gpu") or machine["cpu"]] = None
+    return "\n".join(f"- {', '.join(hosts)}: {text}" for text, hosts in found.items())
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -426,7 +436,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
     "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
     "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
-    "scaling-published": scaling_published, "norms": norms,
+    "scaling-published": scaling_published, "norms": norms, "versions": versions,
 }  # fmt: skip
 
 

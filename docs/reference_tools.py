@@ -89,7 +89,7 @@ _PREFIX = re.compile(r"(?<![`\w])[A-Z][A-Z_<>]*_(?!\w)")
 
 def tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Write a docstring as reStructuredText wants it: literal blocks, tables, names that end with an underscore."""
-    if what == "module":  # the pages introduce modules themselves
+    if what == "module" and name != "iris_triton.language":  # the pages introduce modules themselves
         lines.clear()
         return
     lines[:] = [_PREFIX.sub(lambda match: match.group().replace("_", "\\_"), line) for line in lines]
