@@ -420,15 +420,15 @@ def scaling_published() -> str:
     for each in published["bus_bandwidth"]:
         machine = Machine(each["num_nodes"], each["gpus"])
         rates = [machine.bus_bytes_per_s(each["op"], each["nbytes"], flat=flat) / 1e9 for flat in (True, False)]
-        shown = [f"{rate:.0f} bus GB/s" for rate in (each["gb_per_s"], *rates)]
-        rows.append([f"[{each['what']}]({each['source']})", *shown])
+        shown = [f"{rate:.0f}" for rate in (each["gb_per_s"], *rates)]
+        rows.append([f"bus GB/s: [{each['what']}]({each['source']})", *shown])
     alone = published["training"][0]
     step_s = alone["tokens_per_gpu"] / alone["tokens_per_second_per_gpu"]
     for each in published["training"]:
         machine, about = Machine(each["num_nodes"], each["gpus"]), (step_s, each["params"], each["layers"])
         steps = [machine.step_seconds(*about, flat=flat) for flat in (True, False)]
         rates = [each["tokens_per_second_per_gpu"], *(each["tokens_per_gpu"] / step for step in steps)]
-        rows.append([f"[{each['what']}]({each['source']})", *(f"{rate:,.0f} tokens/s per GPU" for rate in rates)])
+        rows.append([f"tokens/s per GPU: [{each['what']}]({each['source']})", *(f"{rate:,.0f}" for rate in rates)])
     return table(["", "published", "model, flat", "model, by levels"], rows)
 
 
