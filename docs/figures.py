@@ -260,7 +260,8 @@ def fused() -> str:
                 cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
                 rows.append([f"{m}, {weight}", *cells])
             gpus = next(iter(here.values())).num_ranks
-            parts.append(table([f"us, {gpus} GPUs, {how}", *(f"`{op}`" for op in ops)], rows))
+            heads = (op.replace("_", "_<wbr>") for op in ops)  # may be broken there
+            parts.append(table([f"us, {gpus} GPUs, {how}", *heads], rows))
     return "\n\n".join([*parts, source(*files("fused"))])
 
 

@@ -173,10 +173,10 @@ class Names(SphinxDirective):
         from iris_triton.rocm_iris.names import TABLE
 
         rows = [
-            (home, "all" if names == "*" else ", ".join(names.split()), ", ".join(paths.split()))
+            (home, f"{'all' if names == '*' else ', '.join(names.split())}: `{'`, `'.join(paths.split())}`")
             for home, names, paths in TABLE
         ]
-        return [table(("module here", "names", "modules of AMD's Iris"), rows)]
+        return [table(("module here", "names: modules of AMD's Iris"), rows)]
 
 
 class Modules(SphinxDirective):
