@@ -26,7 +26,10 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Iris {__version__}"
 html_copy_source = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {"code-font-size": "76%"},  # 95 characters fit into the width of a page
+}
 
 myst_enable_extensions = ["fieldlist"]
 myst_heading_anchors = 3

@@ -42,18 +42,28 @@ def files(kind: str) -> list[str]:
 
 
 def source(*names: str, page: str = "docs") -> str:
-    """Where and when files were measured, with links from a page."""
+    """On what and when files were measured, with links from a page."""
     hosts: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         machine = results(name)["machine"]
-        versions = machine["versions"]
-        on = machine["cpu"]
-        if machine.get("gpu"):
-            on = f"{machine['gpu']}, driver {machine['driver']}, CUDA {versions['cuda']}"
-        host = f"{on}, torch {versions['torch']}, Triton {versions['triton']}"
         link = f"[{name}]({'' if page == 'README' else '../'}benchmarks/results/{name}.json)"
-        hosts.setdefault(host, []).append(f"{link} ({machine['date'][:10]})")
+        hosts.setdefault(machine.get("gpu") or machine["cpu"], []).append(f"{link} ({machine['date'][:10]})")
     return "; ".join(f"{host}: {', '.join(links)}" for host, links in hosts.items()) + "."
+
+
+KINDS = ("ccl", "fused", "norm", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
+
+
+def versions() -> str:
+    """Drivers and versions of what was measured, by device."""
+    found: dict[str, dict[str, None]] = {}
+    for name in (*(name for kind in KINDS for name in files(kind)), "cpu_executor", "checker"):
+        machine = results(name)["machine"]
+        versions = machine["versions"]
+        host = f"driver {machine['driver']}, CUDA {versions['cuda']}, " if machine.get("gpu") else ""
+        text = f"{host}torch {versions['torch']}, Triton {versions['triton']}"
+        found.setdefault(text, {})[machine.get("gpu") or machine["cpu"]] = None
+    return "\n".join(f"- {', '.join(hosts)}: {text}" for text, hosts in found.items())
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -221,13 +231,14 @@ def collectives() -> str:
             }
             if not here:
                 continue
-            columns = [(op, how) for op in dict.fromkeys(op for op, _, _ in here) for how in ("graph", "eager")]
+            sizes = sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3})
             rows = []
-            for nbytes in sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3}):
-                found = [here.get((op, how, nbytes)) for op, how in columns]
-                rows.append([size(nbytes), *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)])
+            for op, how in dict.fromkeys((op, how) for op, how, _ in here):
+                found = [here.get((op, how, nbytes)) for nbytes in sizes]
+                cells = (f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)
+                rows.append([op, how, *cells])
             ranks = next(iter(here.values())).num_ranks
-            heads = [f"{ranks} GPUs, {place}", *(f"{op}, {how}" for op, how in columns)]
+            heads = [f"us, {ranks} GPUs, {place}", "launched", *map(size, sizes)]
             parts.append(table(heads, rows))
     return "\n\n".join([*parts, source(*files("ccl"))])
 
@@ -241,13 +252,16 @@ def fused() -> str:
             for each in points("fused")
             if each.file == file
         }
-        columns = [(op, how) for op in dict.fromkeys(op for op, *_ in here) for how in ("graph", "eager")]
-        rows = []
-        for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
-            found = [here.get((op, how, m, weight)) for op, how in columns]
-            rows.append([f"{m}, {weight}", *(f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)])
-        heads = [f"{next(iter(here.values())).num_ranks} GPUs: M, NxK", *(f"{op}, {how}" for op, how in columns)]
-        parts.append(table(heads, rows))
+        ops = list(dict.fromkeys(op for op, *_ in here))
+        for how in dict.fromkeys(how for _, how, *_ in here):
+            rows = []
+            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
+                found = [here.get((op, how, m, weight)) for op in ops]
+                cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
+                rows.append([f"{m}, {weight}", *cells])
+            gpus = next(iter(here.values())).num_ranks
+            heads = (op.replace("_", "_<wbr>") for op in ops)  # may be broken there
+            parts.append(table([f"us, {gpus} GPUs, {how}", *heads], rows))
     return "\n\n".join([*parts, source(*files("fused"))])
 
 
@@ -283,20 +297,20 @@ def torch_all_reduce() -> str:
 
 def torch_steps() -> str:
     """Tokens per second of training steps."""
-    rows: dict[tuple[str, int, str], list[str]] = {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
     for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2")):
         for (_, gpus, launched, point), there in by_point(benchmark).items():
-            params = json.loads(point)
+            params, column = json.loads(point), f"{gpus} GPUs, {launched}"
             tokens = params["batch"] * params["tokens"] * (gpus if benchmark == "fsdp2" else 1)
+            columns[column] = None
             for name, each in there.items():
                 beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if "nccl" in there else ""
-                cells = rows.setdefault((what, gpus, name), [""] * 2)
-                cells[launched == "eager"] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
+                rows.setdefault((what, name), {})[column] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["step", "GPUs", "by", "graph", "eager"]
-    cells = [[what, str(gpus), name, *row] for (what, gpus, name), row in rows.items()]
-    return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
+    cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+    return f"{table(['step', 'by', *columns], cells)}\n\n{source(*files('torch_backend'))}"
 
 
 # -- times of one thing -----------------------------------------------------------------------------------------------
@@ -407,15 +421,15 @@ def scaling_published() -> str:
     for each in published["bus_bandwidth"]:
         machine = Machine(each["num_nodes"], each["gpus"])
         rates = [machine.bus_bytes_per_s(each["op"], each["nbytes"], flat=flat) / 1e9 for flat in (True, False)]
-        shown = [f"{rate:.0f} bus GB/s" for rate in (each["gb_per_s"], *rates)]
-        rows.append([f"[{each['what']}]({each['source']})", *shown])
+        shown = [f"{rate:.0f}" for rate in (each["gb_per_s"], *rates)]
+        rows.append([f"bus GB/s: [{each['what']}]({each['source']})", *shown])
     alone = published["training"][0]
     step_s = alone["tokens_per_gpu"] / alone["tokens_per_second_per_gpu"]
     for each in published["training"]:
         machine, about = Machine(each["num_nodes"], each["gpus"]), (step_s, each["params"], each["layers"])
         steps = [machine.step_seconds(*about, flat=flat) for flat in (True, False)]
         rates = [each["tokens_per_second_per_gpu"], *(each["tokens_per_gpu"] / step for step in steps)]
-        rows.append([f"[{each['what']}]({each['source']})", *(f"{rate:,.0f} tokens/s per GPU" for rate in rates)])
+        rows.append([f"tokens/s per GPU: [{each['what']}]({each['source']})", *(f"{rate:,.0f}" for rate in rates)])
     return table(["", "published", "model, flat", "model, by levels"], rows)
 
 
@@ -423,7 +437,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
     "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
     "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
-    "scaling-published": scaling_published, "norms": norms,
+    "scaling-published": scaling_published, "norms": norms, "versions": versions,
 }  # fmt: skip
 
 

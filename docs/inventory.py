@@ -182,6 +182,13 @@ def is_for_kernels(name: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id == "aggregate" for each in marks)
 
 
+def map_of(distribution: str) -> list[tuple[str, str]]:
+    """The modules and packages directly in a distribution, each with the first sentence of its docstring."""
+    direct = {name: source for name, source in sources().items() if name.rpartition(".")[0] == distribution}
+    abouts = ((name.partition(".")[2], ast.get_docstring(source.tree) or "") for name, source in direct.items())
+    return [(name, " ".join(about.partition("\n\n")[0].split())) for name, about in abouts if name != "__main__"]
+
+
 def is_defined(name: str) -> bool:
     """Whether a home is a name at the top of one of our modules."""
     module, _, last = name.rpartition(".")

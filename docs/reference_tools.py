@@ -3,7 +3,8 @@
 - Functions of Triton and Gluon are shown like functions of Python: the compiled objects are replaced by what they wrap.
 - Docstrings are written for readers of the source; a few habits are turned into reStructuredText.
 - `iris-aliases` lists names of a module that are documented under another name.
-- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris.
+- `iris-settings` makes a table of a settings class, `iris-names` one of the names of AMD's Iris, `iris-modules`,
+  `iris-algorithms` and `iris-programs` lists from the first lines of files.
 - README, CONTRIBUTING and other files of the root become pages; links to folders of the repository become text.
 - A build ends with an error when something public is missing.
 """
@@ -15,6 +16,7 @@ import importlib
 import inspect
 import pathlib
 import re
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import inventory
@@ -87,7 +89,7 @@ _PREFIX = re.compile(r"(?<![`\w])[A-Z][A-Z_<>]*_(?!\w)")
 
 def tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Write a docstring as reStructuredText wants it: literal blocks, tables, names that end with an underscore."""
-    if what == "module":  # the pages introduce modules themselves
+    if what == "module" and name != "iris_triton.language":  # the pages introduce modules themselves
         lines.clear()
         return
     lines[:] = [_PREFIX.sub(lambda match: match.group().replace("_", "\\_"), line) for line in lines]
@@ -135,6 +137,11 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+_CALLED = r"^(?:ctx|iris)\.((?:ccl\.|ops\.|tracing\.)?\w+)$"
+_EVERYWHERE = {"barrier", "empty", "zeros", "full", "get_device_context", "get_heap_bases", "get_rank", "iris"}
+"""What nearly every example calls."""
+
+
 # -- directives ------------------------------------------------------------------------------------------------------
 class Aliases(SphinxDirective):
     """`.. iris-aliases:: module`: the module's names that are documented elsewhere, each with a link."""
@@ -166,10 +173,57 @@ class Names(SphinxDirective):
         from iris_triton.rocm_iris.names import TABLE
 
         rows = [
-            (home, "all" if names == "*" else ", ".join(names.split()), ", ".join(paths.split()))
+            (home, f"{'all' if names == '*' else ', '.join(names.split())}: `{'`, `'.join(paths.split())}`")
             for home, names, paths in TABLE
         ]
-        return [table(("module here", "names", "modules of AMD's Iris"), rows)]
+        return [table(("module here", "names: modules of AMD's Iris"), rows)]
+
+
+class Modules(SphinxDirective):
+    """`.. iris-modules:: distribution`: its modules and packages, and the first sentence of each."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [table(("", "what belongs there"), inventory.map_of(self.arguments[0]))]
+
+
+class Algorithms(SphinxDirective):
+    """`.. iris-algorithms:: package`: the algorithms of a package, from the first lines of their modules."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        package, sources = self.arguments[0], inventory.sources()
+        about = [
+            ast.get_docstring(each.tree) or "" for name, each in sources.items() if name.rpartition(".")[0] == package
+        ]
+        found = [re.sub(r"`+", "``", each) for each in about if each.startswith("`")]
+        if not found:
+            raise self.error(f"no module of {self.arguments[0]} describes an algorithm")
+        parts = (re.split(r"\.(?:  |\n\n)", each, maxsplit=1) for each in found)
+        return self.parse_text_to_nodes("\n".join(f"{head}\n{indent(text, '   ')}\n" for head, text in parts))
+
+
+class Programs(SphinxDirective):
+    """`.. iris-programs:: folder`: its programs, the first sentence of each, and what an example calls."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        folder, lines = self.arguments[0], []
+        for path in sorted((inventory.ROOT / folder).glob("[!_]*.py")):
+            text = path.read_text()
+            if "__main__" not in text:
+                continue
+            self.env.note_dependency(path)
+            tree = ast.parse(text)
+            about = " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()).replace("`", "``")
+            calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+            called = re.findall(_CALLED, "\n".join(map(ast.unparse, calls)), re.MULTILINE)
+            names = ", ".join(f"``{each}``" for each in sorted(set(called) - _EVERYWHERE) if folder == "examples")
+            lines.append(f"- :download:`{path.stem} <../{folder}/{path.name}>`: {about} {names}")
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> nodes.table:
@@ -277,6 +331,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("iris-aliases", Aliases)
     app.add_directive("iris-settings", Settings)
     app.add_directive("iris-names", Names)
+    app.add_directive("iris-modules", Modules)
+    app.add_directive("iris-algorithms", Algorithms)
+    app.add_directive("iris-programs", Programs)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", tidy, priority=400)  # napoleon comes afterwards

@@ -9,7 +9,7 @@ from iris_triton import DeviceContext
 
 
 @triton.jit
-def send(source, inbox, numel, context, rank: tl.constexpr, world_size: tl.constexpr, BLOCK: tl.constexpr):
+def send(source, inbox, numel, context, rank, world_size: tl.constexpr, BLOCK: tl.constexpr):
     ctx = DeviceContext.initialize(context, rank, world_size)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < numel
@@ -22,7 +22,8 @@ def main():
         inbox = ctx.zeros(1000)  # on the symmetric heap: at the same offset on every rank
         source = torch.full((1000,), float(rank), device=ctx.device)
         ctx.barrier()
-        send[(triton.cdiv(1000, 256),)](source, inbox, 1000, ctx.get_device_context(), rank, world_size, BLOCK=256)
+        context, grid = ctx.get_device_context(), (triton.cdiv(1000, 256),)
+        send[grid](source, inbox, 1000, context, rank, world_size, BLOCK=256)
         ctx.barrier()
         assert (inbox == (rank - 1) % world_size).all()
         return f"rank {rank} of {world_size} on {ctx.device} got {inbox[0].item():.0f}"

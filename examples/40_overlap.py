@@ -17,8 +17,8 @@ CHUNKS, BLOCK = 6, 512
 
 @triton.jit
 def add_up(
-    x, inbox, arrived, out, turn, context, rank: tl.constexpr, world_size: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, TRACING: tl.constexpr
+    x, inbox, arrived, out, turn, context, rank: tl.constexpr, world_size: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, TRACING: tl.constexpr
 ):  # fmt: skip
     ctx = DeviceContext.initialize(context, rank, world_size, tracing=TRACING)
     i = tl.arange(0, BLOCK)
@@ -27,7 +27,8 @@ def add_up(
         mine = rank * CHUNKS + chunk
         for step in tl.static_range(1, world_size):
             peer = (rank + step) % world_size
-            ctx.put_signal(x + chunk * BLOCK + i, inbox + mine * BLOCK + i, arrived + mine, turn, peer)
+            there = inbox + mine * BLOCK + i
+            ctx.put_signal(x + chunk * BLOCK + i, there, arrived + mine, turn, peer)
     else:  # adds one chunk up, in the order in which it arrives
         chunk = tl.program_id(0) - CHUNKS
         total = tl.load(x + chunk * BLOCK + i)

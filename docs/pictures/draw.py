@@ -147,7 +147,7 @@ def architecture() -> Picture:
     p.text(420, 335, "plugins of others: backends, allocators, collectives, observers", "middle")
     p.text(420, 353, "the same entry points and hooks; checked by the same conformance kit", "middle small muted")
     p.box(20, 380, 256, 54, "CPU ranks: processes of one host\nrun, and checked while they run", style="small")
-    p.box(292, 380, 256, 54, "NVIDIA GPUs\nrun on H200", style="small")
+    p.box(292, 380, 256, 54, "NVIDIA GPUs\nrun on H100 and H200", style="small")
     p.box(564, 380, 256, 54, "AMD GPUs\ncompiled, not run", style="small")
     return p
 

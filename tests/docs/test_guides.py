@@ -1,7 +1,6 @@
 """What the guides name is there."""
 
 import re
-import runpy
 
 import pytest
 from tables import table
@@ -72,15 +71,6 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     (snippet,) = fenced(text, r"(?i:not writing it yourself)\n\n")
     (tmp_path / "snippet.py").write_text(snippet)
     run_program(tmp_path / "snippet.py")
-
-
-def test_the_program_of_the_programming_model_runs(tmp_path, monkeypatch):
-    """In a world of one: the rank sends to itself."""
-    monkeypatch.setenv("IRIS_DEVICE", "cpu")
-    (code,) = fenced((DOCS / "programming_model.md").read_text(), "<!-- run -->\n")
-    script = tmp_path / "programming_model.py"
-    script.write_text(code)
-    assert runpy.run_path(str(script))["main"]() is True
 
 
 def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):

@@ -54,7 +54,7 @@ BUDGETS = {
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2478,
     "iris_triton/interpreter": 3773,
-    "iris_triton/language": 1852,
+    "iris_triton/language": 1851,
     "iris_triton/rocm_iris": 1432,
     "iris_triton/testing": 607,
     "iris_triton/tiles": 1126,

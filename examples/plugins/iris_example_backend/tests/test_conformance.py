@@ -1,6 +1,11 @@
-"""The conformance kit of Iris on the plugins of this distribution, which has to be installed."""
+"""The conformance kit of Iris on the plugins of this distribution, which is installed."""
 
-from iris_core.testing import AllocatorConformance, BackendConformance, CollectiveConformance, StackConformance
+from iris_core.testing import (
+    AllocatorConformance,
+    BackendConformance,
+    CollectiveConformance,
+    StackConformance,
+)
 
 
 class TestAllocator(AllocatorConformance):

@@ -1,4 +1,4 @@
-"""The ranks of one host: their rendezvous, connections and exchanges.
+"""The ranks, within a host and between nodes: rendezvous, connections, exchanges.
 
 Ranks find each other in a folder that only their user can enter (`rendezvous`), and have a unix socket for each pair
 (`exchange`), over which all exchanges go (`group`).  If one rank refuses, all refuse (`failures`).  `launch` starts

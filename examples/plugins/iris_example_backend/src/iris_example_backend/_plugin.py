@@ -21,7 +21,7 @@ _PRIORITY = -100
 ALLOCATOR_INFO = PluginInfo(
     name="example",
     kind=PluginKind.ALLOCATOR,
-    summary="an example: files in a folder of the host's memory, for ranks that compute on the CPU",
+    summary="an example: files in a folder of the host's memory, for CPU ranks",
     devices=frozenset({DeviceType.CPU}),
     provides=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
     priority=_PRIORITY,
@@ -33,7 +33,7 @@ BACKEND_INFO = PluginInfo(
     kind=PluginKind.BACKEND,
     summary="an example: kernels are Python functions on numpy arrays",
     devices=frozenset({DeviceType.CPU}),
-    requires=frozenset({Capability.REMOTE_LOAD_STORE}),  # its atomics take a lock, so memory need not be able to
+    requires=frozenset({Capability.REMOTE_LOAD_STORE}),  # its atomics take a lock
     priority=_PRIORITY,
 )
 """What the backend says about itself."""

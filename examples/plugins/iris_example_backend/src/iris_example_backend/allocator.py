@@ -102,7 +102,12 @@ class ExampleAllocator:
                 "make room in that folder, or set IRIS_EXAMPLE__DIRECTORY to another one"
             ) from error
 
-    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+    def tensor(
+        self,
+        offset_bytes: int,
+        nbytes: int,
+        on_release: Callable[[], None],
+    ) -> torch.Tensor:
         """Return a 1-D uint8 tensor over a range of the heap.
 
         Args:
@@ -115,7 +120,7 @@ class ExampleAllocator:
         """
         part = memoryview(self._opened())[offset_bytes : offset_bytes + nbytes]
         tensor = torch.frombuffer(part, dtype=torch.uint8)
-        # The storage holds `part` until it dies, and `part` holds the map.  So this is also what keeps memory alive.
+        # The storage holds `part`, and `part` holds the map: this is what keeps memory alive.
         told = weakref.finalize(part, on_release)
         told.atexit = False  # the interpreter ends: nobody wants to hear of it
         return tensor

@@ -41,7 +41,7 @@ class ExampleBackend:
 
     # -- what every backend has ---------------------------------------------------------------------------------------
     def make_context(self, spec: ContextSpec) -> torch.Tensor:
-        """Encode the context tensor: the ranks and the heap bases are in it, where every backend has them."""
+        """Encode the context tensor: ranks and heap bases are where every backend has them."""
         self._timeout_ns = spec.timeout_ns
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
@@ -60,7 +60,8 @@ class ExampleBackend:
         from iris_example_backend import language
         from iris_example_backend.context import DeviceContext
 
-        return {**{name: getattr(language, name) for name in language.__all__}, "DeviceContext": DeviceContext}
+        functions = {name: getattr(language, name) for name in language.__all__}
+        return {**functions, "DeviceContext": DeviceContext}
 
     def compile_cases(self) -> Sequence[CompileCase]:
         """None: nothing is compiled, and there is no GPU to compile for."""

@@ -127,26 +127,28 @@ class TwoShotPlan:
         self.dtype = getattr(torch, request.dtype)
         self._context = context
         # half-precision numbers are summed in single precision and rounded once
-        self._sum_dtype = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+        is_half = self.dtype in (torch.float16, torch.bfloat16)
+        self._sum_dtype = torch.float32 if is_half else self.dtype
         self._combine: Any = _REDUCTIONS[request.options.get("reduction", "sum")]
         room = max(self.numel, 1)  # a tensor without elements has no address
         self._input, self._result = (context.empty(room, dtype=self.dtype) for _ in range(2))
-        self._inputs = [_of_rank(context, self._input, rank) for rank in range(context.num_ranks)]
-        self._results = [_of_rank(context, self._result, rank) for rank in range(context.num_ranks)]
+        ranks = range(context.num_ranks)
+        self._inputs = [_of_rank(context, self._input, rank) for rank in ranks]
+        self._results = [_of_rank(context, self._result, rank) for rank in ranks]
         per_rank = -(-self.numel // context.num_ranks)
         self._mine = slice(context.cur_rank * per_rank, (context.cur_rank + 1) * per_rank)
-        context.device_barrier()  # the first one sets up its flags, so it belongs here and not into `run`
+        context.device_barrier()  # the first one sets up its flags: not in `run`
 
     def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
-        """Do it once.  Two barriers are enough: nobody passes the first one before all have left the last launch."""
+        """Do it once.  None passes the first barrier before all have left the last launch."""
         self._input[: self.numel].copy_(inp.reshape(-1))
-        self._context.device_barrier()  # all inputs are there, and all have taken their results of the launch before
+        self._context.device_barrier()  # all inputs are there, all earlier results are taken
         total = self._inputs[0][self._mine].to(self._sum_dtype)
         for other in self._inputs[1:]:
             total = self._combine(total, other[self._mine])
         for result in self._results:
             result[self._mine] = total.to(result.dtype)
-        self._context.device_barrier()  # all slices are there, and nobody reads inputs any more
+        self._context.device_barrier()  # all slices are there, no input is read any more
         out.copy_(self._result[: self.numel].reshape(out.shape))
 
 

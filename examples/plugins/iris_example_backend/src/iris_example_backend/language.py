@@ -41,7 +41,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 def remote(pointer: Pointer, from_rank: int, to_rank: int, heap_bases: Pointer) -> Pointer:
     """Return the same place in to_rank's heap.
 
-    A heap has the same layout on every rank, so the place is as far from to_rank's base as it is from from_rank's.
+    A heap has the same layout on every rank, so the place is as far from to_rank's base as it
+    is from from_rank's.
 
     Raises:
         ArgumentError: no such rank.
