@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from iris_allocators.torch_ipc import TorchAllocator
 from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.testing.conformance import oracle
+from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
@@ -43,11 +42,6 @@ def make_torch(nbytes: int, rank: int = 0, world_size: int = 1, driver: FakeIpc 
     """An allocator "torch"."""
     request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
     return TorchAllocator(request, driver or FakeIpc(), as_bytes)
-
-
-def received(segments: Sequence[Segment]) -> list[Segment]:
-    """Segments as a peer receives them: with descriptors of its own."""
-    return [s if s.fd is None else dataclasses.replace(s, fd=os.dup(s.fd)) for s in segments]
 
 
 class ThreadWorld(fakes.ThreadWorld):

@@ -18,9 +18,10 @@ from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.plugin import member_problems
+from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
-from .cluster import CPU, nothing, received
+from .cluster import CPU, nothing
 from .fake_bindings import DEVICE, cuda_driver, hip_module
 from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
 

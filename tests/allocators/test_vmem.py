@@ -21,9 +21,10 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.testing import AllocatorConformance
+from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import Segment
 
-from .cluster import CPU, make, nothing, received
+from .cluster import CPU, make, nothing
 from .fake_driver import GRANULE, Expandable, FakeVmm
 
 NOTHING = (0, 0, 0, 0)
@@ -105,6 +106,7 @@ def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
     one.export()
     one.decommit(3 * GRANULE, GRANULE)
     assert len(made.descriptors() - before) == 3, "a descriptor goes with its memory"
+    one.exchanged()  # of what is gone again
     alone = made.allocator()
     alone.commit(0, GRANULE)
     assert [segment.fd for segment in alone.export()] == [None], "nobody to export to"

@@ -15,24 +15,6 @@ from iris_allocators.vmem.allocator import VmemAllocator
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
 from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
 
-KILLERS = {
-    "quiet-commit": ["peers_growth_is_announced"],
-    "loud-exchange": ["peers_growth_is_announced"],
-    "hasty-export": ["peers_growth_is_announced"],
-    "moving-peer": ["peers_growth_is_seen"],
-    "unsaid-rest": ["peers_growth_in_parts"],
-    "endless-export": ["peers_growth_in_parts"],
-    "copied-import": ["host_import_is_the_same_memory"],
-    "shifted-import": ["host_import_is_the_same_memory"],
-    "odd-extent": ["host_import_is_the_same_memory"],
-    "lost-import": ["host_import_is_found_again"],
-    "remembered-import": ["host_import_is_found_again"],
-    "silent-import": ["host_import_is_found_again"],
-    "credulous-import": ["host_import_refuses_other_memory"],
-    "unannounced-import": ["peers_import_is_seen"],
-}
-"""By mutant, whose class is called alike: the tests that are about its mistake."""
-
 
 class RightGrowing(VmemAllocator):
     """The allocator on a pretended device of its own."""
