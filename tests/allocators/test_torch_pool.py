@@ -96,34 +96,24 @@ def test_the_pool_lives_as_long_as_the_last_tensor():
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
-@table("rank, which", [(0, 1), (1, 2), (2, 1), (2, 2)])
-def test_no_access_to_one_peer_is_the_same_error_everywhere_and_no_handle_stays_open(made, rank, which):
-    """With which = k, this rank has opened k - 1 peers before."""
+@table("failing", [{0: 1}, {1: 2}, {2: 1}, {2: 2}, {0: 1, 2: 1}])
+def test_no_access_to_a_peer_is_the_same_error_everywhere_and_no_handle_stays_open(made, failing):
+    """By rank, which of its peers it cannot map, counted from 1; ranks that fail together are told together."""
     ranks = made.cluster(3, FakeIpc, opened=False, make=make_torch)
-    ranks.drivers[rank].fail_with = NO_PEER_ACCESS
-    ranks.drivers[rank].fail_next["ipc_open"] = which
+    for rank, which in failing.items():
+        ranks.drivers[rank].fail_with = NO_PEER_ACCESS
+        ranks.drivers[rank].fail_next["ipc_open"] = which
     errors = ranks.attempt(lambda heap: heap.open())
     assert [type(e) for e in errors] == [PeerAccessError] * 3
-    cause = str(errors[rank])
-    peer = [p for p in range(3) if p != rank][which - 1]
-    assert cause.startswith(f"rank {rank} could not map the heap of a peer: cpu cannot map the memory of rank {peer} ")
-    for part in ("PEER_ACCESS_UNSUPPORTED", "nvidia-smi topo -p2p r", "--ipc=host"):
-        assert part in cause
-    assert {str(e) for e in errors} == {cause}
-    assert ranks.counts[rank] == (which - 1,)
-
-
-def test_ranks_that_fail_together_are_told_together(made):
-    ranks = made.cluster(3, FakeIpc, opened=False, make=make_torch)
-    for rank in (0, 2):
-        ranks.drivers[rank].fail_next["ipc_open"] = 1
-    errors = ranks.attempt(lambda heap: heap.open())
-    assert [type(e) for e in errors] == [PeerAccessError] * 3
-    assert len({str(e) for e in errors}) == 1
-    one, two = str(errors[0]).splitlines()
-    assert one.startswith("rank 0 could not map the heap of a peer: cpu cannot map the memory of rank 1 (")
-    assert two.startswith("rank 2 could not map the heap of a peer: cpu cannot map the memory of rank 0 (")
-    assert str(errors[2].__cause__) in two
+    (told,) = {str(e) for e in errors}
+    for (rank, which), line in zip(failing.items(), told.splitlines(), strict=True):
+        peer = [p for p in range(3) if p != rank][which - 1]
+        start = f"rank {rank} could not map the heap of a peer: cpu cannot map the memory of rank {peer} (ipc_open"
+        assert line.startswith(start)
+        for part in ("PEER_ACCESS_UNSUPPORTED", "nvidia-smi topo -p2p r", "--ipc=host"):
+            assert part in line
+        assert str(errors[rank].__cause__) in line
+        assert ranks.counts[rank] == (which - 1,)
 
 
 def live_and_fail(number):

@@ -40,14 +40,21 @@ def imported(cluster, sources):
     return cluster.each(lambda heap: heap.as_symmetric(sources[heap.rank]))
 
 
+def read_alike(cluster, copies):
+    """Whether ranks read each other's bytes: of a tensor at an offset of each one's heap, (offset, tensor) by rank."""
+    return all(
+        oracle.read_bytes(cluster.heaps[reader].heap_bases[rank] + offset, tensor.nbytes) == tensor.numpy().tobytes()
+        for reader in copies
+        for rank, (offset, tensor) in copies.items()
+    )
+
+
 def seen_everywhere(cluster, *tensors_by_rank):
-    """Whether every rank reads every rank's bytes at the tensors' offsets of that rank's heap."""
+    """Whether every rank reads every rank's bytes at the tensors' offset, which is the same on all."""
     for tensors in tensors_by_rank:
-        for heap in cluster.heaps:
-            for rank, tensor in enumerate(tensors):
-                ptr = heap.translate(heap.heap_bases[heap.rank] + heap.offset_of(tensors[heap.rank]), heap.rank, rank)
-                if oracle.read_bytes(ptr, tensor.nbytes) != bytes(tensor.numpy().tobytes()):
-                    return False
+        (offset,) = set(cluster.offsets(tensors))
+        if not read_alike(cluster, {rank: (offset, tensor) for rank, tensor in enumerate(tensors)}):
+            return False
     return True
 
 
@@ -75,13 +82,6 @@ def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made):
     assert c.used == [3 * GRANULE] * 3
     assert [driver.counts()[1] for driver in c.drivers] == [9, 9, 9], "peers' mappings are gone as well"
     assert seen_everywhere(c, more, fill(c, 2))
-
-
-def test_allocating_in_what_is_there_does_not_communicate(made):
-    c = made.cluster(2, granule=4 * GRANULE, nbytes=16 * GRANULE)
-    _kept = [c.each(lambda heap: heap.allocate(1000, U8)) for _ in range(50)]
-    assert [world.num_segments for world in c.worlds] == [1, 1]
-    assert c.used == [4 * GRANULE] * 2
 
 
 def test_a_growth_with_many_pieces_goes_in_parts(made):
@@ -305,7 +305,7 @@ def test_a_view_whose_memory_holds_other_values_is_refused_by_every_allocator(ma
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 def regions_of(cluster, members, nbytes):
-    """A region of some ranks by rank, as (its offset, a tensor in it), or the error of a member."""
+    """A region of some ranks, (its offset, a tensor in it) by rank, or the error of a member."""
     hub = Hub(len(members))
     worlds = {member: ThreadWorld(hub, rank) for rank, member in enumerate(members)}
 
@@ -316,18 +316,8 @@ def regions_of(cluster, members, nbytes):
         tensor.fill_(10 * members[0] + heap.rank + 1)
         return offset, tensor
 
-    return cluster.attempt(take)
-
-
-def peers_read(cluster, members, results):
-    """Whether the members read each other's bytes."""
-    for reader in members:
-        bases = cluster.heaps[reader].heap_bases
-        for member in members:
-            offset, tensor = results[member]
-            if oracle.read_bytes(bases[member] + offset, tensor.nbytes) != bytes(tensor.numpy().tobytes()):
-                return False
-    return True
+    taken = cluster.attempt(take)
+    return {member: taken[member] for member in sorted(members)}
 
 
 def test_memory_of_groups_is_mapped_by_their_members_alone(made):
@@ -336,13 +326,13 @@ def test_memory_of_groups_is_mapped_by_their_members_alone(made):
     first = regions_of(c, groups[0], 2 * GRANULE + 5)
     assert c.used == [4 * GRANULE, GRANULE, 4 * GRANULE]
     regions = [first, *(regions_of(c, members, GRANULE) for members in groups[1:])]
-    places = [{region[member][0] // GRANULE for member in each} for region, each in zip(regions, groups, strict=True)]
+    places = [{offset // GRANULE for offset, _ in region.values()} for region in regions]
     assert places == [{13}, {12}, {11}]
     more = fill(c, 8)  # beyond the first limit
     errors = c.attempt(lambda heap: heap.allocate(3 * GRANULE, U8))
     assert [type(e) for e in errors] == [HeapExhaustedError] * 3
     c.barriers()
-    assert all(peers_read(c, members, region) for members, region in zip(groups, regions, strict=True))
+    assert all(read_alike(c, region) for region in regions)
     assert seen_everywhere(c, kept, more)
 
 
@@ -352,10 +342,9 @@ def test_memory_of_a_group_that_one_member_cannot_have_is_given_back_by_all(made
     kept = fill(c, 1)
     counts, descriptors = c.counts, made.descriptors()
     c.drivers[2].fail_next[name] = 1
-    one, stranger, two = regions_of(c, (0, 2), 2 * GRANULE)
-    assert stranger is None
+    one, two = regions_of(c, (0, 2), 2 * GRANULE).values()
     assert (type(one), type(two)) == (kind, kind)
     assert str(one).startswith("rank 2 could not")
     assert (c.counts, made.descriptors()) == (counts, descriptors)
-    assert peers_read(c, (0, 2), regions_of(c, (0, 2), 2 * GRANULE))
+    assert read_alike(c, regions_of(c, (0, 2), 2 * GRANULE))
     assert seen_everywhere(c, kept)
