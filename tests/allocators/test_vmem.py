@@ -1,5 +1,6 @@
 """The "vmem" allocator on a pretended driver: the conformance kit, every failure, existing tensors, the end."""
 
+import functools
 import gc
 import os
 import weakref
@@ -25,7 +26,7 @@ from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import Segment
 
 from .cluster import CPU, make, nothing
-from .fake_driver import GRANULE, Expandable, FakeVmm
+from .fake_driver import GRANULE, FakeVmm, make_importable
 
 NOTHING = (0, 0, 0, 0)
 
@@ -36,17 +37,8 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
     test_host_tensors_outlive_close = test_peers_in_other_processes = None
     plugin = pytest.fixture(lambda self: vmem)
     target = pytest.fixture(lambda self: CPU)
-
-    @pytest.fixture
-    def make_allocator(self):
-        return lambda nbytes, rank=0, world_size=1: make(nbytes, rank, world_size, granule=None)
-
-    @pytest.fixture
-    def make_importable(self):
-        def make_one(allocator, nbytes):  # over the border of two pieces
-            return Expandable(allocator._driver, GRANULE, GRANULE).tensor(GRANULE - 4096, (nbytes,), torch.uint8)
-
-        return make_one
+    make_allocator = pytest.fixture(lambda self: functools.partial(make, granule=None))
+    make_importable = pytest.fixture(lambda self: make_importable)
 
 
 # -- addresses and granules -------------------------------------------------------------------------------------------

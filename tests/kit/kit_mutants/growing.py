@@ -8,12 +8,11 @@ from __future__ import annotations
 import pathlib
 import sys
 
-import torch
-
 from iris_allocators.vmem.allocator import VmemAllocator
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
-from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
+from allocators.fake_driver import FakeVmm, as_bytes
+from allocators.fake_driver import make_importable as make_importable
 
 
 class RightGrowing(VmemAllocator):
@@ -21,11 +20,6 @@ class RightGrowing(VmemAllocator):
 
     def __init__(self, request):
         super().__init__(request, driver=FakeVmm(), as_bytes=as_bytes)
-
-
-def make_importable(allocator, nbytes):
-    """A tensor in memory that is made as torch's expandable segments are."""
-    return Expandable(allocator._driver, GRANULE, GRANULE).tensor(256, (nbytes,), torch.uint8)
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------
