@@ -53,32 +53,6 @@ def many_cycles(cycles):
         return before, figures(), oracle.mapped_bytes() - mapped
 
 
-class _Opened:
-    """A rank's heap on "vmem" in a real world of processes."""
-
-    def __init__(self, nbytes):
-        self.world = connect(None, 60.0)
-        self.rank, self.driver = self.world.rank, FakeVmm()
-        allocator = make(nbytes, self.rank, self.world.world_size, self.driver)
-        self.heap = SymmetricHeap(allocator, self.world)
-        self.heap.open()
-
-    def seen(self, tensor):
-        """The first and the last byte of every rank's copy of a tensor."""
-        offset, last = self.heap.offset_of(tensor), tensor.nbytes - 1
-        self.heap.barrier_agreement()
-        starts = [base + offset for base in self.heap.heap_bases]
-        ends = [(oracle.read_bytes(at, 1) + oracle.read_bytes(at + last, 1)).hex() for at in starts]
-        self.heap.barrier_agreement()
-        return ends
-
-    def close(self):
-        self.world.barrier()
-        self.heap.close()
-        gc.collect()
-        self.world.close()
-
-
 def short_of_descriptors(rooms):
     """Rank 1 may open only so many more files while the heap grows; then it shrinks, and a tensor is imported.
 
@@ -87,15 +61,26 @@ def short_of_descriptors(rooms):
     The pretended driver takes a descriptor for every piece of memory, so with more and more room the failure moves from
     the own memory over its export and the sockets to what peers send and its import.
     """
-    ctx = _Opened(64 * GRANULE)
-    heap, rank = ctx.heap, ctx.rank
+    world, driver = connect(None, 60.0), FakeVmm()
+    rank = world.rank
+    heap = SymmetricHeap(make(64 * GRANULE, rank, world.world_size, driver), world)
+    heap.open()
+
+    def ends(tensor):
+        """The first and the last byte of every rank's copy of a tensor."""
+        heap.barrier_agreement()
+        starts = [base + heap.offset_of(tensor) for base in heap.heap_bases]
+        read = [(oracle.read_bytes(at, 1) + oracle.read_bytes(at + tensor.nbytes - 1, 1)).hex() for at in starts]
+        heap.barrier_agreement()
+        return read
+
     kept = heap.allocate(GRANULE, U8).fill_(1 + rank)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     gc.collect()  # what an earlier test has left
     highest, plugs = max(int(name) for name in os.listdir("/proc/self/fd")), [os.dup(1)]
     while plugs[-1] <= highest:  # free numbers below the highest would be more room than is meant
         plugs.append(os.dup(1))
-    before, counts = oracle.open_descriptors(), ctx.driver.counts()
+    before, counts = oracle.open_descriptors(), driver.counts()
     errors = []
     for room in rooms:
         if rank == 1:
@@ -110,24 +95,27 @@ def short_of_descriptors(rooms):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         left = oracle.open_descriptors() - before  # what an earlier test has left may go at any time
-        assert (left, ctx.driver.counts()) == (set(), counts), room
+        assert (left, driver.counts()) == (set(), counts), room
     for plug in plugs:
         os.close(plug)
-    seen = [ctx.seen(kept)]
-    right = (rank + 1) % ctx.world.world_size  # a peer writes, the owner sees it
+    seen = [ends(kept)]
+    right = (rank + 1) % world.world_size  # a peer writes, the owner sees it
     oracle.write_bytes(heap.heap_bases[right] + heap.offset_of(more), bytes([64 + rank]))
     heap.barrier_agreement()
     seen.append(more[0].item())
     heap.free(more)
     for _ in range(2):
         heap.barrier_agreement()
-    seen.append((ctx.driver.used // GRANULE, ctx.driver.counts()[1]))
-    external = Expandable(ctx.driver, 2 * GRANULE, GRANULE)
+    seen.append((driver.used // GRANULE, driver.counts()[1]))
+    external = Expandable(driver, 2 * GRANULE, GRANULE)
     source = external.tensor(GRANULE, (GRANULE // 4,)).view(U8)
     shared = heap.as_symmetric(source)
     source.fill_(48 + rank)
-    seen.append(ctx.seen(shared))
+    seen.append(ends(shared))
     del kept, more, shared, source
-    ctx.close()
+    world.barrier()
+    heap.close()
+    gc.collect()
+    world.close()
     external.close()
-    return errors, seen, (ctx.driver.counts(), [name for name in oracle.open_descriptors() if "fake-vmm" in name])
+    return errors, seen, (driver.counts(), [name for name in oracle.open_descriptors() if "fake-vmm" in name])
