@@ -1,23 +1,18 @@
 """Rank processes import the modules of this folder by name."""
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 
 from iris_core.testing import RankPool
 
+from .cluster import Made
+
 
 @pytest.fixture(scope="package")
 def pool():
-    root = str(Path(__file__).parents[2])
-    sys.path.append(root)
-    try:
-        with RankPool(timeout_s=300.0) as pool:
-            yield pool
-    finally:
-        sys.path.remove(root)
+    with RankPool(timeout_s=300.0) as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +21,11 @@ def little_garbage():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def made():
+    """Makes allocators and ranks, which must have left nothing after the test."""
+    made = Made()
+    yield made
+    made.finish()

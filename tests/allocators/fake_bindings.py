@@ -17,8 +17,9 @@ from iris_core.errors import DriverError
 from .fake_driver import INVALID
 
 if TYPE_CHECKING:
-    from .fake_driver import FakeVmm
-    from .fake_ipc import FakeIpc
+    from collections.abc import Callable
+
+    from .fake_driver import FakeIpc, FakeVmm
 
 DEVICE = 3
 CONTEXT = "primary context"
@@ -58,234 +59,202 @@ class _CudaIpcHandle:
         self._reserved = bytes(value)
 
 
-class _HipIpcHandle:
-    """Has an address, where the driver writes."""
+class _InMemory(_Structure):
+    """A structure of HIP's with an address: where an IPC handle is, and the kind of handle behind `type`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.memory = (ctypes.c_char * 64)()
 
     def __int__(self) -> int:
         return ctypes.addressof(self.memory)
 
 
-class _HipProperties(_Structure):
-    """Has an address, where the kind of handle is written behind the first four bytes."""
+def _returns_codes(codes: type[enum.IntEnum], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn a function that raises DriverError into one that returns (code, value ...)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = (ctypes.c_uint32 * 8)()
+    def call(*args: Any) -> tuple[Any, ...]:
+        try:
+            value = function(*args)
+        except DriverError as e:
+            return codes(e.code), None
+        return (codes(0), *(value if isinstance(value, tuple) else () if value is None else (value,)))
 
-    def __int__(self) -> int:
-        return ctypes.addressof(self.memory)
-
-
-def _enum(name: str, **members: int) -> type[enum.IntEnum]:
-    return enum.IntEnum(name, members)
-
-
-def _results(codes: type[enum.IntEnum]) -> Any:
-    """Turns a function that raises DriverError into one that returns (code, value ...)."""
-
-    def wrap(name: str, function: Any) -> Any:
-        def call(*args: Any) -> tuple[Any, ...]:
-            try:
-                value = function(*args)
-            except DriverError as e:
-                return codes(e.code), None
-            return (codes(0), *(value if isinstance(value, tuple) else () if value is None else (value,)))
-
-        call.__name__ = name
-        return call
-
-    return wrap
+    call.__name__ = name
+    return call
 
 
-def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
-    """cuda.bindings.driver on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
-    m = types.ModuleType("cuda.bindings.driver")
-    codes = _enum("CUresult", CUDA_SUCCESS=0, CUDA_ERROR_INVALID_VALUE=1, CUDA_ERROR_OUT_OF_MEMORY=2, UNSUPPORTED=801)
-    current: list[Any] = []
-    m.CUresult = codes
-    m.CUmemAllocationHandleType = _enum("CUmemAllocationHandleType", CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1)
-    m.CUmemLocationType = _enum("CUmemLocationType", CU_MEM_LOCATION_TYPE_DEVICE=1)
-    m.CUmemAllocationType = _enum("CUmemAllocationType", CU_MEM_ALLOCATION_TYPE_PINNED=1)
-    m.CUmemAccess_flags = _enum("CUmemAccess_flags", CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
-    m.CUmemAllocationGranularity_flags = _enum("Granularity", CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
-    m.CUdevice_attribute = _enum(
-        "CUdevice_attribute",
-        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED=102,
-        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED=103,
-    )
-    m.CUmemLocation, m.CUmemAllocationProp, m.CUmemAccessDesc = types.SimpleNamespace, _Structure, _Structure
+def _only(current: list[Any], wanted: list[Any]) -> Callable[..., Any]:
+    """A decorator: what is current must be what is wanted, at a call."""
 
-    def check_location(location: Any) -> None:
-        assert (location.type, location.id) == (1, DEVICE)
-
-    def check_properties(properties: Any) -> None:
-        assert (properties.type, properties.requestedHandleTypes) == (1, 1)
-        check_location(properties.location)
-
-    def create(nbytes: int, properties: Any, flags: int) -> Handle:
-        check_properties(properties)
-        return Handle(vmm.create(nbytes))
-
-    def granularity(properties: Any, option: Any) -> int:
-        check_properties(properties)
-        assert option == 0
-        return vmm.granularity()
-
-    def set_access(ptr: int, nbytes: int, descriptions: list[Any], count: int) -> None:
-        (description,) = descriptions
-        assert (count, description.flags) == (1, 3)
-        check_location(description.location)
-        vmm.set_access(ptr, nbytes)
-
-    def in_context(function: Any) -> Any:
-        def call(*args: Any) -> Any:
-            assert current == [CONTEXT], "a context is needed, and no more than one pushed"
-            return function(*args)
-
-        return call
-
-    functions = {
-        "cuInit": lambda flags: None,
-        "cuDeviceGet": lambda index: index,
-        "cuDeviceGetAttribute": lambda attribute, device: attributes.get(attribute.name, 1),
-        "cuDevicePrimaryCtxRetain": lambda device: CONTEXT if device == DEVICE else None,
-        "cuCtxPushCurrent": lambda context: current.append(context),
-        "cuCtxPopCurrent": lambda: current.pop(),
-        "cuCtxSynchronize": in_context(vmm.synchronize),
-        "cuMemGetAllocationGranularity": granularity,
-        "cuMemAddressReserve": lambda nbytes, alignment, addr, flags: Handle(vmm.reserve(nbytes, alignment)),
-        "cuMemAddressFree": vmm.unreserve,
-        "cuMemCreate": create,
-        "cuMemRelease": vmm.release,
-        "cuMemMap": lambda ptr, nbytes, offset, handle, flags: vmm.map(ptr, nbytes, handle),
-        "cuMemUnmap": vmm.unmap,
-        "cuMemSetAccess": set_access,
-        "cuMemExportToShareableHandle": lambda handle, kind, flags: vmm.export_fd(handle),
-        "cuMemImportFromShareableHandle": lambda fd, kind: Handle(vmm.import_fd(fd)),
-        "cuMemRetainAllocationHandle": lambda ptr: Handle(vmm.retain(ptr)),
-        "cuMemGetAddressRange": in_context(vmm.address_range),
-        "cuMemGetInfo": in_context(vmm.memory_info),
-    }
-    if ipc is not None:
-
-        def get_handle(ptr: int) -> _CudaIpcHandle:
-            handle = _CudaIpcHandle()
-            handle.reserved = ipc.ipc_export(ptr)
-            return handle
-
-        def open_handle(handle: _CudaIpcHandle, flags: int) -> Handle:
-            assert flags == 1
-            return Handle(ipc.ipc_open(handle.reserved))
-
-        m.CUipcMemHandle = _CudaIpcHandle
-        m.CUipcMem_flags = _enum("CUipcMem_flags", CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
-        functions |= {
-            "cuMemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
-            "cuIpcGetMemHandle": get_handle,
-            "cuIpcOpenMemHandle": open_handle,
-            "cuIpcCloseMemHandle": ipc.ipc_close,
-        }
-    wrap = _results(codes)
-    for name, function in functions.items():
-        setattr(m, name, wrap(name, function))
-    return m
-
-
-def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
-    """hip-python's `hip.hip` on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
-    m = types.ModuleType("hip.hip")
-    codes = _enum("hipError_t", hipSuccess=0, hipErrorInvalidValue=1, hipErrorOutOfMemory=2, hipErrorNotSupported=801)
-    current = [0]
-    m.hipError_t = codes
-    m.hipMemAllocationHandleType = _enum("HandleType", hipMemHandleTypePosixFileDescriptor=1)
-    m.hipMemLocationType = _enum("LocationType", hipMemLocationTypeDevice=1)
-    m.hipMemAllocationType = _enum("AllocationType", hipMemAllocationTypePinned=1)
-    m.hipMemAccessFlags = _enum("AccessFlags", hipMemAccessFlagsProtReadWrite=3)
-    m.hipMemAllocationGranularity_flags = _enum("Granularity", hipMemAllocationGranularityMinimum=0)
-    m.hipDeviceAttribute_t = _enum("Attribute", hipDeviceAttributeVirtualMemoryManagementSupported=89)
-    m.hipMemAllocationProp, m.hipMemAccessDesc = _HipProperties, _Structure
-
-    def check_properties(properties: Any) -> None:
-        assert properties.type == 1
-        assert list(properties.memory)[1] == 1
-        assert (properties.location.type, properties.location.id) == (1, DEVICE)
-
-    def create(nbytes: int, properties: Any, flags: int) -> Handle:
-        check_properties(properties)
-        return Handle(vmm.create(nbytes))
-
-    def granularity(properties: Any, option: Any) -> int:
-        check_properties(properties)
-        return vmm.granularity()
-
-    def set_access(ptr: int, nbytes: int, description: Any, count: int) -> None:
-        assert (count, description.flags) == (1, 3)
-        assert (description.location.type, description.location.id) == (1, DEVICE)
-        if not vmm.takes_any_size:
-            sums = itertools.accumulate(vmm.sizes_in_reservation(ptr))
-            if nbytes not in sums:
-                vmm.calls.append("refused")
-                raise DriverError("set_access", *INVALID)
-        vmm.set_access(ptr, nbytes)
-
-    def export(out: int, handle: int, kind: Any, flags: int) -> None:
-        ctypes.c_int.from_address(out).value = vmm.export_fd(handle)
-
-    def on_device(function: Any) -> Any:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            assert current == [DEVICE]
+            assert current == wanted, "a context is needed, and no more than one pushed"
             return function(*args)
 
         return call
+
+    return decorate
+
+
+def _common(vmm: FakeVmm, check: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
+    """What both vendors call the same but for a prefix; `check` looks at the properties of memory."""
+
+    def create(nbytes: int, properties: Any, flags: int) -> Handle:
+        check(properties)
+        return Handle(vmm.create(nbytes))
+
+    def granularity(properties: Any, option: Any) -> int:
+        check(properties)
+        assert option == 0
+        return vmm.granularity()
 
     def range_of(ptr: int) -> tuple[Handle, int]:
         base, nbytes = vmm.address_range(ptr)
         return Handle(base), nbytes
 
-    functions = {
-        "hipDeviceGetAttribute": lambda attribute, index: attributes.get(attribute.name, 1),
-        "hipGetDevice": lambda: current[0],
-        "hipSetDevice": lambda index: current.__setitem__(0, index),
-        "hipDeviceSynchronize": on_device(vmm.synchronize),
-        "hipMemGetAllocationGranularity": granularity,
-        "hipMemAddressReserve": lambda nbytes, alignment, addr, flags: Handle(vmm.reserve(nbytes, alignment)),
-        "hipMemAddressFree": vmm.unreserve,
-        "hipMemCreate": on_device(create),
-        "hipMemRelease": vmm.release,
-        "hipMemMap": lambda ptr, nbytes, offset, handle, flags: vmm.map(ptr, nbytes, handle),
-        "hipMemUnmap": vmm.unmap,
-        "hipMemSetAccess": set_access,
-        "hipMemExportToShareableHandle": export,
-        "hipMemImportFromShareableHandle": on_device(lambda fd, kind: Handle(vmm.import_fd(fd))),
-        "hipMemRetainAllocationHandle": lambda ptr: Handle(vmm.retain(ptr)),
-        "hipMemGetAddressRange": range_of,
-        "hipMemGetInfo": on_device(vmm.memory_info),
+    return {
+        "MemGetAllocationGranularity": granularity,
+        "MemAddressReserve": lambda nbytes, alignment, addr, flags: Handle(vmm.reserve(nbytes, alignment)),
+        "MemAddressFree": vmm.unreserve,
+        "MemCreate": create,
+        "MemRelease": vmm.release,
+        "MemMap": lambda ptr, nbytes, offset, handle, flags: vmm.map(ptr, nbytes, handle),
+        "MemUnmap": vmm.unmap,
+        "MemImportFromShareableHandle": lambda fd, kind: Handle(vmm.import_fd(fd)),
+        "MemRetainAllocationHandle": lambda ptr: Handle(vmm.retain(ptr)),
+        "MemGetAddressRange": range_of,
+        "MemGetInfo": vmm.memory_info,
     }
-    if ipc is not None:
 
-        def get_handle(ptr: int) -> _HipIpcHandle:
-            assert ptr == ipc.address_range(ptr)[0], "HIP takes the beginning of an allocation only"
-            handle = _HipIpcHandle()
-            handle.memory.raw = ipc.ipc_export(ptr)
-            return handle
 
-        def open_handle(handle: _HipIpcHandle, flags: int) -> Handle:
-            assert flags == 1
-            return Handle(ipc.ipc_open(handle.memory.raw))
+def _of_ipc(ipc: FakeIpc, get: Any, content: Callable[[Any], bytes]) -> dict[str, Callable[..., Any]]:
+    def open_handle(handle: Any, flags: int) -> Handle:
+        assert flags == 1
+        return Handle(ipc.ipc_open(content(handle)))
 
-        m.hipIpcMemHandle_st = _HipIpcHandle
-        m.HIP_IPC_HANDLE_SIZE, m.hipIpcMemLazyEnablePeerAccess = 64, 1
-        functions |= {
-            "hipMemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
-            "hipIpcGetMemHandle": get_handle,
-            "hipIpcOpenMemHandle": open_handle,
-            "hipIpcCloseMemHandle": ipc.ipc_close,
-        }
-    wrap = _results(codes)
-    for name, function in functions.items():
-        setattr(m, name, wrap(name, function))
+    return {
+        "MemGetAddressRange": lambda ptr: tuple(map(Handle, ipc.address_range(ptr))),
+        "IpcGetMemHandle": get,
+        "IpcOpenMemHandle": open_handle,
+        "IpcCloseMemHandle": ipc.ipc_close,
+    }
+
+
+def _module(name: str, prefix: str, codes: tuple[str, ...], functions: dict[str, Any], **enums: Any) -> Any:
+    """A module of functions that return codes, called 0, 1, 2 and 801, and of enumerations."""
+    m = types.ModuleType(name)
+    result = enum.IntEnum(codes[0], dict(zip(codes[1:], (0, 1, 2, 801), strict=True)))
+    setattr(m, codes[0], result)
+    for kind, members in enums.items():
+        setattr(m, kind, enum.IntEnum(kind, members))
+    for each, function in functions.items():
+        setattr(m, prefix + each, _returns_codes(result, prefix + each, function))
+    return m
+
+
+def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+    """cuda.bindings.driver on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
+    current: list[Any] = []
+    in_context = _only(current, [CONTEXT])
+
+    def check(properties: Any) -> None:
+        assert (properties.type, properties.requestedHandleTypes) == (1, 1)
+        assert (properties.location.type, properties.location.id) == (1, DEVICE)
+
+    def set_access(ptr: int, nbytes: int, descriptions: list[Any], count: int) -> None:
+        (description,) = descriptions
+        assert (count, description.flags) == (1, 3)
+        assert (description.location.type, description.location.id) == (1, DEVICE)
+        vmm.set_access(ptr, nbytes)
+
+    def get_handle(ptr: int) -> _CudaIpcHandle:
+        handle = _CudaIpcHandle()
+        handle.reserved = ipc.ipc_export(ptr)
+        return handle
+
+    functions = _common(vmm, check) | {
+        "Init": lambda flags: None,
+        "DeviceGet": lambda index: index,
+        "DeviceGetAttribute": lambda attribute, device: attributes.get(attribute.name, 1),
+        "DevicePrimaryCtxRetain": lambda device: CONTEXT if device == DEVICE else None,
+        "CtxPushCurrent": lambda context: current.append(context),
+        "CtxPopCurrent": lambda: current.pop(),
+        "CtxSynchronize": in_context(vmm.synchronize),
+        "MemSetAccess": set_access,
+        "MemExportToShareableHandle": lambda handle, kind, flags: vmm.export_fd(handle),
+    }
+    functions |= {name: in_context(functions[name]) for name in ("MemGetAddressRange", "MemGetInfo")}
+    functions |= {} if ipc is None else _of_ipc(ipc, get_handle, lambda handle: handle.reserved)
+    error = "CUDA_ERROR_"
+    codes = "CUresult", "CUDA_SUCCESS", f"{error}INVALID_VALUE", f"{error}OUT_OF_MEMORY", f"{error}NOT_SUPPORTED"
+    m = _module(
+        "cuda.bindings.driver", "cu", codes, functions,
+        CUmemAllocationHandleType={"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": 1},
+        CUmemLocationType={"CU_MEM_LOCATION_TYPE_DEVICE": 1},
+        CUmemAllocationType={"CU_MEM_ALLOCATION_TYPE_PINNED": 1},
+        CUmemAccess_flags={"CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3},
+        CUmemAllocationGranularity_flags={"CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0},
+        CUipcMem_flags={"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS": 1},
+        CUdevice_attribute={
+            "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 102,
+            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 103,
+        },
+    )  # fmt: skip
+    m.CUmemLocation, m.CUmemAllocationProp, m.CUmemAccessDesc = types.SimpleNamespace, _Structure, _Structure
+    m.CUipcMemHandle = _CudaIpcHandle
+    return m
+
+
+def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+    """hip-python's `hip.hip` on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
+    current = [0]
+    on_device = _only(current, [DEVICE])
+
+    def check(properties: Any) -> None:
+        assert properties.type == 1
+        assert (ctypes.c_uint32 * 2).from_buffer(properties.memory)[1] == 1
+        assert (properties.location.type, properties.location.id) == (1, DEVICE)
+
+    def set_access(ptr: int, nbytes: int, description: Any, count: int) -> None:
+        assert (count, description.flags) == (1, 3)
+        assert (description.location.type, description.location.id) == (1, DEVICE)
+        if not vmm.takes_any_size and nbytes not in itertools.accumulate(vmm.sizes_in_reservation(ptr)):
+            vmm.calls.append("refused")
+            raise DriverError("set_access", *INVALID)
+        vmm.set_access(ptr, nbytes)
+
+    def export(out: int, handle: int, kind: Any, flags: int) -> None:
+        ctypes.c_int.from_address(out).value = vmm.export_fd(handle)
+
+    def get_handle(ptr: int) -> _InMemory:
+        assert ptr == ipc.address_range(ptr)[0], "HIP takes the beginning of an allocation only"
+        handle = _InMemory()
+        handle.memory.raw = ipc.ipc_export(ptr)
+        return handle
+
+    functions = _common(vmm, check) | {
+        "DeviceGetAttribute": lambda attribute, index: attributes.get(attribute.name, 1),
+        "GetDevice": lambda: current[0],
+        "SetDevice": lambda index: current.__setitem__(0, index),
+        "DeviceSynchronize": on_device(vmm.synchronize),
+        "MemSetAccess": set_access,
+        "MemExportToShareableHandle": export,
+    }
+    needing = "MemCreate", "MemImportFromShareableHandle", "MemGetInfo"
+    functions |= {name: on_device(functions[name]) for name in needing}
+    functions |= {} if ipc is None else _of_ipc(ipc, get_handle, lambda handle: handle.memory.raw)
+    codes = "hipError_t", "hipSuccess", "hipErrorInvalidValue", "hipErrorOutOfMemory", "hipErrorNotSupported"
+    m = _module(
+        "hip.hip", "hip", codes, functions,
+        hipMemAllocationHandleType={"hipMemHandleTypePosixFileDescriptor": 1},
+        hipMemLocationType={"hipMemLocationTypeDevice": 1},
+        hipMemAllocationType={"hipMemAllocationTypePinned": 1},
+        hipMemAccessFlags={"hipMemAccessFlagsProtReadWrite": 3},
+        hipMemAllocationGranularity_flags={"hipMemAllocationGranularityMinimum": 0},
+        hipDeviceAttribute_t={"hipDeviceAttributeVirtualMemoryManagementSupported": 89},
+    )  # fmt: skip
+    m.hipMemAllocationProp, m.hipMemAccessDesc, m.hipIpcMemHandle_st = _InMemory, _Structure, _InMemory
+    m.HIP_IPC_HANDLE_SIZE, m.hipIpcMemLazyEnablePeerAccess = 64, 1
     return m

@@ -1,15 +1,19 @@
-"""Virtual memory management without a GPU: addresses are real, physical memory is a memfd, and everything is counted.
+"""GPU drivers without a GPU: addresses are real, physical memory is a memfd, and everything is counted.
 
-It does what the driver promises and refuses what the driver refuses, so the allocator's protocol can be tested on any
-machine, also between processes: descriptors are real, and memory that is not accessible yet cannot be read.
+They do what drivers promise and refuse what drivers refuse, so that protocols can be tested anywhere, also between
+processes: descriptors are real, and memory that is not accessible yet cannot be read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
+import struct
 import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +24,15 @@ if TYPE_CHECKING:
     from iris_allocators.ranges import Range
 
 GRANULE = 64 << 10
+INVALID = 1, "CUDA_ERROR_INVALID_VALUE"
+OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY"
+NO_PEER_ACCESS = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
+NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED"
+ORIGIN = 4096
+"""Where the one allocation that `FakeIpc` pretends begins."""
+
 _NONE, _READ_WRITE = 0, 3
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -30,58 +40,22 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
-INVALID, OUT_OF_MEMORY, NOT_SUPPORTED = (
-    (1, "CUDA_ERROR_INVALID_VALUE"),
-    (2, "CUDA_ERROR_OUT_OF_MEMORY"),
-    (801, "CUDA_ERROR_NOT_SUPPORTED"),
-)
 
-
-class _Memory:
-    """Physical memory: gone when its last handle and its last mapping are."""
-
-    def __init__(self, fd: int, nbytes: int, charged: int) -> None:
-        self.fd = fd
-        self.nbytes = nbytes
-        self.charged = charged  # what it takes of this device
-        self.references = 0
-
-
-class FakeVmm:
-    """Implements `VmmDriver` on host memory.
-
-    Args:
-        total: bytes of the pretended device.
+class Faulty:
+    """Counts its calls, and fails where it is told to.
 
     Attributes:
         calls: names of the calls so far.
         fail_at: the number of the call that fails, counted from 1; None for none.
         fail_next: by name, how many calls from now on the failing one comes; 1 is the next.
-        fail_with: how it fails.
-        exportable: whether memory can be exported.
-        takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
-            sum of the reservation's first so many mappings, in their order here.
+        fail_with: code and name of the failure.
     """
 
-    def __init__(self, total: int = 1 << 40) -> None:
-        self.total = total
-        self.used = 0
+    def __init__(self) -> None:
         self.calls: list[str] = []
         self.fail_at: int | None = None
         self.fail_next: dict[str, int] = {}
         self.fail_with = NOT_SUPPORTED
-        self.exportable = True
-        self.takes_any_size = True
-        self.busy = False
-        self._numbers = itertools.count(1000)
-        self._handles: dict[int, list[Any]] = {}  # handle -> [memory, references to the handle]
-        self._mappings: dict[int, tuple[int, int]] = {}  # address -> (size, handle)
-        self._memory_of: dict[int, _Memory] = {}  # address -> what is mapped there
-        self._reserved: dict[int, tuple[int, int, int]] = {}  # address -> (size, what was mapped, its size)
-
-    def counts(self) -> tuple[int, int, int, int]:
-        """Handles, mappings, reservations, and bytes of the device that are in use."""
-        return sum(n for _, n in self._handles.values()), len(self._mappings), len(self._reserved), self.used
 
     def _enter(self, name: str) -> None:
         self.calls.append(name)
@@ -91,9 +65,81 @@ class FakeVmm:
             self.fail_next.pop(name, None)
             raise DriverError(name, *self.fail_with)
 
-    def _check(self, name: str, holds: bool, why: tuple[int, str] = INVALID) -> None:
+    def _check(self, holds: bool, why: tuple[int, str] = INVALID) -> None:
         if not holds:
-            raise DriverError(name, *why)
+            raise DriverError(self.calls[-1], *why)
+
+
+class FakeIpc(Faulty):
+    """Implements `IpcDriver`: a handle opens at the address that it stands for, because ranks are in one process."""
+
+    _HANDLE, _MAGIC = struct.Struct("<8sQ48x"), b"ipc-fake"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: Counter[int] = Counter()
+
+    def address_range(self, ptr: int) -> tuple[int, int]:
+        self._enter("address_range")
+        return ORIGIN, 1 << 48
+
+    def ipc_export(self, ptr: int) -> bytes:
+        self._enter("ipc_export")
+        return self._HANDLE.pack(self._MAGIC, ORIGIN)
+
+    def ipc_open(self, handle: bytes) -> int:
+        self._enter("ipc_open")
+        magic, origin = self._HANDLE.unpack(handle)
+        self._check(magic == self._MAGIC)
+        self.opened[origin] += 1
+        return int(origin)
+
+    def ipc_close(self, base_ptr: int) -> None:
+        self._enter("ipc_close")
+        self._check(self.opened[base_ptr] > 0)
+        self.opened[base_ptr] -= 1
+
+    def counts(self) -> tuple[int]:
+        """Handles that are open."""
+        return (self.opened.total(),)
+
+
+@dataclass
+class _Memory:
+    """Physical memory: gone when its last handle and its last mapping are."""
+
+    fd: int
+    nbytes: int
+    charged: int  # what it takes of this device
+    handles: int = 1
+    mappings: int = 0
+
+
+class FakeVmm(Faulty):
+    """Implements `VmmDriver` on host memory.
+
+    Attributes:
+        total: bytes of the pretended device.
+        exportable: whether memory can be exported.
+        takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
+            sum of the reservation's first so many mappings, in their order here.
+        busy: whether a kernel runs.
+    """
+
+    def __init__(self, total: int = 1 << 40) -> None:
+        super().__init__()
+        self.total = total
+        self.used = 0
+        self.exportable = self.takes_any_size = True
+        self.busy = False
+        self._numbers = itertools.count(1000)
+        self._memory: dict[int, _Memory] = {}  # by handle
+        self._mappings: dict[int, tuple[int, int]] = {}  # address -> (size, handle)
+        self._reserved: dict[int, tuple[int, int, int]] = {}  # address -> (size, what was mapped, its size)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Handles, mappings, reservations, and bytes of the device that are in use."""
+        return sum(each.handles for each in self._memory.values()), len(self._mappings), len(self._reserved), self.used
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def granularity(self) -> int:
@@ -102,26 +148,26 @@ class FakeVmm:
 
     def reserve(self, nbytes: int, alignment: int) -> int:
         self._enter("reserve")
-        self._check("reserve", nbytes % GRANULE == 0 and nbytes < 1 << 46, OUT_OF_MEMORY)
+        self._check(nbytes % GRANULE == 0 and nbytes < 1 << 46, OUT_OF_MEMORY)
         size = nbytes + alignment
         ptr = _libc.mmap(None, size, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
-        self._check("reserve", ptr != _FAILED, OUT_OF_MEMORY)
+        self._check(ptr != _FAILED, OUT_OF_MEMORY)
         base = -(-ptr // alignment) * alignment
         self._reserved[base] = nbytes, ptr, size
         return base
 
     def unreserve(self, ptr: int, nbytes: int) -> None:
         self._enter("unreserve")
-        self._check("unreserve", self._reserved.get(ptr, (0,))[0] == nbytes)
-        self._check("unreserve", not any(ptr <= at < ptr + nbytes for at in self._mappings))
+        self._check(self._reserved.get(ptr, (0,))[0] == nbytes)
+        self._check(not any(ptr <= at < ptr + nbytes for at in self._mappings))
         _, mapped, size = self._reserved.pop(ptr)
         assert _libc.munmap(mapped, size) == 0
 
     # -- physical memory ----------------------------------------------------------------------------------------------
     def create(self, nbytes: int) -> int:
         self._enter("create")
-        self._check("create", nbytes > 0 and nbytes % GRANULE == 0)
-        self._check("create", self.used + nbytes <= self.total, OUT_OF_MEMORY)
+        self._check(nbytes > 0 and nbytes % GRANULE == 0)
+        self._check(self.used + nbytes <= self.total, OUT_OF_MEMORY)
         fd = os.memfd_create("fake-vmm")
         os.ftruncate(fd, nbytes)
         self.used += nbytes
@@ -129,61 +175,54 @@ class FakeVmm:
 
     def release(self, handle: int) -> None:
         self._enter("release")
-        self._check("release", handle in self._handles)
-        entry = self._handles[handle]
-        entry[1] -= 1
-        self._let_go(entry[0])
-        if entry[1] == 0:
-            del self._handles[handle]
+        self._held(handle).handles -= 1
+        self._let_go(handle)
 
     def retain(self, ptr: int) -> int:
         self._enter("retain")
         handle = self._mapping(ptr)[2]
-        memory = self._memory_of[self._mapping(ptr)[0]]
-        entry = self._handles.setdefault(handle, [memory, 0])  # the mapping keeps the number when it was released
-        entry[1] += 1
-        memory.references += 1
+        self._memory[handle].handles += 1
         return handle
 
     def export_fd(self, handle: int) -> int:
         self._enter("export_fd")
-        self._check("export_fd", handle in self._handles)
-        self._check("export_fd", self.exportable, NOT_SUPPORTED)
-        return os.dup(self._handles[handle][0].fd)
+        self._check(self.exportable, NOT_SUPPORTED)
+        return os.dup(self._held(handle).fd)
 
     def import_fd(self, fd: int) -> int:
         self._enter("import_fd")
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
+    def memory_info(self) -> tuple[int, int]:
+        self._enter("memory_info")
+        return self.total - self.used, self.total
+
     # -- mappings -----------------------------------------------------------------------------------------------------
     def map(self, ptr: int, nbytes: int, handle: int) -> None:
         self._enter("map")
-        self._check("map", handle in self._handles)
-        memory = self._handles[handle][0]
-        self._check("map", ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)
-        inside = any(base <= ptr and ptr + nbytes <= base + size for base, (size, _, _) in self._reserved.items())
-        free = all(at + size <= ptr or ptr + nbytes <= at for at, (size, _) in self._mappings.items())
-        self._check("map", inside and free)
+        memory = self._held(handle)
+        self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)
+        self._check(any(base <= ptr and ptr + nbytes <= base + size for base, (size, _, _) in self._reserved.items()))
+        self._check(all(at + size <= ptr or ptr + nbytes <= at for at, (size, _) in self._mappings.items()))
         assert _libc.mmap(ptr, nbytes, _NONE, _SHARED | _FIXED, memory.fd, 0) == ptr
         self._mappings[ptr] = nbytes, handle
-        memory.references += 1
-        self._memory_of[ptr] = memory
+        memory.mappings += 1
 
     def unmap(self, ptr: int, nbytes: int) -> None:
         self._enter("unmap")
-        self._check("unmap", self._mappings.get(ptr, (0,))[0] == nbytes)
-        flags = _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED
-        assert _libc.mmap(ptr, nbytes, _NONE, flags, -1, 0) == ptr
-        del self._mappings[ptr]
-        self._let_go(self._memory_of.pop(ptr))
+        self._check(self._mappings.get(ptr, (0,))[0] == nbytes)
+        assert _libc.mmap(ptr, nbytes, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED, -1, 0) == ptr
+        _, handle = self._mappings.pop(ptr)
+        self._memory[handle].mappings -= 1
+        self._let_go(handle)
 
     def set_access(self, ptr: int, nbytes: int) -> None:
         self._enter("set_access")
         reached = ptr
         while reached < ptr + nbytes:
-            self._check("set_access", reached in self._mappings)
+            self._check(reached in self._mappings)
             reached += self._mappings[reached][0]
-        self._check("set_access", reached == ptr + nbytes)
+        self._check(reached == ptr + nbytes)
         assert _libc.mprotect(ptr, nbytes, _READ_WRITE) == 0
 
     def sizes_in_reservation(self, ptr: int) -> list[int]:
@@ -193,12 +232,7 @@ class FakeVmm:
 
     def address_range(self, ptr: int) -> tuple[int, int]:
         self._enter("address_range")
-        base, nbytes, _ = self._mapping(ptr)
-        return base, nbytes
-
-    def memory_info(self) -> tuple[int, int]:
-        self._enter("memory_info")
-        return self.total - self.used, self.total
+        return self._mapping(ptr)[:2]
 
     def synchronize(self) -> None:
         self._enter("synchronize")
@@ -209,19 +243,23 @@ class FakeVmm:
         for base, (nbytes, handle) in self._mappings.items():
             if base <= ptr < base + nbytes:
                 return base, nbytes, handle
-        raise DriverError("retain", *INVALID)
+        raise DriverError(self.calls[-1], *INVALID)
+
+    def _held(self, handle: int) -> _Memory:
+        self._check(handle in self._memory and self._memory[handle].handles > 0)
+        return self._memory[handle]
 
     def _handle(self, memory: _Memory) -> int:
-        memory.references += 1
         handle = next(self._numbers)
-        self._handles[handle] = [memory, 1]
+        self._memory[handle] = memory
         return handle
 
-    def _let_go(self, memory: _Memory) -> None:
-        memory.references -= 1
-        if memory.references == 0:
+    def _let_go(self, handle: int) -> None:
+        memory = self._memory[handle]
+        if memory.handles == memory.mappings == 0:
             os.close(memory.fd)
             self.used -= memory.charged
+            del self._memory[handle]
 
 
 def as_bytes(part: Range) -> torch.Tensor:
@@ -238,34 +276,23 @@ class _Mark:
 class Expandable:
     """Memory as torch's expandable segments have it: pieces of physical memory, one behind the other.
 
-    Args:
-        driver: where it is made.
-        sizes: bytes of each piece.
-
     Attributes:
         last: what the last tensor's storage keeps alive.
     """
 
     def __init__(self, driver: FakeVmm, *sizes: int) -> None:
-        self.driver = driver
-        self.nbytes = sum(sizes)
+        self.driver, self.nbytes = driver, sum(sizes)
         self.last: Any = None
         self.base = driver.reserve(self.nbytes, GRANULE)
-        self.pieces = []
-        ptr = self.base
-        for size in sizes:
-            handle = driver.create(size)
-            driver.map(ptr, size, handle)
-            self.pieces.append((ptr, size, handle))
-            ptr += size
+        starts = itertools.accumulate(sizes, initial=self.base)
+        self.pieces = [(ptr, size, driver.create(size)) for ptr, size in zip(starts, sizes, strict=False)]
+        for piece in self.pieces:
+            driver.map(*piece)
         driver.set_access(self.base, self.nbytes)
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor that begins `start` bytes behind the beginning."""
-        elements = 1
-        for size in shape:
-            elements *= size
-        self.last = buffer = (ctypes.c_uint8 * (elements * dtype.itemsize)).from_address(self.base + start)
+        self.last = buffer = (ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize)).from_address(self.base + start)
         buffer.mark = _Mark()
         return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
@@ -275,3 +302,8 @@ class Expandable:
             self.driver.unmap(ptr, size)
             self.driver.release(handle)
         self.driver.unreserve(self.base, self.nbytes)
+
+
+def make_importable(allocator: Any, nbytes: int) -> torch.Tensor:
+    """Bytes over the border of two pieces, for the kit; they stay for good."""
+    return Expandable(allocator._driver, GRANULE, GRANULE).tensor(GRANULE - 4096, (nbytes,), torch.uint8)

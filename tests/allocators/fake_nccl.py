@@ -11,26 +11,32 @@ from packaging.version import Version
 
 
 class FakeNccl:
-    """One rank's module nccl.core; those of a world share `world`, a dict.
+    """One rank's module nccl.core, its communicator and its window; those of a world share `world`, a dict.
 
     Attributes:
         calls: names of the calls so far.
         fail: names of calls that raise.
-        gin: the network that a communicator says it has.
+        gin_type: the network that a communicator says it has.
         separate: ranks whose windows have no address here, although they are on this node.
+        requirements: of the device communicator.
     """
 
     WindowFlag = SimpleNamespace(COLL_SYMMETRIC=1)
     NcclGinType = SimpleNamespace(NONE=0, PROXY=2)
     NcclGinConnectionType = SimpleNamespace(FULL=1)
+    UniqueId = SimpleNamespace(from_bytes=bytes)
+    NCCLDevCommRequirements = dict
+    handle = 77
 
-    def __init__(self, world: dict[int, int], library: str = "2.32.3", path: str = "") -> None:
-        self.world, self.library, self.bindings = world, library, "2.32.3"
-        self.path = pathlib.Path(path) if path else None
+    def __init__(self, world: dict[int, int] | None = None, library: str = "2.32.3", path: Any = None) -> None:
+        self.world = {} if world is None else world
         self.calls: list[str] = []
         self.fail: set[str] = set()
-        self.gin, self.separate = self.NcclGinType.PROXY, set[int]()
+        self.gin_type, self.separate = self.NcclGinType.PROXY, set[int]()
         self.requirements: Any = None
+        loaded = SimpleNamespace(version=Version(library), path=path and pathlib.Path(path)) if library else None
+        self.version = SimpleNamespace(nccl4py=Version("0.6.0"), nccl_bindings=Version("2.32.3"), libnccl=loaded)
+        self.Communicator = SimpleNamespace(init=self._init)
 
     def _enter(self, name: str) -> None:
         self.calls.append(name)
@@ -38,8 +44,7 @@ class FakeNccl:
             raise RuntimeError(f"{name}: unhandled system error")
 
     def get_version(self) -> Any:
-        library = SimpleNamespace(version=Version(self.library), path=self.path)
-        return SimpleNamespace(nccl4py=Version("0.6.0"), nccl_bindings=Version(self.bindings), libnccl=library)
+        return self.version
 
     def mem_alloc(self, nbytes: int, device: int) -> Any:
         self._enter("mem_alloc")
@@ -49,44 +54,25 @@ class FakeNccl:
     def get_unique_id(self) -> bytes:
         return bytes(range(128))
 
-    class UniqueId:
-        @staticmethod
-        def from_bytes(text: bytes) -> bytes:
-            assert text == bytes(range(128))
-            return text
+    def _init(self, count: int, rank: int, unique_id: bytes) -> FakeNccl:
+        self._enter("init")
+        assert unique_id == self.get_unique_id()
+        self.rank = rank
+        return self
 
-    @property
-    def Communicator(self) -> Any:
-        return SimpleNamespace(init=lambda count, rank, unique_id: FakeCommunicator(self, rank))
-
-    def NCCLDevCommRequirements(self, **named: Any) -> dict[str, Any]:
-        return named
-
-
-class FakeCommunicator:
-    """A communicator, its window and its device communicator."""
-
-    def __init__(self, nccl: FakeNccl, rank: int) -> None:
-        nccl._enter("init")
-        self.nccl, self.rank, self.handle = nccl, rank, 77
-
-    @property
-    def gin_type(self) -> int:
-        return self.nccl.gin
-
-    def register_window(self, memory: Any, flags: int) -> Any:
-        self.nccl._enter("register_window")
-        assert flags == FakeNccl.WindowFlag.COLL_SYMMETRIC
-        self.nccl.world[self.rank] = memory.handle
+    def register_window(self, memory: Any, flags: int) -> FakeNccl:
+        self._enter("register_window")
+        assert flags == self.WindowFlag.COLL_SYMMETRIC
+        self.world[self.rank] = memory.handle
         return self
 
     def get_peer_device_pointer(self, rank: int) -> int | None:
-        return None if rank in self.nccl.separate else self.nccl.world.get(rank, 4096 * (rank + 1))
+        return None if rank in self.separate else self.world.get(rank, 4096 * (rank + 1))
 
     def create_dev_comm(self, requirements: Any) -> Any:
-        self.nccl._enter("create_dev_comm")
-        self.nccl.requirements = requirements
+        self._enter("create_dev_comm")
+        self.requirements = requirements
         return SimpleNamespace(dev_comm=bytes(range(248)))
 
     def abort(self) -> None:
-        self.nccl._enter("abort")
+        self._enter("abort")

@@ -7,22 +7,26 @@ import sys
 import types
 
 import pytest
+from tables import table
 
 from iris_allocators import driver as drivers
+from iris_allocators._plugin import torch_pool, vmem
+from iris_allocators.info import TORCH_INFO, VMEM_INFO
 from iris_allocators.settings import TorchSettings, VmemSettings
 from iris_allocators.torch_ipc import TorchAllocator
 from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.plugin import member_problems
+from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
+from .cluster import CPU, nothing
 from .fake_bindings import DEVICE, cuda_driver, hip_module
-from .fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
-from .fake_ipc import FakeIpc
-from .vmem_cluster import CPU, received
+from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
 
-KINDS = [DeviceType.CUDA, DeviceType.HIP]
+CUDA, HIP = DeviceType.CUDA, DeviceType.HIP
+each_kind = pytest.mark.parametrize("kind", [CUDA, HIP])
 
 
 @pytest.fixture
@@ -31,15 +35,10 @@ def load(monkeypatch):
 
     def load(kind, ipc=None, **attributes):
         vmm = FakeVmm(total=16 * GRANULE)
-        if kind is DeviceType.CUDA:
-            bindings = types.ModuleType("cuda.bindings")
-            bindings.driver = cuda_driver(vmm, attributes, ipc)
-            modules = {"cuda": types.ModuleType("cuda"), "cuda.bindings": bindings}
-            modules["cuda.bindings.driver"] = bindings.driver
-        else:
-            package = types.ModuleType("hip")
-            package.hip = hip_module(vmm, attributes, ipc)
-            modules = {"hip": package, "hip.hip": package.hip}
+        names = ("cuda", "cuda.bindings", "cuda.bindings.driver") if kind is CUDA else ("hip", "hip.hip")
+        modules = {name: types.ModuleType(name) for name in names[:-1]}
+        modules[names[-1]] = (cuda_driver if kind is CUDA else hip_module)(vmm, attributes, ipc)
+        setattr(modules[names[-2]], names[-1].rpartition(".")[2], modules[names[-1]])
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.delitem(sys.modules, f"iris_allocators.driver.{kind.value}", raising=False)
@@ -54,18 +53,10 @@ def load(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_call_is_there(load, kind):
-    driver, _ = load(kind)
-    assert member_problems(driver, drivers.VmmDriver) == []
-    assert member_problems(FakeVmm(), drivers.VmmDriver) == []
-    for name, _ in inspect.getmembers(drivers.VmmDriver, inspect.isfunction):
-        assert name.startswith("_") or inspect.getdoc(getattr(driver, name)), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_an_allocator_lives_on_it(load, kind):
     driver, behind = load(kind)
+    assert member_problems(driver, drivers.VmmDriver) == member_problems(behind, drivers.VmmDriver) == []
     one, two = (
         VmemAllocator(CreateRequest(CPU, rank, 2, 8 * GRANULE, VmemSettings(granule=GRANULE)), driver, as_bytes)
         for rank in range(2)
@@ -73,12 +64,12 @@ def test_an_allocator_lives_on_it(load, kind):
     one.commit(0, 2 * GRANULE)
     mapping = two.import_peer(0, received(one.export()))
     one.exchanged()
-    one.tensor(0, 2 * GRANULE, lambda: None).fill_(7)
+    one.tensor(0, 2 * GRANULE, nothing).fill_(7)
     assert oracle.read_bytes(mapping.base_ptr + 2 * GRANULE - 1, 1) == b"\7"
     pieces = Expandable(behind, GRANULE, GRANULE)
     source = pieces.tensor(GRANULE - 8, (4,)).fill_(2)
     assert one.import_extent(source)[:2] == (2 * GRANULE, GRANULE - 8)
-    shared = one.import_tensor(4 * GRANULE, source, lambda: None)
+    shared = one.import_tensor(4 * GRANULE, source, nothing)
     source.fill_(3)
     assert shared.tolist() == [3.0] * 4
     assert one.import_extent(source)[2] == 5 * GRANULE - 8
@@ -92,11 +83,17 @@ def test_an_allocator_lives_on_it(load, kind):
     two.close()
     pieces.close()
     assert behind.counts() == (0, 0, 0, 0)
+    with pytest.raises(DriverError) as caught:
+        driver.create(GRANULE + 1)
+    error = (
+        ("cuMemCreate", 1, "CUDA_ERROR_INVALID_VALUE") if kind is CUDA else ("hipMemCreate", 1, "hipErrorInvalidValue")
+    )
+    assert (caught.value.call, caught.value.code, caught.value.name) == error, "the driver's own names"
 
 
 def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(load):
     """ROCm 7.0 to 7.2 compare the size with that of a reservation's first mappings, whichever the address."""
-    driver, behind = load(DeviceType.HIP)
+    driver, behind = load(HIP)
     behind.takes_any_size = False
     base, elsewhere = driver.reserve(16 * GRANULE, GRANULE), driver.reserve(4 * GRANULE, GRANULE)
 
@@ -133,15 +130,14 @@ def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(loa
     assert behind.calls.count("set_access") == 1, "another failure is no reason to try again"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_a_pool_is_shared_by_ipc(load, kind):
     driver, behind = load(kind, FakeIpc())
-    assert member_problems(driver, drivers.IpcDriver) == []
-    assert member_problems(behind, drivers.IpcDriver) == []
+    assert member_problems(driver, drivers.IpcDriver) == member_problems(behind, drivers.IpcDriver) == []
     one, two = (
         TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver, as_bytes) for rank in range(2)
     )
-    one.tensor(100, 8, lambda: None).fill_(7)
+    one.tensor(100, 8, nothing).fill_(7)
     (segment,) = one.export()
     assert len(segment.payload) == 8 + 64
     mapping = two.import_peer(0, [segment])
@@ -150,10 +146,10 @@ def test_a_pool_is_shared_by_ipc(load, kind):
     with pytest.raises(PeerAccessError, match=r"(cu|hip)IpcOpenMemHandle failed with") as caught:
         one.import_peer(1, two.export())
     assert isinstance(caught.value.__cause__, DriverError)
-    assert behind.num_opened == 1
+    assert behind.counts() == (1,)
     two.close()
     one.close()
-    assert behind.num_opened == 0
+    assert behind.counts() == (0,)
 
 
 def test_hip_python_takes_what_it_is_given():
@@ -182,33 +178,11 @@ def test_hip_python_takes_what_it_is_given():
     assert (words[0], words[1], words[3]) == (1, 0, 5), "the kind of handle lies between type and location"
 
 
-def test_the_advice_names_the_vendors_own_tool():
-    assert drivers.topology_command(DeviceType.CUDA).startswith("nvidia-smi")
-    assert drivers.topology_command(DeviceType.HIP).startswith("rocm-smi")
-
-
-@pytest.mark.parametrize(
-    ("kind", "call", "name"),
-    [
-        (DeviceType.CUDA, "cuMemCreate", "CUDA_ERROR_INVALID_VALUE"),
-        (DeviceType.HIP, "hipMemCreate", "hipErrorInvalidValue"),
-    ],
-)
-def test_errors_have_the_drivers_own_names(load, kind, call, name):
-    driver, _ = load(kind)
-    with pytest.raises(DriverError) as caught:
-        driver.create(GRANULE + 1)
-    assert (caught.value.call, caught.value.code, caught.value.name) == (call, 1, name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "attribute"),
-    [
-        (DeviceType.CUDA, "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
-        (DeviceType.CUDA, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
-        (DeviceType.HIP, "hipDeviceAttributeVirtualMemoryManagementSupported"),
-    ],
-)
+@table("kind, attribute", [
+    (CUDA, "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+    (CUDA, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+    (HIP, "hipDeviceAttributeVirtualMemoryManagementSupported"),
+])  # fmt: skip
 def test_devices_without_it_are_refused(load, kind, attribute):
     with pytest.raises(UnsupportedError, match="does not support"):
         load(kind, **{attribute: 0})
@@ -219,3 +193,18 @@ def test_the_cpu_has_no_driver():
         drivers.vmm_driver(CPU)
     with pytest.raises(UnsupportedError, match="'cpu'"):
         drivers.ipc_driver(DeviceType.CPU)
+    assert drivers.topology_command(CUDA).startswith("nvidia-smi")
+    assert drivers.topology_command(HIP).startswith("rocm-smi")
+
+
+@table("plugin", [torch_pool, vmem])
+def test_the_probe_says_what_is_missing(monkeypatch, plugin):
+    probe = plugin.iris_plugin_probe
+    assert "not of cpu" in probe(CPU).reason
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "cuda-bindings" in probe(DeviceTarget(CUDA)).reason
+    assert "iris-allocators[rocm]" in probe(DeviceTarget(HIP)).reason
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert probe(DeviceTarget(CUDA))
+    assert probe(DeviceTarget(HIP))
+    assert VMEM_INFO.priority < TORCH_INFO.priority, "torch stays the default"

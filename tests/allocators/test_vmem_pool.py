@@ -13,8 +13,8 @@ from iris_core.errors import HeapExhaustedError, SymmetryError, UnsupportedError
 from iris_core.heap import mempool
 from iris_core.types import DeviceTarget, DeviceType
 
-from .fake_driver import GRANULE
-from .vmem_cluster import Cluster
+from .cluster import Cluster
+from .fake_driver import GRANULE, FakeVmm
 
 U8 = torch.uint8
 TARGET = DeviceTarget(DeviceType.CUDA, 3)
@@ -25,160 +25,164 @@ class Pool:
 
     def __init__(self, allocator):
         types = (mempool._ALLOCATE, mempool._FREE)
-        self.allocate, self.free = (kind(address) for kind, address in zip(types, allocator, strict=True))
+        self._allocate, self._free = (kind(address) for kind, address in zip(types, allocator, strict=True))
+        self.segments = {}
+
+    def allocate(self, nbytes, device=3):
+        if ptr := self._allocate(nbytes, device, None):
+            self.segments[ptr] = nbytes
+        return ptr
+
+    def free(self, ptr):
+        self._free(ptr, self.segments.pop(ptr), 3, None)
 
 
 @pytest.fixture(autouse=True)
-def torch_with_pools(monkeypatch):
+def entered(monkeypatch):
+    """A torch with pools; what its `use_mem_pool` has been given."""
+    entered = []
     monkeypatch.setattr(torch._C, "_cuda_customAllocator", lambda *addresses: addresses, raising=False)
     monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *args: contextlib.nullcontext(entered.append(args)))
+    return entered
 
 
-def pools(cluster):
-    return [mempool.make_mem_pool(heap, TARGET) for heap in cluster.heaps]
+@pytest.fixture
+def pools(made):
+    """Makes so many ranks, with a pool each, whose segments are freed after the test."""
+    pools = []
+
+    def make(world_size, **options):
+        cluster = made.cluster(world_size, **options)
+        pools.extend(mempool.make_mem_pool(heap, TARGET) for heap in cluster.heaps)
+        return cluster, list(pools)
+
+    yield make
+    for pool in pools:
+        for ptr in list(pool.segments):
+            pool.free(ptr)
 
 
-def test_segments_are_symmetric_and_grow_the_heap():
-    with Cluster(2) as c:
-        each = pools(c)
-        before = c.each(lambda heap: heap.allocate(100, U8))
-        ptrs = c.each(lambda heap: each[heap.rank].allocate(2 * GRANULE, 3, None))
-        assert [ptr - heap.heap_bases[heap.rank] for ptr, heap in zip(ptrs, c.heaps, strict=True)] == [512, 512]
-        assert c.used == [3 * GRANULE] * 2
-        for ptr in ptrs:
-            ctypes.memset(ptr, 5, 2 * GRANULE)
-        peer = c.heaps[0].translate(ptrs[0], 0, 1)
-        assert ctypes.string_at(peer + 2 * GRANULE - 1, 1) == b"\5"
-        c.barriers(1)
-        assert "mem_pool(131072)" in [block.label for block in c.heaps[0].live_blocks()]
-        before.clear()
-
-
-def test_a_segment_that_torch_gives_back_is_reclaimed_when_all_ranks_have():
-    with Cluster(2) as c:
-        each = pools(c)
-        ptrs = c.each(lambda heap: each[heap.rank].allocate(2 * GRANULE, 3, None))
-        each[0].free(ptrs[0], 2 * GRANULE, 3, None)
-        c.barriers()
-        assert c.heaps[1].stats().allocated == 2 * GRANULE
-        each[1].free(ptrs[1], 2 * GRANULE, 3, None)
+def test_segments_are_symmetric_and_reclaimed_when_all_ranks_have_given_them_back(pools):
+    c, each = pools(2)
+    before = c.each(lambda heap: heap.allocate(100, U8))
+    ptrs = c.each(lambda heap: each[heap.rank].allocate(2 * GRANULE))
+    assert [ptr - heap.heap_bases[heap.rank] for ptr, heap in zip(ptrs, c.heaps, strict=True)] == [512, 512]
+    assert c.used == [3 * GRANULE] * 2
+    for ptr in ptrs:
+        ctypes.memset(ptr, 5, 2 * GRANULE)
+    peer = c.heaps[0].translate(ptrs[0], 0, 1)
+    assert ctypes.string_at(peer + 2 * GRANULE - 1, 1) == b"\5"
+    assert "mem_pool(131072)" in [block.label for block in c.heaps[0].live_blocks()]
+    before.clear()
+    for rank, allocated in ((0, 2 * GRANULE), (1, 0)):
+        each[rank].free(ptrs[rank])
         c.barriers(3)
-        assert [heap.stats().allocated for heap in c.heaps] == [0, 0]
-        assert c.used == [0, 0]
+        assert c.heaps[1].stats().allocated == allocated
+    assert c.heaps[0].stats().allocated == 0
+    assert c.used == [0, 0]
 
 
-def test_a_scope_does_not_free_segments():
-    with Cluster(1) as c:
-        (heap,), (pool,) = c.heaps, pools(c)
-        with heap.scope(), heap.scope():
-            ptr = pool.allocate(1000, 3, None)
-            heap.allocate(8, U8)
-        assert heap.stats().num_blocks == 1
-        pool.free(ptr, 1000, 3, None)
-
-
-def test_no_room_is_a_null_pointer_and_a_reason(caplog):
-    with Cluster(1) as c:
-        (pool,) = pools(c)
-        assert pool.allocate(100 * GRANULE, 3, None) is None
-        assert "no segment of 6553600 bytes: Heap out of memory" in caplog.text
-        assert pool.allocate(100, 2, None) is None
-        assert "the pool is for cuda:3" in caplog.text
-        assert pool.allocate(GRANULE, 3, None)
+def test_a_scope_does_not_free_segments(pools):
+    c, (pool,) = pools(1)
+    (heap,) = c.heaps
+    with heap.scope(), heap.scope():
+        ptr = pool.allocate(1000)
+        heap.allocate(8, U8)
+    assert heap.stats().num_blocks == 1
+    pool.free(ptr)
 
 
 def operator(pool, nbytes):
     """What an operator of torch does: ask, ask again once the caches are empty, and give up with its own words."""
-    for _ in range(2):
-        if ptr := pool.allocate(nbytes, 3, None):
-            return ptr
-    raise torch.OutOfMemoryError("CUDA out of memory")
+    with mempool.use_mem_pool(pool, TARGET):
+        for _ in range(2):
+            if ptr := pool.allocate(nbytes):
+                return ptr
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_the_reason_is_raised_instead_of_torchs_error(monkeypatch):
-    entered = []
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *args: contextlib.nullcontext(entered.append(args)))
-    with Cluster(2) as c:
-        each = pools(c)
-        c.drivers[1].total = 2 * GRANULE
-
-        def on_heap(heap, nbytes):
-            with mempool.use_mem_pool(each[heap.rank], TARGET):
-                return operator(each[heap.rank], nbytes)
-
-        before = c.each(lambda heap: on_heap(heap, GRANULE))
-        assert entered[0] in [(pool, "cuda:3") for pool in each]
-        errors = c.attempt(lambda heap: on_heap(heap, 3 * GRANULE))
-        assert [type(e) for e in errors] == [HeapExhaustedError] * 2
-        assert all(f"rank 1: cpu has no room for {3 * GRANULE} more bytes" in str(e) for e in errors)
-        assert {(e.requested_bytes, e.free_bytes) for e in errors} == {(3 * GRANULE, GRANULE)}
-        assert all(isinstance(e.__cause__, torch.OutOfMemoryError) for e in errors)
-        errors = c.attempt(lambda heap: on_heap(heap, (1 + heap.rank) * 2 * GRANULE))
-        assert [type(e) for e in errors] == [SymmetryError] * 2
-        assert before
-
-        with pytest.raises(torch.OutOfMemoryError, match="of another pool"), mempool.use_mem_pool(each[0], TARGET):
-            raise torch.OutOfMemoryError("of another pool")
+def test_the_reason_is_raised_instead_of_torchs_error(pools, entered):
+    c, each = pools(2)
+    c.drivers[1].total = 2 * GRANULE
+    before = c.each(lambda heap: operator(each[heap.rank], GRANULE))
+    assert entered[0] in [(pool, "cuda:3") for pool in each]
+    errors = c.attempt(lambda heap: operator(each[heap.rank], 3 * GRANULE))
+    assert [type(e) for e in errors] == [HeapExhaustedError] * 2
+    assert all(f"rank 1: cpu has no room for {3 * GRANULE} more bytes" in str(e) for e in errors)
+    assert {(e.requested_bytes, e.free_bytes) for e in errors} == {(3 * GRANULE, GRANULE)}
+    assert all(isinstance(e.__cause__, torch.OutOfMemoryError) for e in errors)
+    errors = c.attempt(lambda heap: operator(each[heap.rank], (1 + heap.rank) * 2 * GRANULE))
+    assert [type(e) for e in errors] == [SymmetryError] * 2
+    assert before
 
 
-def test_a_failure_that_was_dealt_with_is_not_raised_later(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *args: contextlib.nullcontext())
-    with Cluster(1) as c:
-        (pool,) = pools(c)
-        with mempool.use_mem_pool(pool, TARGET):
-            assert pool.allocate(100 * GRANULE, 3, None) is None
-            assert pool.allocate(GRANULE, 3, None)
-            with pytest.raises(torch.OutOfMemoryError, match="elsewhere"), mempool.use_mem_pool(pool, TARGET):
-                raise torch.OutOfMemoryError("elsewhere")
-        assert pool.allocate(100 * GRANULE, 3, None) is None  # outside, as with torch's own context manager
+def test_no_room_is_a_null_pointer_and_a_reason_that_is_not_raised_later(pools, caplog):
+    _, (pool,) = pools(1)
+
+    def fails_elsewhere():
         with pytest.raises(torch.OutOfMemoryError, match="elsewhere"), mempool.use_mem_pool(pool, TARGET):
             raise torch.OutOfMemoryError("elsewhere")
+
+    fails_elsewhere()
+    with mempool.use_mem_pool(pool, TARGET):
+        assert pool.allocate(100 * GRANULE) is None
+        assert "no segment of 6553600 bytes: Heap out of memory" in caplog.text
+        assert pool.allocate(100, device=2) is None
+        assert "the pool is for cuda:3" in caplog.text
+        assert pool.allocate(GRANULE)
+        fails_elsewhere()
+    assert pool.allocate(100 * GRANULE) is None  # outside, as with torch's own context manager
+    fails_elsewhere()
+
+
+def test_different_requests_are_noticed(pools):
+    c, each = pools(2, nbytes=16 * GRANULE, granule=16 * GRANULE)
+    _first = c.each(lambda heap: heap.allocate(1, U8))
+    c.each(lambda heap: each[heap.rank].allocate(100 + 1000 * heap.rank))
+    errors = c.attempt(lambda heap: heap.barrier_agreement())
+    assert [type(e) for e in errors] == [SymmetryError] * 2
+    assert "mem_pool(100)" in str(errors[0])
+
+
+def alone():
+    """One rank and its pool, of which nothing else knows."""
+    cluster = Cluster([FakeVmm()])
+    cluster.each(lambda heap: heap.open())
+    return cluster, mempool.make_mem_pool(cluster.heaps[0], TARGET)
 
 
 def test_nothing_is_kept_of_pools_that_are_gone():
     mempool._kept.clear()
     held = []
     for _ in range(5):
-        with Cluster(1) as c:
-            (pool,) = pools(c)
-            held.append((pool.free, pool.allocate(1000, 3, None)))
-            del pool
-    del c
+        cluster, pool = alone()
+        held.append((pool._free, pool.allocate(1000)))
+        cluster.close()
+    del cluster, pool
     gc.collect()
     assert len(mempool._kept) == 5, "torch has their segments still"
     for free, ptr in held:
         free(ptr, 1000, 3, None)
-    with Cluster(1) as c:
-        assert pools(c)
-        assert len(mempool._kept) == 1
-
-
-def test_different_requests_are_noticed():
-    with Cluster(2, nbytes=16 * GRANULE, granule=16 * GRANULE) as c:
-        each = pools(c)
-        first = c.each(lambda heap: heap.allocate(1, U8))
-        c.each(lambda heap: each[heap.rank].allocate(100 + 1000 * heap.rank, 3, None))
-        errors = c.attempt(lambda heap: heap.barrier_agreement())
-        assert [type(e) for e in errors] == [SymmetryError] * 2
-        assert "mem_pool(100)" in str(errors[0])
-        first.clear()
+    cluster, _pool = alone()
+    assert len(mempool._kept) == 1
+    cluster.close()
 
 
 def test_segments_outlive_the_heap_and_the_pool_and_keep_neither(caplog):
-    cluster = Cluster(1)
+    cluster, pool = alone()
     driver, heap = cluster.drivers[0], weakref.ref(cluster.heaps[0])
-    (pool,) = pools(cluster)
-    ptr = pool.allocate(1000, 3, None)
-    cluster.__exit__()
-    assert pool.allocate(1000, 3, None) is None
+    ptr = pool.allocate(1000)
+    cluster.close()
+    assert pool.allocate(1000) is None
     assert "closed" in caplog.text
     del cluster
     gc.collect()
     assert heap() is None
-    assert pool.allocate(1000, 3, None) is None
+    assert pool.allocate(1000) is None
     ctypes.memset(ptr, 1, 1000)  # torch may still have tensors there
     assert driver.counts()[1] == 1
-    pool.free(ptr, 1000, 3, None)
+    pool.free(ptr)
     assert driver.counts() == (0, 0, 0, 0)
 
 

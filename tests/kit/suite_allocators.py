@@ -28,9 +28,7 @@ def suite(base, name, plugin, about=None, **attributes):
 class _Growing(AllocatorConformance):
     """What only allocators that grow and import do; the rest of "vmem" passes in tests/allocators."""
 
-    @pytest.fixture
-    def make_importable(self):
-        return growing.make_importable
+    make_importable = pytest.fixture(lambda self: growing.make_importable)
 
 
 for _name in dir(AllocatorConformance):

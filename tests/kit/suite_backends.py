@@ -2,7 +2,6 @@
 
 import pytest
 from kit_mutants import killers
-from kit_mutants.backends import OPTIONAL as KILLERS
 from kit_mutants.killers import RUN_ALL, functions_about
 from kit_mutants.plugins import BACKENDS, FAMILIES, OPTIONAL
 
@@ -44,7 +43,7 @@ for _name, _plugin in BACKENDS.items():
     globals()[f"Test_{_name}"] = alone(_name, _plugin)
 for _name in OPTIONAL:
     _passed = {"test_world_wait_that_gives_up" if _name == "open-barrier" else BARRIER}
-    globals()[f"Test_{_name}"] = stack(_name, _name, functions_about(KILLERS[_name]) | _passed)
+    globals()[f"Test_{_name}"] = stack(_name, _name, functions_about(killers.OPTIONAL[_name]) | _passed)
 for _name in FAMILIES:
     _test = f"test_world_device_{'methods' if _name == 'mute-methods' else 'functions'}"
     _ranks = 3 if RUN_ALL or _name == "near" else 2  # a near copy is right where the rank after the next is this one

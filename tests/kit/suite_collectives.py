@@ -1,7 +1,7 @@
 """The kit on every mutant of a collective; run by test_mutants in a process of its own."""
 
 import pytest
-from kit_mutants.collectives import KILLERS
+from kit_mutants.killers import COLLECTIVES as KILLERS
 from kit_mutants.killers import RUN_ALL, functions_about
 from kit_mutants.plugins import COLLECTIVES
 

@@ -47,23 +47,35 @@ machine.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
 """
 
 
-@pytest.fixture
-def tiers(tmp_path):
-    """Runs pytest on the suite above (or another one) where torch seems to see so many GPUs."""
+class Tiers:
+    """Runs pytest in a folder on the suite above (or another one) where torch seems to see so many GPUs."""
 
-    def run(gpus, *arguments, suite=SUITE):
-        (tmp_path / "conftest.py").write_text(PRETEND.format(gpus=gpus))
-        (tmp_path / "test_suite.py").write_text(suite)
-        (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, gpus, *arguments, suite=SUITE):
+        """Returns the exit code, and what was said."""
+        (self.folder / "conftest.py").write_text(PRETEND.format(gpus=gpus))
+        (self.folder / "test_suite.py").write_text(suite)
+        (self.folder / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
         command = [sys.executable, "-m", "pytest", "-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
         command += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
         paths = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
         # no other plugin: to import hypothesis takes longer than all else here
         environ = os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environ, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    return run
+    def reported(self, gpus, *arguments, suite=SUITE):
+        """Also returns the report, which is written into a folder of its own."""
+        code, output = self(gpus, *arguments, "--gpu-report", str(self.folder / "out"), suite=suite)
+        (report,) = (self.folder / "out").glob("gpu-tests-*xtesting-100.json")
+        return code, output, json.loads(report.read_text())
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    return Tiers(tmp_path)
 
 
 def results(output):
@@ -76,25 +88,18 @@ def test_what_lacks_gpus_is_skipped_and_says_so(tiers):
     code, output = tiers(2)
     assert code == 0
     assert results(output) == [
-        ("test_plain", "passed"),
-        ("test_four", "skipped"),
-        ("test_ranks[1]", "passed"),
-        ("test_ranks[2]", "passed"),
-        ("test_ranks[3]", "skipped"),
-        ("test_ranks[8]", "skipped"),
-        ("test_two_by_default", "passed"),
-        ("test_one", "passed"),
-        ("test_for_another_reason", "skipped"),
-        ("TestStack::test_world[host]", "passed"),
-        ("TestStack::test_world[gpu]", "passed"),
-        ("TestStack::test_world[gpus]", "passed"),
-    ]
+        ("test_plain", "passed"), ("test_four", "skipped"),
+        ("test_ranks[1]", "passed"), ("test_ranks[2]", "passed"), ("test_ranks[3]", "skipped"),
+        ("test_ranks[8]", "skipped"), ("test_two_by_default", "passed"), ("test_one", "passed"),
+        ("test_for_another_reason", "skipped"), ("TestStack::test_world[host]", "passed"),
+        ("TestStack::test_world[gpu]", "passed"), ("TestStack::test_world[gpus]", "passed"),
+    ]  # fmt: skip
     assert "needs 4 GPUs, torch sees 2" in output
     assert "needs 8 GPUs, torch sees 2" in output
 
 
-def test_all_tiers_that_the_gpus_allow(tiers, tmp_path):
-    code, output = tiers(2, "--gpu-tiers=all", "--gpu-report", str(tmp_path / "reports"))
+def test_all_tiers_that_the_gpus_allow(tiers):
+    code, output, report = tiers.reported(2, "--gpu-tiers=all")
     assert code == 0
     assert [name for name, _ in results(output)] == [
         "test_ranks[1]", "test_one", "test_for_another_reason", "TestStack::test_world[gpu]",
@@ -103,10 +108,7 @@ def test_all_tiers_that_the_gpus_allow(tiers, tmp_path):
     assert "tier 1: 3 passed, 0 failed, 1 skipped" in output
     assert "tier 2: 3 passed, 0 failed, 0 skipped" in output
     assert "tier 8: did not run (torch sees 2)" in output
-    report = json.loads((tmp_path / "reports" / "gpu-tests-2xtesting-100.json").read_text())
-    assert report["passed"] is True
-    assert report["tiers_asked_for"] == "all"
-    assert report["machine"]["gpus"] == 2
+    assert (report["passed"], report["tiers_asked_for"], report["machine"]["gpus"]) == (True, "all", 2)
     first, second = report["tiers"]
     assert (first["gpus"], first["passed"], first["skipped"]) == (1, 3, 1)
     assert first["skip_reasons"] == {"no such driver": 1}
@@ -114,25 +116,23 @@ def test_all_tiers_that_the_gpus_allow(tiers, tmp_path):
     assert len(second["slowest"]) == 3
 
 
-def test_a_tier_that_was_asked_for_must_run(tiers, tmp_path):
-    code, output = tiers(2, "--gpu-tiers", "1 4", "--gpu-report", str(tmp_path))
+def test_a_tier_that_was_asked_for_must_run(tiers):
+    code, output, report = tiers.reported(2, "--gpu-tiers", "1 4")
     assert code == 1
     assert "tier 1: 3 passed" in output
     assert "tier 2: did not run (not asked for)" in output
     assert "FAILED: tier 4 did not run: its 2 tests were skipped" in output
-    report = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
-    assert report["passed"] is False
-    assert report["tiers_asked_for"] == [1, 4]
+    assert (report["passed"], report["tiers_asked_for"]) == (False, [1, 4])
     assert report["tiers"][1]["skip_reasons"] == {"needs 4 GPUs, torch sees 2": 2}
 
 
-def test_ranks_that_share_gpus(tiers, tmp_path):
+def test_ranks_that_share_gpus(tiers):
     suite = SUITE.replace("multigpu(4)", "multigpu(4, shared=False)")
-    code, output = tiers(2, "--gpu-tiers", "2 8", "--ranks-per-gpu=4", "--gpu-report", str(tmp_path), suite=suite)
+    code, output, report = tiers.reported(2, "--gpu-tiers", "2 8", "--ranks-per-gpu=4", suite=suite)
     assert code == 0
     assert "GPU tiers (2 GPUs, 4 ranks on each)" in output
     assert ("test_ranks[8]", "passed") in results(output)
-    report = json.loads((tmp_path / "gpu-tests-8-ranks-on-2xtesting-100.json").read_text())
+    assert (tiers.folder / "out" / "gpu-tests-8-ranks-on-2xtesting-100.json").exists()
     assert report["ranks_per_gpu"] == 4
     assert [tier["passed"] for tier in report["tiers"]] == [3, 1]
     code, output = tiers(2, "--gpu-tiers=all", "--ranks-per-gpu=4", suite=suite)
@@ -141,32 +141,29 @@ def test_ranks_that_share_gpus(tiers, tmp_path):
     assert "needs 4 GPUs, torch sees 2" in output
 
 
-def test_side_by_side_and_the_rest_afterwards(tiers, tmp_path, monkeypatch):
+def test_side_by_side_and_the_rest_afterwards(tiers, monkeypatch):
     monkeypatch.setenv("SOURCE_COMMIT", "abc")
     suite = SUITE.replace("@pytest.mark.gpu\ndef test_one", "@pytest.mark.alone\n@pytest.mark.gpu\ndef test_one")
     suite = suite.replace("def test_one(): pass", "def test_one(): assert False")
-    report = ("--gpu-report", str(tmp_path))
-    code, output = tiers(2, "--gpu-tiers", "1 2", "-n2", "-m", "not alone", *report, suite=suite)
+    code, output, _ = tiers.reported(2, "--gpu-tiers", "1 2", "-n2", "-m", "not alone", suite=suite)
     assert code == 0
     assert "not to be kept: tier 1 has 3 results of 4 tests" in output
     assert "tier 1: 2 passed, 0 failed, 1 skipped" in output
     assert "tier 2: 3 passed" in output
-    code, output = tiers(2, "--gpu-tiers", "1 2", "-m", "alone", *report, "--gpu-report-add", suite=suite)
+    code, output, whole = tiers.reported(2, "--gpu-tiers", "1 2", "-m", "alone", "--gpu-report-add", suite=suite)
     assert code == 1
     assert "did not run" not in output.replace("did not run (torch", "")  # tier 2 had run before
-    whole = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
     assert whole["passed"] is False
     assert [(tier["gpus"], tier["passed"], tier["failed"]) for tier in whole["tiers"]] == [(1, 2, 1), (2, 3, 0)]
     assert len(whole["arguments"]) == 2
     assert lacks(whole) == []
 
 
-def test_a_process_that_ends_is_a_failure(tiers, tmp_path, monkeypatch):
+def test_a_process_that_ends_is_a_failure(tiers, monkeypatch):
     monkeypatch.setenv("SOURCE_COMMIT", "abc")
     suite = SUITE.replace("def test_two_by_default(): pass", "def test_two_by_default(): __import__('os')._exit(3)")
-    code, _ = tiers(2, "--gpu-tiers=2", "-n2", "--gpu-report", str(tmp_path), suite=suite)
+    code, _, report = tiers.reported(2, "--gpu-tiers=2", "-n2", suite=suite)
     assert code == 1
-    report = json.loads((tmp_path / "gpu-tests-2xtesting-100.json").read_text())
     assert report["problems"] == ["the process of test_suite.py::test_two_by_default ended"]
     assert lacks(report) == [*report["problems"], "tier 2 has 2 results of 3 tests"]  # it has not passed
 
@@ -175,17 +172,17 @@ def test_a_process_that_ends_is_a_failure(tiers, tmp_path, monkeypatch):
     ("-k", "not test_one"), ("-m", "not gpu"), ("--deselect", "test_suite.py::test_one"), ("-x",), ("test_suite.py",),
     ("--ignore", "test_other.py"),
 ])  # fmt: skip
-def test_a_report_of_some_tests_is_not_to_be_kept(tiers, tmp_path, monkeypatch, arguments):
+def test_a_report_of_some_tests_is_not_to_be_kept(tiers, monkeypatch, arguments):
     monkeypatch.setenv("SOURCE_COMMIT", "abc")
     suite = SUITE.replace("def test_ranks(num_ranks): pass", "def test_ranks(num_ranks): assert False")
-    _, output = tiers(1, "--gpu-tiers=all", "--gpu-report", str(tmp_path), *arguments, suite=suite)
+    _, output, report = tiers.reported(1, "--gpu-tiers=all", *arguments, suite=suite)
     assert "not to be kept: " in output
-    assert lacks(json.loads((tmp_path / "gpu-tests-1xtesting-100.json").read_text()))
+    assert lacks(report)
 
 
 def test_a_report_is_of_the_commit_that_it_names(tiers, tmp_path, monkeypatch):
     """Also in a copy without history, whose files are compared where there is one."""
-    source, folder = tmp_path / "tests" / "test_it.py", tmp_path / "out"
+    source = tmp_path / "tests" / "test_it.py"
     source.parent.mkdir()
     source.write_text("def test_it(): pass\n")
 
@@ -194,8 +191,7 @@ def test_a_report_is_of_the_commit_that_it_names(tiers, tmp_path, monkeypatch):
         return subprocess.check_output(["git", *name, *words], cwd=tmp_path, text=True).strip()
 
     def report():
-        _, output = tiers(1, "--gpu-tiers=1", "--gpu-report", str(folder))
-        found = json.loads((folder / "gpu-tests-1xtesting-100.json").read_text())
+        _, output, found = tiers.reported(1, "--gpu-tiers=1")
         assert bool(lacks(found)) == ("not to be kept" in output)
         return found
 
@@ -227,32 +223,28 @@ def test_the_reports_that_are_kept_are_whole_and_of_their_commits(path):
     assert report["source"]["files"] in (known, None) or known is None  # a copy without history knows none
 
 
-def test_a_selection_that_leaves_a_tier_empty(tiers):
-    code, output = tiers(2, "--gpu-tiers=2", "-k", "test_one")
-    assert code == 1
-    assert "FAILED: tier 2 did not run: no test of it was selected" in output
-    code, output = tiers(2, "--gpu-tiers=all", "-k", "test_one")
-    assert code == 0
-    assert "tier 1: 1 passed" in output
-    code, output = tiers(2, "--gpu-tiers=all", "-k", "another_reason")
-    assert code == 1
-    assert "FAILED: tier 1 did not run: its 1 tests were skipped" in output
+EMPTY = "did not run: no test of it was selected"
 
 
-def test_a_tier_without_tests_is_noticed(tiers):
-    code, output = tiers(2, "--gpu-tiers=all", suite=SUITE.replace("multigpu", "gpu").replace('"gpus"]', '"gpu"]'))
-    assert code == 1
-    assert "FAILED: tier 2 did not run: no test of it was selected" in output
+@pytest.mark.parametrize(("arguments", "suite", "code", "says"), [
+    (("--gpu-tiers=2", "-k", "test_one"), SUITE, 1, f"FAILED: tier 2 {EMPTY}"),
+    (("--gpu-tiers=all", "-k", "test_one"), SUITE, 0, "tier 1: 1 passed"),
+    (("--gpu-tiers=all", "-k", "another_reason"), SUITE, 1, "FAILED: tier 1 did not run: its 1 tests were skipped"),
+    (("--gpu-tiers=all",), SUITE.replace("multigpu", "gpu").replace('"gpus"]', '"gpu"]'), 1, f"FAILED: tier 2 {EMPTY}"),
+])  # fmt: skip
+def test_a_selection_that_leaves_a_tier_empty(tiers, arguments, suite, code, says):
+    found, output = tiers(2, *arguments, suite=suite)
+    assert found == code
+    assert says in output
 
 
-def test_failures_are_listed(tiers, tmp_path):
+def test_failures_are_listed(tiers):
     suite = SUITE.replace("def test_one(): pass", "def test_one(): assert False")
     suite += "\n@pytest.fixture\ndef broken():\n    yield\n    raise RuntimeError\n"
     suite += "\n@pytest.mark.gpu\ndef test_torn_down(broken): pass\n"
-    code, output = tiers(1, "--gpu-tiers=all", "--gpu-report", str(tmp_path), suite=suite)
+    code, output, report = tiers.reported(1, "--gpu-tiers=all", suite=suite)
     assert code == 1
     assert "tier 1: 2 passed, 2 failed, 1 skipped" in output
-    report = json.loads((tmp_path / "gpu-tests-1xtesting-100.json").read_text())
     assert report["passed"] is False
     assert report["tiers"][0]["failures"] == ["test_suite.py::test_one", "test_suite.py::test_torn_down"]
 

@@ -15,11 +15,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from dist_info import install_distribution
-from kit_mutants.backends import OPTIONAL
-from kit_mutants.collectives import KILLERS as COLLECTIVES
+from kit_mutants import plugins
 from kit_mutants.device import FAMILIES
-from kit_mutants.growing import KILLERS as GROWING
-from kit_mutants.killers import ALLOCATORS, BACKENDS, PLUGINS
+from kit_mutants.killers import ALLOCATORS, BACKENDS, COLLECTIVES, GROWING, OPTIONAL, PLUGINS
 
 from iris_core.testing.conformance.device_functions import NAMES
 
@@ -30,22 +28,13 @@ STACKS = {"crossed-stack": ["world_device_barrier_of_the_host[host]"], **OPTIONA
 DEVICE = {
     mutant: [f"world_device_{'methods' if mutant == 'mute-methods' else 'functions'}[host]"] for mutant in FAMILIES
 }
-_RIGHT = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
-RIGHT_COLLECTIVES = [f"right-{name}" for name in _RIGHT.split()]
 
 
 def entry_points():
     """The mutants as an installed distribution names them."""
-    from kit_mutants import plugins
-
-    groups = {
-        "iris.allocators": ("allocator", plugins.ALLOCATORS | plugins.GROWING | plugins.PLUGINS),
-        "iris.backends": ("backend", plugins.BACKENDS | plugins.OPTIONAL | plugins.FAMILIES),
-        "iris.collectives": ("collective", plugins.COLLECTIVES),
-    }
     points = {
-        group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
-        for group, (kind, named) in groups.items()
+        kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
+        for kind, named in plugins.KINDS.items()
     }
     points["iris.allocators"]["heavy"] = "kit_mutants.heavy:plugin"
     return points
@@ -56,9 +45,7 @@ def reports(request, tmp_path_factory):
     """Outcome by mutant and test, from all processes."""
     folder = tmp_path_factory.mktemp("mutants")
     site = folder / "site"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
+    install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -100,7 +87,7 @@ def with_outcome(report, outcome):
 
 
 def test_the_right_ones_pass(reports):
-    rights = ["right-allocator", "right-growing", "right-backend", "right-stack", *RIGHT_COLLECTIVES]
+    rights = ["right-allocator", "right-growing", "right-backend", "right-stack", *plugins.RIGHT_COLLECTIVES]
     for right in rights:
         assert with_outcome(reports[right], "failed") == set(), right
         assert len(with_outcome(reports[right], "passed")) >= 4, right

@@ -4,6 +4,7 @@ import contextlib
 import os
 from unittest import mock
 
+from iris_core.errors import IrisError
 from iris_triton.interpreter.entries import read_clock
 from iris_triton.language import asm
 
@@ -21,6 +22,15 @@ def environment(**variables):
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def said(call):
+    """What a call raises, as "kind: text"; empty if nothing."""
+    try:
+        call()
+    except (IrisError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def in_vain(faster):

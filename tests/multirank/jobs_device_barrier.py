@@ -1,7 +1,6 @@
 """Rank jobs of test_device_barrier; they run on CPU ranks and on GPUs."""
 
 import contextlib
-import os
 import threading
 import time
 
@@ -9,11 +8,12 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from jobs_common import environment, said
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.device.barrier import Place
-from iris_core.errors import DeviceTimeoutError, IrisError, UnsupportedError
+from iris_core.errors import UnsupportedError
 
 
 @triton.jit(do_not_specialize=["value", "peer"])
@@ -82,25 +82,15 @@ def refused(device: str) -> list[str]:
     """What a wrong call says."""
     other = dist.new_group([1])
     alone = dist.new_group([0, 1], backend="gloo")
-    said = []
     with Iris("1MiB", device=device) as ctx:
-        for call in (
-            lambda: ctx.device_barrier(other if ctx.cur_rank == 0 else "no group"),
-            lambda: ctx.device_barrier(sem="acquire"),
-            lambda: ctx.device_barrier(stream=3),
-        ):
-            try:
-                call()
-                said.append("nothing")
-            except (IrisError, ValueError, TypeError) as e:
-                said.append(f"{type(e).__name__}: {e}")
+        found = [
+            said(lambda: ctx.device_barrier(other if ctx.cur_rank == 0 else "no group")),
+            said(lambda: ctx.device_barrier(sem="acquire")),
+            said(lambda: ctx.device_barrier(stream=3)),
+        ]
         ctx.device_barrier(alone)
         ctx.barrier()
-    try:
-        ctx.device_barrier()
-    except IrisError as e:
-        said.append(f"{type(e).__name__}: {e}")
-    return said
+    return [*found, said(ctx.device_barrier)]
 
 
 def stranger(device: str) -> str:
@@ -110,28 +100,16 @@ def stranger(device: str) -> str:
     if dist.get_rank() == 2:
         return ""
     with Iris("1MiB", device=device, group=pair) as ctx:
-        try:
-            ctx.device_barrier(everyone)
-        except IrisError as e:
-            return str(e)
-    return ""
+        return said(lambda: ctx.device_barrier(everyone))
 
 
 def stays_away(device: str) -> str:
     """Rank 1 does not come; rank 0's wait ends by its bound."""
-    os.environ["IRIS_DEVICE_TIMEOUT"] = "0.3"
-    try:
-        with Iris("1MiB", device=device) as ctx:
-            ctx.barrier()
-            if ctx.cur_rank == 0:
-                ctx.device_barrier()
-            try:
-                ctx.barrier()
-            except DeviceTimeoutError as e:
-                return str(e)
-            return ""
-    finally:
-        del os.environ["IRIS_DEVICE_TIMEOUT"]
+    with environment(IRIS_DEVICE_TIMEOUT="0.3"), Iris("1MiB", device=device) as ctx:
+        ctx.barrier()
+        if ctx.cur_rank == 0:
+            ctx.device_barrier()
+        return said(ctx.barrier).removeprefix("DeviceTimeoutError: ")
 
 
 def bound_in_order(device: str) -> list[str]:
@@ -178,7 +156,7 @@ def from_threads(device: str, num_calls: int) -> tuple[int, int]:
 
 def captured(num_replays: int) -> tuple[list[str], int, int]:
     """A graph with barriers between stores and loads, replayed without the host in between."""
-    said = []
+    refusals = []
     with Iris("1MiB", device="cuda") as ctx:
         box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
         context = ctx.get_device_context()
@@ -193,7 +171,7 @@ def captured(num_replays: int) -> tuple[list[str], int, int]:
             try:
                 ctx.device_barrier()
             except UnsupportedError as e:
-                said.append(str(e))
+                refusals.append(str(e))
         assert context is ctx.get_device_context()
         ctx.barrier()
         step(0)
@@ -207,4 +185,4 @@ def captured(num_replays: int) -> tuple[list[str], int, int]:
         for _ in range(num_replays):
             graph.replay()
         ctx.barrier()
-        return said, int(total.item()), 6 * sum(range(1, ctx.num_ranks + 1)) * num_replays
+        return refusals, int(total.item()), 6 * sum(range(1, ctx.num_ranks + 1)) * num_replays

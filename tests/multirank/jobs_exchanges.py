@@ -1,6 +1,5 @@
 """Rank jobs: exchanges between hosts, ranks that are in different ones, and worlds of some of the ranks."""
 
-import contextlib
 import gc
 import os
 import random
@@ -11,6 +10,8 @@ import torch
 
 from iris_core import Iris
 from iris_core.errors import CollectiveTimeoutError, IrisError
+from iris_core.testing.conformance import oracle
+from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
 
 
@@ -157,8 +158,6 @@ def stress(seed, calls):
 
 def pass_descriptors(part, members, each=lambda rank: rank % 3):
     """Every member sends some descriptors; returns of whom they were not right."""
-    from iris_core.types import Segment
-
     rank = members[part.rank]
     mine = []
     for index in range(each(rank)):
@@ -266,8 +265,4 @@ def timed_out(folder):
 
 def num_descriptors():
     """How many descriptors are open; without the sockets of gloo, which closes them when it likes."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that lists
-            count += not os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return count
+    return sum(" socket:" not in each for each in oracle.open_descriptors())

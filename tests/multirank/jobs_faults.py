@@ -17,6 +17,7 @@ import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import IrisError
 from iris_core.logs import logger
+from iris_core.testing.conformance import oracle
 from iris_core.world.launch import join_rank
 
 PHASES = "opening", "allocation", "barrier", "kernel", "collective", "close"
@@ -117,10 +118,8 @@ def held():
     """What this process holds: descriptors, mappings, threads, child processes."""
     gc.collect()
     found = collections.Counter()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            target = os.readlink(f"/proc/self/fd/{name}")
-            found["descriptor " + re.sub(r"\d+", "", target)] += not target.startswith("/proc/")
+    opened = [each.partition(" ")[2] for each in oracle.open_descriptors()]
+    found.update("descriptor " + re.sub(r"\d+", "", each) for each in opened if not each.startswith("/proc/"))
     with open("/proc/self/maps") as maps:
         found.update("mapping " + line.split(maxsplit=5)[5].strip() for line in maps if "memfd:" in line)
     own = [each for each in threading.enumerate() if each.name != "iris-cpu-program"]  # a few stay for later launches

@@ -4,10 +4,9 @@ import random
 import time
 
 import torch
-from jobs_common import environment, in_vain, soon
+from jobs_common import environment, in_vain, said, soon
 
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError
 
 
 def rounds_of_puts(device: str, rounds: int, dtype: torch.dtype) -> list[object]:
@@ -62,24 +61,13 @@ def refused(device: str) -> list[str]:
             lambda: ctx.get(x, 0, torch.zeros(4, dtype=torch.int32, device=ctx.device)),
             lambda: ctx.signal_wait(word, 0, cmp="=="), lambda: ctx.signal(word, 0, stream=7),
         ]  # fmt: skip
-        said = []
-        for call in calls:
-            try:
-                call()
-            except (TypeError, ValueError) as error:
-                said.append(f"{type(error).__name__}: {error}".partition(";")[0])
+        found = [said(call).partition(";")[0] for call in calls]
         ctx.barrier()
-        said.append(f"{x.tolist()} {word.tolist()}")
-    return said
+        return [*found, f"{x.tolist()} {word.tolist()}"]
 
 
 def waits_in_vain(device: str) -> str:
     """Return the error that follows a wait for a signal that nobody gives."""
     with environment(IRIS_DEVICE_TIMEOUT=soon(device)), in_vain(100), Iris("1MiB", device=device) as ctx:
         word = ctx.zeros(1, dtype=torch.int64)
-        try:
-            ctx.signal_wait(word, 1)
-            ctx.barrier()
-        except DeviceTimeoutError as error:
-            return str(error)
-    return "nothing was raised"
+        return said(lambda: (ctx.signal_wait(word, 1), ctx.barrier()))

@@ -6,40 +6,28 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
-from jobs_common import environment
+from jobs_common import environment, said
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError, SymmetryError
+from iris_core.errors import CollectiveTimeoutError
 from iris_core.testing.conformance import oracle
 
 
 def different_heap_sizes(device: str) -> str:
-    try:
-        Iris("1MiB" if dist.get_rank() == 0 else "2MiB", device=device)
-    except RankMismatchError as e:
-        return str(e)
-    return ""
+    return said(lambda: Iris("1MiB" if dist.get_rank() == 0 else "2MiB", device=device))
 
 
 def different_allocators(device: str) -> str:
     """Only one rank asks for something that does not exist: the others must hear of it."""
-    try:
-        Iris("1MiB", device=device, allocator="auto" if dist.get_rank() else "hots")
-    except IrisError as e:
-        return f"{type(e).__name__}: {e}"
-    return ""
+    return said(lambda: Iris("1MiB", device=device, allocator="auto" if dist.get_rank() else "hots"))
 
 
 def diverging_allocations(device: str) -> str:
     with Iris("1MiB", device=device) as ctx:
         ctx.zeros(4)
         ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
-        try:
-            ctx.barrier()
-        except SymmetryError as e:
-            return str(e)
-    return ""
+        return said(ctx.barrier)
 
 
 def a_rank_dies(device: str) -> str:
@@ -48,12 +36,9 @@ def a_rank_dies(device: str) -> str:
     if ctx.cur_rank == 1:
         os._exit(3)
     try:
-        ctx.barrier()
-    except PeerLostError as e:
-        return str(e)
+        return said(ctx.barrier)
     finally:
         ctx.close()
-    return ""
 
 
 def a_rank_stays_away(device: str) -> str:

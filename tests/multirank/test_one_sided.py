@@ -25,4 +25,5 @@ def test_wrong_calls_are_refused(pool, device):
 def test_a_wait_has_a_bound(pool, device):
     num_ranks = 1
     (said,) = pool.run(jobs.waits_in_vain, num_ranks, device)
+    assert said.startswith("DeviceTimeoutError: ")
     assert "IRIS_DEVICE_TIMEOUT" in said

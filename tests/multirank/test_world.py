@@ -9,8 +9,8 @@ from iris_core.world.launch import RankError
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_different_heap_sizes_are_shown_rank_by_rank(pool, num_ranks, device):
-    texts = pool.run(jobs.different_heap_sizes, num_ranks, device)
-    for text in texts:
+    for text in pool.run(jobs.different_heap_sizes, num_ranks, device):
+        assert text.startswith("RankMismatchError: ")
         assert "heap_size: 1048576 on rank 0; 2097152 on ranks 1, 2" in text
 
 
@@ -26,6 +26,7 @@ def test_a_failure_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [3])
 def test_diverging_allocations_are_named_on_every_rank(pool, num_ranks, device):
     for text in pool.run(jobs.diverging_allocations, num_ranks, device):
+        assert text.startswith("SymmetryError: ")
         assert "rank 1" in text
         assert "9999" in text
 

@@ -11,14 +11,10 @@ import weakref
 import torch
 
 from iris_allocators.host import HostAllocator
+from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import PeerMapping
 
 _kept = []  # what leaks on purpose
-
-
-def _copies(segments):
-    """The same segments with descriptors of their own."""
-    return [s if s.fd is None else dataclasses.replace(s, fd=os.dup(s.fd)) for s in segments]
 
 
 def _close(segments):
@@ -208,7 +204,7 @@ class ExportOpens(HostAllocator):
     """A new descriptor with every export."""
 
     def export(self):
-        return tuple(_copies(super().export()))
+        return tuple(received(super().export()))
 
 
 class WrongPeer(HostAllocator):
@@ -253,7 +249,7 @@ class ImportAgain(HostAllocator):
 
 class LeakyImport(HostAllocator):
     def import_peer(self, rank, segments):
-        _kept.extend(_copies(segments))
+        _kept.extend(received(segments))
         return super().import_peer(rank, segments)
 
 
@@ -261,13 +257,13 @@ class KeptDescriptors(HostAllocator):
     """The caller's descriptors stay open."""
 
     def import_peer(self, rank, segments):
-        return super().import_peer(rank, _copies(segments))
+        return super().import_peer(rank, received(segments))
 
 
 class LeakyError(HostAllocator):
     """The caller's descriptors stay open when it raises."""
 
     def import_peer(self, rank, segments):
-        mapping = super().import_peer(rank, _copies(segments))
+        mapping = super().import_peer(rank, received(segments))
         _close(segments)
         return mapping

@@ -91,16 +91,6 @@ class SwappedMethod(_OtherFunctions):
 
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
-OPTIONAL = {
-    "secret-waits": ["world_wait_that_gives_up[host]"],
-    "open-barrier": ["world_device_barrier_of_the_host[host]"],
-    "half-tested": ["world_self_test_passes[host]"],
-    "hypochondriac": ["world_self_test_passes[host]"],
-    "secretive": ["world_self_test_passes[host]"],
-}
-"""By mutant, whose class is called alike: the tests that are about its mistake."""
-
-
 class SecretWaits(TritonBackend):
     """Waits end, and say so nowhere."""
 
@@ -151,23 +141,23 @@ class OwnWords(TritonBackend):
 
 # -- the families of device.py ----------------------------------------------------------------------------------------
 class Mute(_OtherFunctions):
-    changes = device.MUTE
+    changes = device.functions("mute")
 
 
 class Near(_OtherFunctions):
-    changes = device.NEAR
+    changes = device.functions("near")
 
 
 class Blind(_OtherFunctions):
-    changes = device.BLIND
+    changes = device.functions("blind")
 
 
 class Returns(_OtherFunctions):
-    changes = device.RETURNS
+    changes = device.functions("returns")
 
 
 class Torn(_OtherFunctions):
-    changes = device.TORN
+    changes = device.functions("torn")
 
 
 class MuteMethods(_OtherFunctions):

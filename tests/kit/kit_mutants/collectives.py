@@ -1,7 +1,4 @@
-"""Collectives with one mistake each; all else is the reference's.
-
-The names in `KILLERS` are the classes', in the spelling of plugins; the tests are those that are about the mistake.
-"""
+"""Collectives with one mistake each; all else is the reference's."""
 
 from __future__ import annotations
 
@@ -13,39 +10,7 @@ import torch
 
 from iris_core.testing.conformance import collective_jobs
 from iris_core.types import Availability
-from kit_mutants.reference import REDUCE, Done, Exchange, Push
-
-KILLERS = {
-    "wrong-order": ["world_calls[host-results]"],
-    "swapped-chunks": ["world_calls[host-results]"],
-    "first-chunk": ["world_calls[host-results]"],
-    "root-zero": ["world_calls[host-results]"],
-    "dropped-last": ["world_calls[host-results]"],
-    "nothing-for-nothing": ["world_calls[host-results]"],
-    "half-precision": ["world_calls[host-results]"],
-    "last-first": ["world_again_with_ranks_that_are_late[host-bits]"],
-    "rounded-twice": ["world_calls[host-bits]"],
-    "own-rounding": ["world_calls[host-agreement]"],
-    "one-too-far": ["world_calls[host-surroundings]"],
-    "scratch-input": ["world_calls[host-input]"],
-    "never-done": ["world_calls[host-work]"],
-    "once": ["world_again_with_ranks_that_are_late[host-results]"],
-    "no-entry": ["world_again_with_ranks_that_are_late[host-results]"],
-    "no-exit": ["world_again_with_ranks_that_are_late[host-results]"],
-    "own-first": ["world_in_place[host]"],
-    "takes-memory": ["world_again_with_ranks_that_are_late[host-memory]"],
-    "borrows-memory": ["world_again_with_ranks_that_are_late[host-memory]"],
-    "plans-pile-up": ["world_plans_do_not_pile_up[host]"],
-    "whole-world": ["world_of_a_group[host]"],
-    "other-peers": ["world_of_a_group[host]"],
-    "raises": ["host_supports_always_answers"],
-    "silent-no": ["host_supports_always_answers"],
-    "never": ["host_supports_something"],
-    "yes-man": ["host_supports_refuses_what_it_cannot_know"],
-    "free-of-charge": ["host_cost_is_positive_and_grows"],
-    "cheaper-by-the-dozen": ["host_cost_is_positive_and_grows"],
-    "other-names": ["static_protocol"],
-}
+from kit_mutants.reference import COMBINE, Done, Exchange, Push
 
 
 # -- wrong results ----------------------------------------------------------------------------------------------------
@@ -107,7 +72,7 @@ class HalfPrecision(Exchange):
     def reduce(self, plan, inputs):
         if plan.request.options["reduction"] != "sum":
             return super().reduce(plan, inputs)
-        return functools.reduce(REDUCE["sum"], inputs)
+        return functools.reduce(COMBINE["sum"], inputs)
 
 
 class LastFirst(Exchange):
@@ -123,7 +88,7 @@ class RoundedTwice(Exchange):
     def reduce(self, plan, inputs):
         if plan.request.options["reduction"] != "avg":
             return super().reduce(plan, inputs)
-        total = functools.reduce(REDUCE["sum"], [each.double() for each in inputs])
+        total = functools.reduce(COMBINE["sum"], [each.double() for each in inputs])
         return total.to(inputs[0].dtype) / len(inputs)
 
 

@@ -8,30 +8,11 @@ from __future__ import annotations
 import pathlib
 import sys
 
-import torch
-
 from iris_allocators.vmem.allocator import VmemAllocator
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
-from allocators.fake_driver import GRANULE, Expandable, FakeVmm, as_bytes
-
-KILLERS = {
-    "quiet-commit": ["peers_growth_is_announced"],
-    "loud-exchange": ["peers_growth_is_announced"],
-    "hasty-export": ["peers_growth_is_announced"],
-    "moving-peer": ["peers_growth_is_seen"],
-    "unsaid-rest": ["peers_growth_in_parts"],
-    "endless-export": ["peers_growth_in_parts"],
-    "copied-import": ["host_import_is_the_same_memory"],
-    "shifted-import": ["host_import_is_the_same_memory"],
-    "odd-extent": ["host_import_is_the_same_memory"],
-    "lost-import": ["host_import_is_found_again"],
-    "remembered-import": ["host_import_is_found_again"],
-    "silent-import": ["host_import_is_found_again"],
-    "credulous-import": ["host_import_refuses_other_memory"],
-    "unannounced-import": ["peers_import_is_seen"],
-}
-"""By mutant, whose class is called alike: the tests that are about its mistake."""
+from allocators.fake_driver import FakeVmm, as_bytes
+from allocators.fake_driver import make_importable as make_importable
 
 
 class RightGrowing(VmemAllocator):
@@ -39,11 +20,6 @@ class RightGrowing(VmemAllocator):
 
     def __init__(self, request):
         super().__init__(request, driver=FakeVmm(), as_bytes=as_bytes)
-
-
-def make_importable(allocator, nbytes):
-    """A tensor in memory that is made as torch's expandable segments are."""
-    return Expandable(allocator._driver, GRANULE, GRANULE).tensor(256, (nbytes,), torch.uint8)
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------

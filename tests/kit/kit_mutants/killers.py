@@ -1,6 +1,6 @@
-"""Which tests are about the mistake of each allocator, plugin and backend: these have to fail.
+"""All mutants: their names, and by test of the kit those whose mistake it is about: there the test has to fail.
 
-Those of the other mutants stand beside them.
+Imports nothing, for plugins have to be light.
 """
 
 import os
@@ -14,64 +14,95 @@ def functions_about(killers):
     return {f"test_{killer.partition('[')[0]}" for killer in killers}
 
 
-ALLOCATORS = {
-    "crooked-base": ["host_size_and_alignment[4096]"],
-    "short-heap": ["host_size_and_alignment[4096]"],
-    "odd-granularity": ["host_size_and_alignment[1]"],
-    "restless-generation": ["host_description_never_changes"],
-    "one-memory": ["host_heaps_do_not_overlap"],
-    "swapped-parameters": ["static_protocol"],
-    "untold-capability": ["static_optional_protocol[decommit]"],
-    "plain-error": ["host_impossible_size_is_an_error"],
-    "shifted-tensor": ["host_tensor_lies_where_it_was_asked_for", "host_tensor_is_the_memory"],
-    "shared-storage": ["host_tensor_lies_where_it_was_asked_for"],
-    "copied-tensor": ["host_tensor_is_the_memory", "host_tensors_outlive_close"],
-    "overlapping-tensors": ["host_tensor_lies_where_it_was_asked_for"],
-    "release-twice": ["host_release_is_told_once_after_the_last_view"],
-    "release-never": ["host_release_is_told_once_after_the_last_view"],
-    "release-early": ["host_release_is_told_once_after_the_last_view"],
-    "release-at-close": ["host_release_is_told_once_after_the_last_view", "host_tensors_outlive_close"],
-    "release-by-place": ["host_release_is_told_once_after_the_last_view"],
-    "commit-clears": ["host_commit_is_idempotent"],
-    "decommit-too-much": ["host_decommit_gives_memory_back"],
-    "close-once": ["host_close_is_idempotent[0]", "host_close_is_idempotent[1]"],
-    "usable-after-close": ["host_use_after_close_is_an_error"],
-    "close-takes-memory": ["host_tensors_outlive_close"],
-    "leaky-descriptor": ["host_nothing_leaks"],
-    "leaky-mapping": ["host_nothing_leaks"],
-    "short-export": ["peers_export_describes_the_whole_heap", "peers_in_other_processes"],
-    "export-opens": ["peers_export_describes_the_whole_heap"],
-    "wrong-peer": ["peers_in_other_processes"],
-    "own-peer": ["peers_in_other_processes"],
-    "shifted-peer": ["peers_in_other_processes"],
-    "snapshot-peer": ["peers_in_other_processes"],
-    "import-again": ["peers_in_this_process"],
-    "leaky-import": ["peers_in_this_process", "host_nothing_leaks"],
-    "kept-descriptors": ["peers_in_this_process", "peers_nonsense_is_refused"],
-    "leaky-error": ["peers_nonsense_is_refused"],
-}
-PLUGINS = {
-    "required-settings": ["static_settings_have_defaults_and_descriptions"],
-    "undescribed-settings": ["static_settings_have_defaults_and_descriptions"],
-    "no-reason": ["static_probe_answers_for_every_device"],
-    "wrong-argument": ["static_hooks_are_valid"],
-    "other-name": ["static_entry_point_names_the_plugin"],
-    "no-summary": ["static_info_is_complete"],
-    "raising-diagnosis": ["host_diagnosis"],
-    "wordless-diagnosis": ["host_diagnosis"],
-    "heavy": ["static_import_is_light"],
-}
-BACKENDS = {
-    "swapped-words": ["host_context_words[third-of-four]", "host_context_words[alone]"],
-    "no-timeout": ["host_context_words[third-of-four]"],
-    "credulous": ["host_context_refuses_contradictions"],
-    "detach-once": ["host_attach_and_detach"],
-    "renamed-parameter": ["static_protocol"],
-    "no-cases": ["compile_cases_are_described"],
-    "vain-hope": ["compile_cases_compile[sm_90]", "compile_cases_compile[gfx942]"],
-    "no-signal": ["static_device_functions"],
-    "swapped-ranks": ["static_device_functions"],
-    "swapped-method": ["static_device_methods"],
-    "deaf-tracing": ["host_trace_is_set_in_place"],
-    "own-words": ["static_optional_protocol[SupportsSelfTest]"],
-}
+def _by_mutant(killed):
+    """Turn mutants by test into tests by mutant."""
+    found = {}
+    for test, mutants in killed.items():
+        for mutant in mutants.split():
+            found.setdefault(mutant, []).append(test)
+    return found
+
+
+ALLOCATORS = _by_mutant({
+    "host_size_and_alignment[4096]": "crooked-base short-heap",
+    "host_size_and_alignment[1]": "odd-granularity",
+    "host_description_never_changes": "restless-generation",
+    "host_heaps_do_not_overlap": "one-memory",
+    "static_protocol": "swapped-parameters",
+    "static_optional_protocol[decommit]": "untold-capability",
+    "host_impossible_size_is_an_error": "plain-error",
+    "host_tensor_lies_where_it_was_asked_for": "shifted-tensor shared-storage overlapping-tensors",
+    "host_tensor_is_the_memory": "shifted-tensor copied-tensor",
+    "host_tensors_outlive_close": "copied-tensor release-at-close close-takes-memory",
+    "host_release_is_told_once_after_the_last_view":
+        "release-twice release-never release-early release-at-close release-by-place",
+    "host_commit_is_idempotent": "commit-clears",
+    "host_decommit_gives_memory_back": "decommit-too-much",
+    "host_close_is_idempotent[0]": "close-once",
+    "host_close_is_idempotent[1]": "close-once",
+    "host_use_after_close_is_an_error": "usable-after-close",
+    "host_nothing_leaks": "leaky-descriptor leaky-mapping leaky-import",
+    "peers_export_describes_the_whole_heap": "short-export export-opens",
+    "peers_in_other_processes": "short-export wrong-peer own-peer shifted-peer snapshot-peer",
+    "peers_in_this_process": "import-again leaky-import kept-descriptors",
+    "peers_nonsense_is_refused": "kept-descriptors leaky-error",
+})  # fmt: skip
+GROWING = _by_mutant({
+    "peers_growth_is_announced": "quiet-commit loud-exchange hasty-export",
+    "peers_growth_is_seen": "moving-peer",
+    "peers_growth_in_parts": "unsaid-rest endless-export",
+    "host_import_is_the_same_memory": "copied-import shifted-import odd-extent",
+    "host_import_is_found_again": "lost-import remembered-import silent-import",
+    "host_import_refuses_other_memory": "credulous-import",
+    "peers_import_is_seen": "unannounced-import",
+})  # fmt: skip
+PLUGINS = _by_mutant({
+    "static_settings_have_defaults_and_descriptions": "required-settings undescribed-settings",
+    "static_probe_answers_for_every_device": "no-reason",
+    "static_hooks_are_valid": "wrong-argument",
+    "static_entry_point_names_the_plugin": "other-name",
+    "static_info_is_complete": "no-summary",
+    "host_diagnosis": "raising-diagnosis wordless-diagnosis",
+    "static_import_is_light": "heavy",
+})  # fmt: skip
+BACKENDS = _by_mutant({
+    "host_context_words[third-of-four]": "swapped-words no-timeout",
+    "host_context_words[alone]": "swapped-words",
+    "host_context_refuses_contradictions": "credulous",
+    "host_attach_and_detach": "detach-once",
+    "static_protocol": "renamed-parameter",
+    "compile_cases_are_described": "no-cases",
+    "compile_cases_compile[sm_90]": "vain-hope",
+    "compile_cases_compile[gfx942]": "vain-hope",
+    "static_device_functions": "no-signal swapped-ranks",
+    "static_device_methods": "swapped-method",
+    "host_trace_is_set_in_place": "deaf-tracing",
+    "static_optional_protocol[SupportsSelfTest]": "own-words",
+})  # fmt: skip
+OPTIONAL = _by_mutant({
+    "world_wait_that_gives_up[host]": "secret-waits",
+    "world_device_barrier_of_the_host[host]": "open-barrier",
+    "world_self_test_passes[host]": "half-tested hypochondriac secretive",
+})  # fmt: skip
+COLLECTIVES = _by_mutant({
+    "world_calls[host-results]":
+        "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision",
+    "world_again_with_ranks_that_are_late[host-bits]": "last-first",
+    "world_calls[host-bits]": "rounded-twice",
+    "world_calls[host-agreement]": "own-rounding",
+    "world_calls[host-surroundings]": "one-too-far",
+    "world_calls[host-input]": "scratch-input",
+    "world_calls[host-work]": "never-done",
+    "world_again_with_ranks_that_are_late[host-results]": "once no-entry no-exit",
+    "world_in_place[host]": "own-first",
+    "world_again_with_ranks_that_are_late[host-memory]": "takes-memory borrows-memory",
+    "world_plans_do_not_pile_up[host]": "plans-pile-up",
+    "world_of_a_group[host]": "whole-world other-peers",
+    "host_supports_always_answers": "raises silent-no",
+    "host_supports_something": "never",
+    "host_supports_refuses_what_it_cannot_know": "yes-man",
+    "host_cost_is_positive_and_grows": "free-of-charge cheaper-by-the-dozen",
+    "static_protocol": "other-names",
+})  # fmt: skip
+FAMILIES = ["mute", "near", "blind", "returns", "torn", "mute-methods"]
+"""Those of device.py, of device functions and methods."""

@@ -11,6 +11,7 @@ from iris_core.hooks import hookimpl
 from iris_core.settings import PluginSettings
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 from iris_triton.settings import TritonSettings
+from kit_mutants import killers
 
 _REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
 
@@ -112,106 +113,48 @@ RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
 RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
 
 
-def _with(plugin, **attributes):
-    for name, value in attributes.items():
-        setattr(plugin, name, value)
-    return plugin
-
-
-def _class_of(name):
-    """A plugin's name in the spelling of classes."""
-    return "".join(part.capitalize() for part in name.split("-"))
-
-
-def _mutants(kind, module, names):
+def _plugins(kind, module, names):
     """Plugins for classes that are called as the plugins, in another spelling."""
-    for name in names.split():
-        yield name, Plugin(kind, name, f"kit_mutants.{module}:{_class_of(name)}")
+    factory = f"kit_mutants.{module}:"
+    return {name: Plugin(kind, name, factory + name.replace("-", " ").title().replace(" ", "")) for name in names}
 
 
-ALLOCATORS = {
-    "right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR),
-    **dict(
-        _mutants(
-            PluginKind.ALLOCATOR,
-            "allocators",
-            "crooked-base short-heap odd-granularity restless-generation one-memory "
-            "swapped-parameters untold-capability plain-error shifted-tensor shared-storage copied-tensor "
-            "overlapping-tensors release-twice release-never release-early release-at-close release-by-place "
-            "commit-clears decommit-too-much close-once usable-after-close close-takes-memory leaky-descriptor "
-            "leaky-mapping short-export export-opens wrong-peer own-peer shifted-peer snapshot-peer import-again "
-            "leaky-import kept-descriptors leaky-error",
-        )
-    ),
-}
+ALLOCATORS = {"right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR)}
+ALLOCATORS |= _plugins(PluginKind.ALLOCATOR, "allocators", killers.ALLOCATORS)
 _untold = ALLOCATORS["untold-capability"]
 _untold.info = dataclasses.replace(_untold.info, provides=_REMOTE)
 
-GROWING = dict(
-    _mutants(
-        PluginKind.ALLOCATOR,
-        "growing",
-        "right-growing quiet-commit loud-exchange hasty-export moving-peer unsaid-rest endless-export copied-import "
-        "shifted-import odd-extent lost-import remembered-import silent-import credulous-import unannounced-import",
-    )
-)
+GROWING = _plugins(PluginKind.ALLOCATOR, "growing", ["right-growing", *killers.GROWING])
 for _plugin in GROWING.values():
     _plugin.settings = VmemSettings
     _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
     _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
 
-BACKENDS = {
-    "right-backend": Plugin(PluginKind.BACKEND, "right-backend", RIGHT_BACKEND),
-    **dict(
-        _mutants(
-            PluginKind.BACKEND,
-            "backends",
-            "swapped-words no-timeout credulous detach-once renamed-parameter no-cases vain-hope no-signal "
-            "swapped-ranks swapped-method deaf-tracing own-words",
-        )
-    ),
+BACKENDS = {"right-backend": Plugin(PluginKind.BACKEND, "right-backend", RIGHT_BACKEND)}
+BACKENDS |= _plugins(PluginKind.BACKEND, "backends", killers.BACKENDS)
+OPTIONAL = _plugins(PluginKind.BACKEND, "backends", killers.OPTIONAL)
+FAMILIES = _plugins(PluginKind.BACKEND, "backends", killers.FAMILIES)
+
+_OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
+RIGHT_COLLECTIVES = {
+    f"right-{name}": plugin for name, plugin in _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split()).items()
 }
-OPTIONAL = dict(
-    _mutants(
-        PluginKind.BACKEND,
-        "backends",
-        "secret-waits open-barrier half-tested hypochondriac secretive",
-    )
-)
-FAMILIES = dict(_mutants(PluginKind.BACKEND, "backends", "mute near blind returns torn mute-methods"))
-_OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter"
-COLLECTIVES = {
-    **{
-        f"right-{name}": Plugin(PluginKind.COLLECTIVE, f"right-{name}", f"kit_mutants.reference:{_class_of(name)}")
-        for name in [*_OPS.split(), "push"]
-    },
-    **dict(
-        _mutants(
-            PluginKind.COLLECTIVE,
-            "collectives",
-            "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision "
-            "last-first rounded-twice own-rounding one-too-far scratch-input never-done once no-entry no-exit "
-            "own-first takes-memory borrows-memory plans-pile-up whole-world other-peers raises silent-no never "
-            "yes-man free-of-charge cheaper-by-the-dozen other-names",
-        )
-    ),
-}
+for _name, _plugin in RIGHT_COLLECTIVES.items():
+    _plugin.info = dataclasses.replace(_plugin.info, name=_name)
+COLLECTIVES = {**RIGHT_COLLECTIVES}
+COLLECTIVES |= _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
+
+_CLASSES = {"no-reason": NoReason, "wrong-argument": WrongArgument, "raising-diagnosis": RaisingDiagnosis,
+            "wordless-diagnosis": WordlessDiagnosis}  # fmt: skip
 PLUGINS = {
-    "required-settings": _with(
-        Plugin(PluginKind.ALLOCATOR, "required-settings", RIGHT_ALLOCATOR), settings=RequiredSettings
-    ),
-    "undescribed-settings": _with(
-        Plugin(PluginKind.ALLOCATOR, "undescribed-settings", RIGHT_ALLOCATOR), settings=UndescribedSettings
-    ),
-    "no-reason": NoReason(PluginKind.ALLOCATOR, "no-reason", RIGHT_ALLOCATOR),
-    "wrong-argument": WrongArgument(PluginKind.ALLOCATOR, "wrong-argument", RIGHT_ALLOCATOR),
-    "raising-diagnosis": RaisingDiagnosis(PluginKind.ALLOCATOR, "raising-diagnosis", RIGHT_ALLOCATOR),
-    "wordless-diagnosis": WordlessDiagnosis(PluginKind.ALLOCATOR, "wordless-diagnosis", RIGHT_ALLOCATOR),
-    "other-name": Plugin(PluginKind.ALLOCATOR, "another-name", RIGHT_ALLOCATOR),
-    "no-summary": Plugin(PluginKind.ALLOCATOR, "no-summary", RIGHT_ALLOCATOR),
+    name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
+    for name in killers.PLUGINS
+    if name != "heavy"
 }
-_silent = PLUGINS["no-summary"]
-_silent.info = dataclasses.replace(_silent.info, summary="")
+PLUGINS["required-settings"].settings = RequiredSettings
+PLUGINS["undescribed-settings"].settings = UndescribedSettings
+PLUGINS["other-name"].info = dataclasses.replace(PLUGINS["other-name"].info, name="another-name")
+PLUGINS["no-summary"].info = dataclasses.replace(PLUGINS["no-summary"].info, summary="")
 
 
 def attribute(kind, name):
@@ -219,10 +162,10 @@ def attribute(kind, name):
     return f"{kind}_{name.replace('-', '_')}"
 
 
-_KINDS = {
-    "allocator": ALLOCATORS | GROWING | PLUGINS,
-    "backend": BACKENDS | OPTIONAL | FAMILIES,
-    "collective": COLLECTIVES,
+KINDS = {
+    PluginKind.ALLOCATOR: ALLOCATORS | GROWING | PLUGINS,
+    PluginKind.BACKEND: BACKENDS | OPTIONAL | FAMILIES,
+    PluginKind.COLLECTIVE: COLLECTIVES,
 }
-for _kind, _plugins in _KINDS.items():
-    globals().update({attribute(_kind, name): plugin for name, plugin in _plugins.items()})
+for _kind, _named in KINDS.items():
+    globals().update({attribute(_kind, name): plugin for name, plugin in _named.items()})

@@ -15,25 +15,19 @@ import pickle
 import torch
 import torch.distributed as dist
 
-from iris_core.testing.conformance.collective_cases import ARITHMETIC, BITWISE, DTYPES, INTEGERS, REDUCING
+from iris_core.dispatch.requests import REDUCING
+from iris_core.testing.conformance.collective_cases import (
+    ARITHMETIC,
+    BITWISE,
+    COMBINE,
+    DTYPES,
+    INTEGERS,
+    OPS,
+)
+from iris_core.testing.conformance.collective_jobs import content
 from iris_core.types import Availability, DeviceType
 
-REDUCE = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
 _CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every rank gets one
-
-
-def content(tensor):
-    """The bytes of a tensor's elements."""
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class Done:
@@ -145,7 +139,7 @@ class Exchange:
         reduction = plan.request.options["reduction"]
         if inputs[0].dtype in (torch.float16, torch.bfloat16):
             inputs = [each.float() for each in inputs]
-        total = functools.reduce(REDUCE[reduction], inputs)
+        total = functools.reduce(COMBINE[reduction], inputs)
         return total / len(inputs) if reduction == "avg" else total
 
 
@@ -182,33 +176,6 @@ class Push(Exchange):
         plan.exchange(None)
 
 
-class AllReduce(Exchange):
-    op = "all_reduce"
-
-
-class AllGather(Exchange):
-    op = "all_gather"
-
-
-class ReduceScatter(Exchange):
-    op = "reduce_scatter"
-
-
-class AllToAll(Exchange):
-    op = "all_to_all"
-
-
-class Broadcast(Exchange):
-    op = "broadcast"
-
-
-class Reduce(Exchange):
-    op = "reduce"
-
-
-class Gather(Exchange):
-    op = "gather"
-
-
-class Scatter(Exchange):
-    op = "scatter"
+for _op in OPS:
+    _name = _op.replace("_", " ").title().replace(" ", "")
+    globals()[_name] = type(_name, (Exchange,), {"op": _op})

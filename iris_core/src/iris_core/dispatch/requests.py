@@ -41,11 +41,11 @@ ALIGNMENT_NBYTES = 16
 _OVERLAP_WORK = 10_000
 """Steps in which numpy may look for a common byte of two tensors; matrices take a few."""
 
-_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-_ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
-_ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter")
-_ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+BITWISE_OPS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
+ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter")
+ALL_IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class CollectiveCall(NamedTuple):
         rank, options = members.index(here.rank), dict[str, Any]()
         if op in REDUCING:
             options["reduction"] = reduce_op(first).name.lower()
-        if op in _ROOTED:
+        if op in ROOTED:
             options["root"] = _index(op, members, second if op == "reduce" else first)
         if op in POINT_TO_POINT:  # between two ranks of the world, whatever group they are in
             if first == here.rank:
@@ -109,8 +109,8 @@ class CollectiveCall(NamedTuple):
             options["out_splits"] = _split_sizes(taken, out, len(members), given)
         is_root = rank == options.get("root")
         for name, tensor, needed in (
-            ("output", out, op in (*_ALL_HAVE_OUTPUT, "recv", "broadcast") or is_root),
-            ("input", inp, op in (*_ALL_HAVE_INPUT, "send") or is_root),
+            ("output", out, op in (*ALL_HAVE_OUTPUT, "recv", "broadcast") or is_root),
+            ("input", inp, op in (*ALL_HAVE_INPUT, "send") or is_root),
         ):
             if tensor is None and is_root and needed:
                 raise ArgumentError(f"{op}: rank {members[rank]} is the root and must pass the {name}")
@@ -194,7 +194,7 @@ def check_reducible(what: str, op: ReduceOp, dtype: torch.dtype) -> None:
     """Raise if no collective reduces elements of `dtype` with `op`; `what` names the call."""
     if name_of(dtype) not in REDUCIBLE:
         raise UnsupportedError(f"{what}: elements of {dtype} cannot be reduced; these can: {', '.join(REDUCIBLE)}")
-    if op in _BITWISE and dtype.is_floating_point:
+    if op in BITWISE_OPS and dtype.is_floating_point:
         raise ArgumentError(f"{what}: {op.name} works on integers and bool, not on {dtype}")
     if op is ReduceOp.AVG and dtype is torch.bool:
         raise ArgumentError(f"{what}: AVG does not work on bool; use SUM or MAX for 'any', PRODUCT or MIN for 'all'")
@@ -405,11 +405,11 @@ def shared_facts(request: Request) -> dict[str, str]:
         return facts
     if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
         return {**facts, "split sizes": "given"}
-    if request.op in _ALL_HAVE_INPUT:
+    if request.op in ALL_HAVE_INPUT:
         facts["input on the heap and contiguous"] = str(request.direct_in)
-    if request.op in _ALL_HAVE_OUTPUT:
+    if request.op in ALL_HAVE_OUTPUT:
         facts["output on the heap and contiguous"] = str(request.direct_out)
-    if request.op in _ALL_IN_PLACE:
+    if request.op in ALL_IN_PLACE:
         facts["in place"] = str(options["in_place"])
     return facts
 

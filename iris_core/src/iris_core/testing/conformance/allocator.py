@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import os
@@ -346,7 +345,7 @@ class AllocatorConformance(PluginConformance):
             one, two = make_allocator(nbytes, 0, 2), make_allocator(nbytes, 1, 2)
             one.commit(0, one.nbytes)
             if self.same_process_peers:
-                two.import_peer(0, _received(one.export()))
+                two.import_peer(0, plugin_jobs.received(one.export()))
             one.tensor(0, 64, _nothing).fill_(1)
             two.close()
             one.close()
@@ -385,11 +384,11 @@ class AllocatorConformance(PluginConformance):
         """A second import changes nothing, and no received descriptor is left to the caller."""
         owner, me = self._pair(opened, 3)
         owner.commit(0, owner.nbytes)
-        received = _received(owner.export())
+        received = plugin_jobs.received(owner.export())
         mapping = me.import_peer(0, received)
         assert (mapping.rank, mapping.nbytes) == (0, owner.nbytes)
         with _no_new_descriptors():
-            assert me.import_peer(0, _received(owner.export())) == mapping
+            assert me.import_peer(0, plugin_jobs.received(owner.export())) == mapping
         me.close()
         gc.collect()
         still_open = {int(each.split()[0]) for each in oracle.open_descriptors()}
@@ -477,7 +476,7 @@ def _exchange(owner: Any, me: Any) -> tuple[Any, list[Segment]]:
     for _ in range(owner.nbytes // owner.granularity + 1):
         segments, more = owner.export(), owner.has_more
         described += segments
-        mapping = me.import_peer(0, _received(segments))
+        mapping = me.import_peer(0, plugin_jobs.received(segments))
         owner.exchanged()
         if not more:
             return mapping, described
@@ -491,11 +490,6 @@ def _check_described(segments: Sequence[Segment], offset: int, nbytes: int) -> N
         if segment.offset_bytes <= reached:
             reached = max(reached, segment.offset_bytes + segment.nbytes)
     assert reached >= offset + nbytes, f"no segment has byte {reached} of the heap"
-
-
-def _received(segments: Sequence[Segment]) -> list[Segment]:
-    """Segments as a peer receives them: with descriptors of its own."""
-    return [dataclasses.replace(each, fd=None if each.fd is None else os.dup(each.fd)) for each in segments]
 
 
 def _pattern(nbytes: int, seed: int) -> torch.Tensor:

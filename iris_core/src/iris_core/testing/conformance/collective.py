@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core.device.targets import device_targets
+from iris_core.dispatch.requests import ALL_IN_PLACE, REDUCING
 from iris_core.protocols import Collective
 from iris_core.testing.conformance import collective_cases as known
 from iris_core.testing.conformance import collective_jobs as jobs
@@ -108,7 +109,7 @@ class CollectiveConformance(PluginConformance):
             "a layout": dataclasses.replace(request, options={**options, "layout": "no_such_layout"}),
             "a setting": dataclasses.replace(request, options={**options, "config": {"no_such_setting": 1}}),
         }
-        if collective.op in known.REDUCING:
+        if collective.op in REDUCING:
             strange["a reduction"] = dataclasses.replace(request, options={**options, "reduction": "no_such"})
         accepted = [name for name, each in strange.items() if collective.supports(each)]
         assert not accepted, f"it accepts {', '.join(accepted)} that it cannot know"
@@ -169,7 +170,7 @@ class CollectiveConformance(PluginConformance):
 
     def test_world_in_place(self, collective: Any, pool: RankPool, world: World) -> None:
         """Input and output may share memory as in torch, where `supports` says so."""
-        if collective.op not in known.IN_PLACE:
+        if collective.op not in ALL_IN_PLACE:
             pytest.skip(f"torch has no {collective.op} in place")
         case = self._usual(collective, world, in_place=True)
         _check("results", *_run(pool, world, (case,), num_turns=2))

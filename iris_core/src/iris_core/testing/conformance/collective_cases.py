@@ -13,31 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.types import CollectiveRequest, DeviceTarget
+from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, BITWISE_OPS, POINT_TO_POINT, REDUCING, ROOTED
+from iris_core.dispatch.requests import OPS as ALL_OPS
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+OPS = tuple(op for op in ALL_OPS if op not in POINT_TO_POINT)
 REPLICATED = ("all_reduce", "all_gather", "broadcast")
 """Every rank gets the same."""
-IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter")
-"""Where torch works in place: the whole tensor, the own chunk of the output, the own chunk of the input."""
-
-_ROOT_HAS_INPUT = ("broadcast", "scatter")
-_ROOT_HAS_OUTPUT = ("reduce", "gather")
-_ONE_INPUT_CHUNK_EACH = ("reduce_scatter", "all_to_all", "scatter")
-_ONE_OUTPUT_CHUNK_EACH = ("all_gather", "all_to_all", "gather")
 
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
 USUAL_SHAPE = (1003,)
-INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-DTYPES = (*INTEGERS, *FLOATS, "bool", "complex64", "float8_e4m3fn")
-ARITHMETIC = ("avg", "product", "min", "max")  # and "sum", which is usual
-BITWISE = ("band", "bor", "bxor")
+FLOATS = tuple(name for name in REDUCIBLE if getattr(torch, name).is_floating_point)
+INTEGERS = tuple(name for name in REDUCIBLE if name not in (*FLOATS, "bool"))
+DTYPES = (*REDUCIBLE, "complex64", "float8_e4m3fn")
+BITWISE = tuple(op.name.lower() for op in BITWISE_OPS)
+ARITHMETIC = tuple(op.name.lower() for op in ReduceOp if op not in (ReduceOp.SUM, *BITWISE_OPS))  # SUM is usual
 PLACES = ("heap", "skewed", "ordinary", "strided")
 """Where tensors lie: on the heap; there, but elsewhere on each rank and aligned to an element only; in ordinary memory;
 on the heap with a gap after each element."""
@@ -63,19 +57,19 @@ class Case:
 
     def has_input(self, rank: int) -> bool:
         """Whether a rank of the group has an input."""
-        return self.op not in _ROOT_HAS_INPUT or rank == self.root
+        return self.op in ALL_HAVE_INPUT or rank == self.root
 
     def has_output(self, rank: int) -> bool:
         """Whether a rank of the group has an output."""
-        return self.op not in _ROOT_HAS_OUTPUT or rank == self.root
+        return self.op in (*ALL_HAVE_OUTPUT, "broadcast") or rank == self.root
 
     def input_shape(self, size: int) -> tuple[int, ...]:
         """Shape of an input in a group of this size."""
-        return ((size if self.op in _ONE_INPUT_CHUNK_EACH else 1) * self.shape[0], *self.shape[1:])
+        return ((size if self.op in PARTED_IN else 1) * self.shape[0], *self.shape[1:])
 
     def output_shape(self, size: int) -> tuple[int, ...]:
         """Shape of an output."""
-        return ((size if self.op in _ONE_OUTPUT_CHUNK_EACH else 1) * self.shape[0], *self.shape[1:])
+        return ((size if self.op in PARTED_OUT else 1) * self.shape[0], *self.shape[1:])
 
     def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
         """Describe the call of a rank of the group as the core does; `members` are ranks of the world, in its order."""
@@ -84,11 +78,11 @@ class Case:
         shape = inp = self.input_shape(size)
         out = self.output_shape(size)
         if self.has_input(rank):
-            options["in_stride"] = _strides(inp, step)
+            options["in_stride"] = tuple(step * each for each in dense(inp))
         else:
             shape = out  # no operation has a rank with neither
         if self.has_output(rank):
-            options |= {"out_shape": out, "out_stride": _strides(out, step)}
+            options |= {"out_shape": out, "out_stride": tuple(step * each for each in dense(out))}
         options |= {"reduction": self.reduction} if self.op in REDUCING else {}
         options |= {"root": self.root} if self.op in ROOTED else {}
         direct = self.place in ("heap", "skewed")
@@ -189,22 +183,12 @@ def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, i
 
 def _reduced(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype) -> list[torch.Tensor]:
     """Reduce in the group's order, as `wide`."""
-    total = functools.reduce(_COMBINE[case.reduction], [each.to(wide) for each in inputs])
+    total = functools.reduce(COMBINE[case.reduction], [each.to(wide) for each in inputs])
     result = total / len(inputs) if case.reduction == "avg" else total
     return list(result.tensor_split(len(inputs))) if case.op == "reduce_scatter" else [result] * len(inputs)
 
 
-_COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
-
-
-def _strides(shape: Sequence[int], step: int) -> tuple[int, ...]:
-    return tuple(step * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}  # fmt: skip

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.testing.conformance.collective_cases import REDUCING, Case, judge, promised, source
+from iris_core.dispatch.requests import REDUCING
+from iris_core.testing.conformance.collective_cases import Case, judge, promised, source
 from iris_core.testing.conformance.plugin_jobs import create
 from iris_core.types import PluginKind
 
@@ -125,7 +126,7 @@ class _Tensors:
 
     def everything(self) -> list[bytes]:
         """Return the contents, with the guard bytes."""
-        return [_content(raw) for raw, _ in self._made]
+        return [content(raw) for raw, _ in self._made]
 
     def are_surroundings_whole(self) -> bool:
         """Whether the bytes around the tensors, and between their elements, are as they were made."""
@@ -174,16 +175,16 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
         after = ctx.stats()
         if (after.num_blocks, after.peak) != (before.num_blocks, before.peak):
             wrong["memory"] = what + f"a launch has taken memory of the heap: {before} before, {after} after"
-        if inp is not None and not case.in_place and _content(inp) != _content(data):
+        if inp is not None and not case.in_place and content(inp) != content(data):
             wrong["input"] = what + "its input has changed"
         if not tensors.are_surroundings_whole():
             wrong["surroundings"] = what + "memory beside its tensors has changed"
         if out is not None:
             wrong["results"] = wrong["results"] or judge(case, rank, turn, size, out, in_float32=setup.in_float32)
-            wrong["agreement"] += hashlib.sha256(_content(out)).hexdigest()
+            wrong["agreement"] += hashlib.sha256(content(out)).hexdigest()
             if promises_bits(collective):
                 right = promised(case, [source(case, each, turn, size) for each in range(size)])[rank]
-                if _content(out) != _content(right):
+                if content(out) != content(right):
                     wrong["bits"] = what + f"call {turn} has other bits than torch in the group's order"
     if not case.members:
         ctx.barrier()
@@ -206,5 +207,6 @@ def promises_bits(collective: Any) -> bool:
     return collective.op in REDUCING and getattr(collective, "deterministic", False) is True
 
 
-def _content(tensor: torch.Tensor) -> bytes:
+def content(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's elements."""
     return bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import gc
 import json
-from typing import Any
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from iris_core.device.targets import device_targets
 from iris_core.registry import Registry
 from iris_core.testing.conformance import oracle
 from iris_core.types import CreateRequest, DeviceTarget, PluginKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.types import Segment
 
 _TIMEOUT_S = 30.0
 
@@ -36,6 +43,11 @@ def diagnose(kind: PluginKind, name: str) -> list[str]:
             if not isinstance(json.loads(json.dumps(finding.data)), dict):
                 problems.append(f"data of the finding about {finding.subject!r} is no dict")
     return problems
+
+
+def received(segments: Sequence[Segment]) -> list[Segment]:
+    """Return segments as a peer receives them: with descriptors of its own."""
+    return [replace(each, fd=None if each.fd is None else os.dup(each.fd)) for each in segments]
 
 
 def mark(rank: int, index: int) -> bytes:

@@ -1,0 +1,151 @@
+"""Allocators and ranks on pretended drivers, which have to leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tests.core import fakes
+
+from iris_allocators.settings import TorchSettings, VmemSettings
+from iris_allocators.torch_ipc import TorchAllocator
+from iris_allocators.vmem.allocator import VmemAllocator
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.testing.conformance import oracle
+from iris_core.testing.conformance.plugin_jobs import received
+from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+
+from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iris_core.types import Segment
+
+CPU = DeviceTarget(DeviceType.CPU)
+
+
+def nothing() -> None:
+    """A release that nobody waits for."""
+
+
+def make(
+    nbytes: int = 8 * GRANULE, rank: int = 0, world_size: int = 1, driver: FakeVmm | None = None, **settings: Any
+) -> VmemAllocator:
+    """An allocator "vmem" with granules of `GRANULE` unless `settings` say otherwise."""
+    request = CreateRequest(CPU, rank, world_size, nbytes, VmemSettings(**{"granule": GRANULE, **settings}))
+    return VmemAllocator(request, driver=driver or FakeVmm(), as_bytes=as_bytes)
+
+
+def make_torch(nbytes: int, rank: int = 0, world_size: int = 1, driver: FakeIpc | None = None) -> TorchAllocator:
+    """An allocator "torch"."""
+    request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
+    return TorchAllocator(request, driver or FakeIpc(), as_bytes)
+
+
+class ThreadWorld(fakes.ThreadWorld):
+    """One rank of a world of threads, which counts the segments that it sends."""
+
+    num_segments = 0
+
+    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        self.num_segments += len(segments)
+        assert sum(segment.fd is not None for segment in segments) * self.world_size <= 256, "open in this process"
+        everyone = self.all_gather_object(segments)
+        out = [list(row) if rank == self.rank else received(row) for rank, row in enumerate(everyone)]
+        self.barrier()  # nobody closes a descriptor before all have theirs
+        return out
+
+
+class Cluster(fakes.Cluster):
+    """Ranks as threads, with a heap on an allocator that `make` makes for each of `drivers`."""
+
+    def __init__(self, drivers: Sequence[Any], make: Any = make, nbytes: int = 8 * GRANULE, **settings: Any) -> None:
+        hub = fakes.Hub(len(drivers))
+        self.drivers = drivers
+        self.worlds = [ThreadWorld(hub, rank) for rank in range(len(drivers))]
+        self.allocators = [make(nbytes, rank, len(drivers), each, **settings) for rank, each in enumerate(drivers)]
+        self.heaps = [SymmetricHeap(a, w) for a, w in zip(self.allocators, self.worlds, strict=True)]
+        self._pool = ThreadPoolExecutor(len(drivers))
+
+    @property
+    def used(self) -> list[int]:
+        """Bytes in use of each rank's device."""
+        return [driver.used for driver in self.drivers]
+
+    @property
+    def counts(self) -> list[tuple[int, ...]]:
+        """What each rank's driver counts."""
+        return [driver.counts() for driver in self.drivers]
+
+    def barriers(self, number: int = 2) -> None:
+        """As many barriers of all ranks."""
+        for _ in range(number):
+            self.each(lambda heap: heap.barrier_agreement())
+
+    def offsets(self, tensors: Sequence[Any]) -> list[int]:
+        """Where each rank's tensor lies in its heap."""
+        return [heap.offset_of(tensor) for heap, tensor in zip(self.heaps, tensors, strict=True)]
+
+    def close(self) -> None:
+        """Close all heaps."""
+        for heap in self.heaps:
+            heap.close()
+        self._pool.shutdown()
+
+
+class Made:
+    """Makes what a test needs, and sees that nothing is left of it.
+
+    Attributes:
+        lost: drivers that have refused to take something back.
+    """
+
+    def __init__(self) -> None:
+        self.lost: list[Any] = []
+        self._drivers: list[Any] = []
+        self._closing: list[Any] = []
+        self._pieces: list[Expandable] = []
+        self._before = self.descriptors()
+
+    def driver(self, kind: Any = FakeVmm, **options: Any) -> Any:
+        """A pretended driver."""
+        self._drivers.append(kind(**options))
+        return self._drivers[-1]
+
+    def allocator(self, *args: Any, driver: FakeVmm | None = None, **settings: Any) -> VmemAllocator:
+        """As `make`."""
+        self._closing.append(make(*args, driver=driver or self.driver(), **settings))
+        return self._closing[-1]
+
+    def cluster(self, world_size: int, kind: Any = FakeVmm, opened: bool = True, **options: Any) -> Cluster:
+        """Ranks whose heaps are open unless told otherwise."""
+        cluster = Cluster([self.driver(kind) for _ in range(world_size)], **options)
+        self._closing.append(cluster)
+        if opened:
+            cluster.each(lambda heap: heap.open())
+        return cluster
+
+    def pieces(self, driver: FakeVmm, *sizes: int) -> Expandable:
+        """Memory that is not the heap's, of pieces of so many granules."""
+        self._pieces.append(Expandable(driver, *(size * GRANULE for size in sizes)))
+        return self._pieces[-1]
+
+    @staticmethod
+    def descriptors() -> set[str]:
+        """Descriptors of pretended memory that are open in this process."""
+        return {each for each in oracle.open_descriptors() if "fake-vmm" in each}
+
+    def finish(self) -> None:
+        """Close everything; fail if that leaves anything, except of the drivers in `lost`."""
+        for each in self._closing:
+            each.close()
+        self._closing.clear()
+        gc.collect()
+        for each in self._pieces:
+            each.close()
+        left = [driver.counts() for driver in self._drivers if driver not in self.lost]
+        assert not any(map(any, left)), f"handles, mappings, reservations and bytes that are left: {left}"
+        assert self.lost or self.descriptors() == self._before
+        self.__init__()  # type: ignore[misc]
