@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 import time
 
@@ -110,6 +111,24 @@ def wrong_bits(device, places, turns):
     return tried, wrong
 
 
+def with_nans(device, calls):
+    """Reductions of a tensor with a NaN on each rank; what came that should not have."""
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        size = ctx.num_ranks
+        for op, algorithm, reduction, dtype in calls:
+            x = ctx.full((size, size + 1), 1 + ctx.cur_rank, dtype=dtype)
+            x[:, ctx.cur_rank] = math.nan
+            y = x if op == "all_reduce" else ctx.zeros(1, size + 1, dtype=dtype)
+            getattr(ctx.ccl, op)(y, x, ReduceOp[reduction], config=Config(algorithm=algorithm))
+            value = {"MIN": 1, "MAX": size, "SUM": size * (size + 1) / 2}[reduction]
+            expected = torch.tensor([math.nan] * size + [value]).expand(y.shape)
+            if not torch.equal(y.cpu().float().nan_to_num(-1), expected.nan_to_num(-1)):
+                wrong.append(f"{op} {algorithm} {reduction} {dtype}: {y.tolist()}")
+        ctx.barrier()
+    return wrong
+
+
 def refusals(device):
     """What is said to those who name algorithms that promise nothing, then what calls without a name are served by."""
     said = []
@@ -192,12 +211,3 @@ def of_products(device, cache, measured):
                 found[op, dtype, "sums"] = torch.equal(bits(out.cpu()), bits(part))
         ctx.barrier()
     return found
-
-
-def differing(device):
-    """The error of ranks that do not ask for the same."""
-    try:
-        Iris("8MiB", device=device, deterministic=dist.get_rank() == 0)
-    except IrisError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""

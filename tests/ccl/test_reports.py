@@ -30,25 +30,22 @@ def test_every_member_raises_at_its_next_call(pool, some, num_ranks, device):
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_every_member_raises_after_a_barrier(pool, num_ranks, device):
-    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, "all_reduce", "device_barrier"):
-        assert said == ("DeviceTimeoutError", 0, 1, "device_barrier")
-        assert (again, sums) == (None, [2.0])
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_reset_drops_what_no_call_has_raised(pool, num_ranks, device):
-    assert pool.run(jobs.gives_up, num_ranks, device, None) == [(None, None, [2.0])] * num_ranks
+@pytest.mark.parametrize("following", ["all_reduce", None])
+def test_after_a_barrier_every_member_raises_or_resets(pool, num_ranks, device, following):
+    wanted = ("DeviceTimeoutError", 0, 1, "device_barrier") if following else None  # a reset drops what was not raised
+    found = pool.run(jobs.gives_up, num_ranks, device, following, "device_barrier" if following else "all_reduce")
+    assert found == [(wanted, None, [2.0])] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
-    results = pool.run(jobs.differs, num_ranks, device)
-    for said, again, sums in results:
-        kind, rank, peer, op = said
+    for (kind, rank, peer, op), text, again, sums in pool.run(jobs.differs, num_ranks, device):
         assert (kind, op) == ("DeviceError", "all_reduce")
         assert 1 in (rank, peer)
         assert rank != peer
+        for who in (rank, peer):
+            elements = 8 if who == 1 else 4
+            assert f"on rank {who}, operation all_reduce, dtype float32, elements {elements}," in text
         assert (again, sums) == (None, [float(num_ranks)])
 
 

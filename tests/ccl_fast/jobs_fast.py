@@ -1,6 +1,5 @@
 """Rank jobs of tests/ccl_fast."""
 
-import inspect
 import random
 import threading
 import time
@@ -27,13 +26,6 @@ def unprobed(device, encodings):
     if device == "cpu" or "ll128" not in encodings:
         return ""
     return lines_problem(0)
-
-
-def run_cases(device, cases, turns, workspace=None):
-    """As tests/ccl runs cases, with the emulation; returns what was wrong."""
-    limits = {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
-    with emulation(**limits):
-        return jobs_ccl.run_cases(device, cases, turns)
 
 
 def set_epochs(ctx, epoch):
@@ -81,24 +73,6 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
             tensors.out.copy_(out)
             tensors.inp.copy_(inp)
             wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn}")
-        ctx.barrier()
-    return wrong
-
-
-def run_group(device, members, cases, turns):
-    """Calls of a group, whose members are named in its order; the others do nothing."""
-    ordered = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    group = dist.new_group(list(members), **ordered)
-    members = list(members) if ordered else sorted(members)  # older versions of torch sort them
-    wrong = []
-    with emulation(), Iris("24MiB", device=device) as ctx:
-        for case in cases:
-            own = members.index(ctx.cur_rank) if ctx.cur_rank in members else 0
-            tensors = jobs_ccl.Tensors(ctx, case, own, len(members))  # a symmetric call: on all ranks
-            for turn in range(turns if ctx.cur_rank in members else 0):
-                inputs = tensors.fill(turn)
-                jobs_ccl.call(ctx, case, tensors, group, members)
-                wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
         ctx.barrier()
     return wrong
 

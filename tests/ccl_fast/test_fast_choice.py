@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fast_cases import ENCODINGS, algorithms
+from ccl_cases import ENCODINGS, kinds
 from table_files import table_file
 from tables import table
 
@@ -85,7 +85,7 @@ def test_only_algorithms_that_must_be_measured_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_packets_are_for_nvidia(encoding):
-    for op, name in algorithms(encoding):
+    for op, name in kinds(encoding):
         assert "for NVIDIA GPUs" in one(op, name).supports(request(op, CPU)).reason
         assert "NVIDIA" in one(op, name).supports(request(op, AMD)).reason
 
