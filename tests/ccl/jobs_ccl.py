@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import torch
 from ccl_cases import data, expected, input_shape, output_shape, row_splits
@@ -40,6 +41,12 @@ def said_by(call, *arguments, **named):
 def kind_of(call, *arguments, **named):
     """The type of the error that a call raises; empty if none."""
     return said_by(call, *arguments, **named).partition(":")[0]
+
+
+def unlike(*rows):
+    """What calls raise that is not as it should be: rows of a pattern of `kind: text` and a call; "" for nothing."""
+    said = [(words, said_by(call)) for words, call in rows]
+    return [(words, text) for words, text in said if not (re.match(words, text, re.DOTALL) if words else not text)]
 
 
 class Tensors:
