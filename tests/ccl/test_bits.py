@@ -34,10 +34,8 @@ def test_nans_go_on_whichever_rank_they_come_from(pool, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_those_that_promise_nothing_are_refused_on_all_ranks(pool, num_ranks, device):
-    for said, served, text in pool.run(jobs.refusals, num_ranks, device):
-        assert len(said) == 5
-        assert all(each.startswith("UnsupportedError: ") and "does not promise its bits" in each for each in said)
-        assert served == [num_ranks]
+    for wrong, served, text in pool.run(jobs.refusals, num_ranks, device):
+        assert (wrong, served) == ([], [num_ranks])
         assert "no, it does not promise its bits" in text
 
 

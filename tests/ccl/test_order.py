@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from iris_core.device import launch_order
+from iris_core.device.barrier import _Group
 from iris_core.device.launch_order import DeviceOrder, HostOrder
-from iris_core.errors import DeviceError
+from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.heap.streams import HostStreams
 
 
@@ -79,6 +80,21 @@ def test_branches_of_a_graph_are_ordered(streams):
     assert call(team, on, b) == ["a"]
     assert call(team, on, a) == ["b"]
     assert call(team, on, c) == []
+
+
+def test_every_graph_has_flags_of_its_own(monkeypatch):
+    """Replays have no order with other launches.  Where a capture has no number, every barrier in it has its own."""
+    group = _Group((0, 1), torch.arange(6).view(6, 1).expand(6, 3), torch.zeros(6, 2), None)
+    used = []
+    for capture in (0, 5, 5, 0, 9, 5, None, None):
+        monkeypatch.setattr(launch_order, "current_capture", lambda index, capture=capture: capture)
+        used.append(int(group._slot().words[0]))
+    assert used == [0, 1, 1, 0, 2, 1, 3, 4]
+    monkeypatch.setattr(launch_order, "current_capture", lambda index: 11)
+    assert int(group._slot().words[0]) == 5
+    monkeypatch.setattr(launch_order, "current_capture", lambda index: 12)
+    with pytest.raises(UnsupportedError, match="IRIS_SYSTEM_SIZE"):
+        group._slot()
 
 
 # -- on the CPU -------------------------------------------------------------------------------------------------------

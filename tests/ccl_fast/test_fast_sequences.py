@@ -68,6 +68,7 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
     said = ["where the data of rank 0 arrives, in the"]
     said += ["where rank 0 signals program"] * (form == "split")
     for rank in (1, 2):
+        assert texts[rank].startswith("DeviceTimeoutError")
         assert f"rank {rank}, program " in texts[rank]
         assert "IRIS_DEVICE_TIMEOUT" in texts[rank]
         assert any(each in texts[rank] for each in said)
@@ -84,6 +85,7 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
 def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
     """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
     (text, _), *_ = results = pool.run(run_overlapping, 2, "cpu", backend, op, algorithm)
+    assert text.startswith("DeviceError")
     assert "at the same time on the device of rank 0" in text
     assert op in text
     assert f"({algorithm})" in text
@@ -97,6 +99,7 @@ def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
 def test_ranks_that_call_in_different_orders_are_told(pool, num_ranks, algorithm):
     """Replays of graphs in different orders do the same on GPUs: the kernels compare, not the hosts."""
     for text, wrong in pool.run(call_in_other_order, num_ranks, "cpu", algorithm):
+        assert text.startswith("Device")
         assert "have called differently" in text
         assert "sum" in text
         assert "max" in text

@@ -40,42 +40,23 @@ def launch(op, name, request):
     return shape.programs, shape.options["num_warps"], shape.step
 
 
-@table(
-    ("op", "name", "nbytes", "programs", "warps", "step"),
-    [
-        ("all_reduce", "ll128_one_shot", KB, 2, 2, False),
-        ("all_reduce", "ll128_one_shot", 4 * KB, 5, 2, False),
-        ("all_reduce", "ll128_one_shot", 16 * KB, 18, 2, False),
-        ("all_reduce", "ll128_one_shot", 32 * KB, 35, 2, False),  # 69 x 1 was 1 % better
-        ("all_reduce", "ll128_one_shot", 64 * KB, 69, 2, False),
-        ("all_reduce", "ll128_two_shot", 128 * KB, 18, 2, False),
-        ("all_reduce", "ll128_two_shot", 256 * KB, 35, 2, False),
-        ("all_reduce", "sentinel_two_shot", 512 * KB, 128, 1, True),
-        ("all_reduce", "sentinel_two_shot", MB, 128, 2, True),
-        ("all_reduce", "sentinel_two_shot", 2 * MB, 128, 4, True),
-        ("all_reduce", "sentinel_two_shot", 4 * MB, 128, 8, True),
-        ("all_reduce", "sentinel_two_shot", 8 * MB, 512, 4, True),
-        ("all_gather", "ll128_mailbox", 16 * KB, 3, 2, False),
-        ("all_gather", "ll128_mailbox", 64 * KB, 9, 2, False),
-        ("all_gather", "ll128_mailbox", 256 * KB, 35, 2, False),
-        ("all_gather", "ll128_mailbox", MB, 69, 4, True),
-        ("all_gather", "ll128_mailbox", 2 * MB, 137, 4, True),  # 547 x 1 was as good
-        ("all_gather", "ll128_mailbox", 4 * MB, 274, 4, True),  # 547 x 2 was as good
-        ("all_gather", "ll128_mailbox", 8 * MB, 547, 4, True),
-        ("all_to_all", "ll128_mailbox", 256 * KB, 35, 2, False),
-        ("all_to_all", "ll128_mailbox", MB, 69, 4, True),
-        ("reduce_scatter", "sentinel_mailbox", 4 * KB, 1, 2, False),
-        ("reduce_scatter", "sentinel_mailbox", 16 * KB, 2, 2, False),
-        ("reduce_scatter", "sentinel_mailbox", 64 * KB, 8, 2, False),
-        ("reduce_scatter", "ll128_mailbox", 256 * KB, 35, 2, False),
-        ("reduce_scatter", "sentinel_mailbox", MB, 64, 4, True),
-        ("reduce_scatter", "sentinel_mailbox", 4 * MB, 256, 4, True),
-        ("reduce_scatter", "sentinel_mailbox", 8 * MB, 512, 4, True),  # 256 x 8 was 0.5 % better
-        ("reduce_scatter", "sentinel_mailbox", 16 * MB, 1024, 4, True),
-    ],
-)  # fmt: skip
-def test_measured_launches(op, name, nbytes, programs, warps, step):
-    assert launch(op, name, request_of(op, nbytes)) == (programs, warps, step)
+@table(("op", "name", "launches"), [  # by size: programs, warps, whether a program takes several steps
+    ("all_reduce", "ll128_one_shot", {KB: (2, 2, False), 4 * KB: (5, 2, False), 16 * KB: (18, 2, False),
+                                      32 * KB: (35, 2, False), 64 * KB: (69, 2, False)}),
+    ("all_reduce", "ll128_two_shot", {128 * KB: (18, 2, False), 256 * KB: (35, 2, False)}),
+    ("all_reduce", "sentinel_two_shot", {512 * KB: (128, 1, True), MB: (128, 2, True), 2 * MB: (128, 4, True),
+                                         4 * MB: (128, 8, True), 8 * MB: (512, 4, True)}),
+    ("all_gather", "ll128_mailbox", {16 * KB: (3, 2, False), 64 * KB: (9, 2, False), 256 * KB: (35, 2, False),
+                                     MB: (69, 4, True), 2 * MB: (137, 4, True), 4 * MB: (274, 4, True),
+                                     8 * MB: (547, 4, True)}),
+    ("all_to_all", "ll128_mailbox", {256 * KB: (35, 2, False), MB: (69, 4, True)}),
+    ("reduce_scatter", "sentinel_mailbox", {4 * KB: (1, 2, False), 16 * KB: (2, 2, False), 64 * KB: (8, 2, False),
+                                            MB: (64, 4, True), 4 * MB: (256, 4, True), 8 * MB: (512, 4, True),
+                                            16 * MB: (1024, 4, True)}),
+    ("reduce_scatter", "ll128_mailbox", {256 * KB: (35, 2, False)}),
+])  # fmt: skip
+def test_measured_launches(op, name, launches):
+    assert {nbytes: launch(op, name, request_of(op, nbytes)) for nbytes in launches} == launches
 
 
 @table("size", [2, 3, 4, 8])
