@@ -11,12 +11,14 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from ccl_cases import OPS
 from jobs_ccl import kind_of, on_heap, said_by
 from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
 from iris_core.dispatch import bind, members
+from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.tables import Entry, write_table
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
@@ -32,83 +34,87 @@ def total(ctx, count=6, **how):
 
 
 # -- calls that are refused, and calls that differ --------------------------------------------------------------------
-DEFECTS = {
-    "shape": ("ArgumentError: all_reduce: the output has shape", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.whole if bad else t.part))),
-    "dtype": ("ArgumentError: .*int32.*float32", lambda t, bad: (
-        t.ccl.all_gather(t.whole.int() if bad else t.whole, t.part))),
-    "device": ("DeviceError: all_reduce: the input is on meta", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part.to("meta") if bad else t.part))),
-    "no tensor": ("TypeError: all_reduce: the output must be a torch tensor, not list", lambda t, bad: (
-        t.ccl.all_reduce([1.0] if bad else t.part, t.part))),
-    "reduction": ("ArgumentError: .*'median'.*known are SUM", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, op="median" if bad else "sum"))),
-    "bitwise": ("ArgumentError: all_reduce: BAND works on integers and bool", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, op=ReduceOp.BAND if bad else ReduceOp.SUM))),
-    "average of bool": ("ArgumentError: all_reduce: AVG does not work on bool", lambda t, bad: (
-        t.ccl.all_reduce(t.bits, t.bits, op=ReduceOp.AVG if bad else ReduceOp.MAX))),
-    "complex": ("UnsupportedError: .*torch.complex64 cannot be reduced", lambda t, bad: (
-        t.ccl.all_reduce(*[t.part.cfloat() if bad else t.part] * 2))),
-    "overlap": ("ArgumentError: all_reduce: input and output overlap", lambda t, bad: (
-        t.ccl.all_reduce(t.wide[:-1, : t.n], t.wide[1:, : t.n] if bad else t.wide[1:, t.n :]))),
-    "not in place": ("ArgumentError: all_to_all: input and output overlap; it does not work in place", lambda t, bad: (
-        t.ccl.all_to_all(t.whole, t.whole if bad else t.whole.clone()))),
-    "in place": ("ArgumentError: all_gather: input and output overlap", lambda t, bad: (
-        t.ccl.all_gather(t.strided, t.strided[t.rank] if bad else t.part))),
-    "scattered in place": ("ArgumentError: reduce_scatter: input and output overlap", lambda t, bad: (
-        t.ccl.reduce_scatter(t.strided[t.rank] if bad else t.part, t.strided))),
-    "gradient": ("ArgumentError: .*cannot record it for gradients", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.recorded if bad else t.recorded.detach()))),
-    "gradient of the output": ("ArgumentError: broadcast: writes into its output", lambda t, bad: (
-        t.ccl.broadcast(2 * t.recorded if bad else t.part))),
-    "expanded": ("ArgumentError: .*share memory", lambda t, bad: t.ccl.broadcast(t.few if bad else t.part, 1)),
-    "gathered": (r"ArgumentError: all_gather.*the output must be \(.*\) or \(", lambda t, bad: (
-        t.ccl.all_gather(t.part if bad else t.whole, t.part))),
-    "scattered": (r"ArgumentError: reduce_scatter.*the input must be \(.*\) or \(", lambda t, bad: (
-        t.ccl.reduce_scatter(t.part, t.part.clone() if bad else t.whole))),
-    "indivisible": ("ArgumentError: all_to_all.*must be divisible by the 3 members", lambda t, bad: (
-        t.ccl.all_to_all(*[each[int(bad) :] for each in (t.whole, t.whole.clone())]))),
-    "splits": ("ArgumentError: all_to_all: input_split_sizes=.* must be 3 numbers that add up", lambda t, bad: (
-        t.ccl.all_to_all(t.rows, t.rows.clone(), input_split_sizes=[t.n + bad, t.n, t.n],
-                         output_split_sizes=[t.n] * 3))),
-    "tiles": ("", lambda t, bad: (
-        t.ccl.reduce_scatter(*([t.broad, t.broad.clone()] if bad else [t.high, t.high.clone()]), layout="tiles"))),
-    "other columns": ("", lambda t, bad: (
-        t.ccl.all_to_all(*([t.others, t.others + 0] if bad else [t.chunks, t.chunks + 0]), layout="columns"))),
-    "columns": ('ArgumentError: all_to_all.*with layout="columns"', lambda t, bad: (
-        t.ccl.all_to_all(*[each[:, bad:] for each in (t.chunks, t.chunks + 0)], layout="columns"))),
-    "layout": ("ArgumentError: all_to_all: layout must be one of torch, columns, not 'rows'", lambda t, bad: (
-        t.ccl.all_to_all(t.whole, t.whole + 0, layout="rows" if bad else "torch"))),
-    "root": ("ArgumentError: broadcast: rank 3 is not in the group of ranks 0, 1, 2", lambda t, bad: (
-        t.ccl.broadcast(t.part, 3 if bad else 0))),
-    "kind of root": ("TypeError: broadcast: a root is a rank, not '0'", lambda t, bad: (
-        t.ccl.broadcast(t.part, "0" if bad else 0))),
-    "no output": ("ArgumentError: .*is the root and must pass the output", lambda t, bad: (
-        t.ccl.reduce(None if bad else t.part, t.part, 0))),
-    "scatter": ("ArgumentError: scatter", lambda t, bad: t.ccl.scatter(t.part, t.whole[:-1] if bad else t.whole, 1)),
-    "gather": ("ArgumentError: gather: input and output overlap", lambda t, bad: (
-        t.ccl.gather(t.strided if bad else t.whole, t.strided[t.rank] if bad else t.part, 2))),
-    "algorithm": ("ArgumentError: all_reduce: there is no algorithm 'magic'.*two_shot, one_shot", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, config=Config(algorithm="magic" if bad else "two_shot")))),
-    "magic of nothing": ("ArgumentError: .*there is no algorithm 'magic'", lambda t, bad: (
-        t.ccl.all_reduce(t.part[:0], t.part[:0], config=Config(algorithm="magic" if bad else "two_shot")))),
-    "contradiction": ("ArgumentError: .*'two_shot' contradicts all_reduce_variant='one_shot'", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, config=Config(algorithm="two_shot",
-                                                       all_reduce_variant="one_shot" if bad else "auto")))),
-    "kind of config": ("TypeError: all_reduce: config must be an iris_core.ccl.Config, not dict", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, config={"comm_sms": 3} if bad else None))),
-    "unused": ("UnsupportedError: all_reduce: algorithm 'two_shot' cannot serve.*swizzle_size", lambda t, bad: (
-        t.ccl.all_reduce(t.part, t.part, config=Config(algorithm="two_shot", **({"swizzle_size": 8} if bad else {}))))),
-    "product": ("ArgumentError: .*as many columns as B has rows", lambda t, bad: (
-        t.ops.matmul_all_reduce(t.product, t.a[:, :2] if bad else t.a, t.b))),
-    "in itself": ("ArgumentError: .*share memory", lambda t, bad: (
-        t.ops.matmul_all_reduce(t.product, t.product[:, 1:4] if bad else t.a, t.b))),
-    "empty": ("", lambda t, bad: (
-        t.ops.matmul_all_reduce(*[each[:0] if bad else each for each in (t.product, t.a)], t.b))),
-    "workspace": ("TypeError: .*FusedWorkspace", lambda t, bad: (
-        t.ops.matmul_all_reduce(t.product, t.a, t.b, workspace={} if bad else None))),
-}  # fmt: skip
-"""Calls on 3 ranks with whether this rank makes it badly, and what it then says; nothing where all may make it so."""
+DEFECTS = [
+    ("ArgumentError: all_reduce: the output has shape", lambda t, bad: (
+        t.all_reduce(t.part, t.whole if bad else t.part))),
+    ("ArgumentError: .*int32.*float32", lambda t, bad: t.all_gather(t.whole.int() if bad else t.whole, t.part)),
+    ("DeviceError: all_reduce: the input is on meta", lambda t, bad: (
+        t.all_reduce(t.part, t.part.to("meta") if bad else t.part))),
+    ("TypeError: all_reduce: the output must be a torch tensor, not list", lambda t, bad: (
+        t.all_reduce([1.0] if bad else t.part, t.part))),
+    ("ArgumentError: .*'median'.*known are SUM", lambda t, bad: (
+        t.all_reduce(t.part, t.part, op="median" if bad else "sum"))),
+    ("ArgumentError: all_reduce: BAND works on integers and bool", lambda t, bad: (
+        t.all_reduce(t.part, t.part, op=ReduceOp.BAND if bad else ReduceOp.SUM))),
+    ("ArgumentError: all_reduce: AVG does not work on bool", lambda t, bad: (
+        t.all_reduce(t.bits, t.bits, op=ReduceOp.AVG if bad else ReduceOp.MAX))),
+    ("UnsupportedError: .*torch.complex64 cannot be reduced", lambda t, bad: (
+        t.all_reduce(*[t.part.cfloat() if bad else t.part] * 2))),
+    ("ArgumentError: all_reduce: input and output overlap", lambda t, bad: (
+        t.all_reduce(t.wide[:-1, : t.n], t.wide[1:, : t.n] if bad else t.wide[1:, t.n :]))),
+    ("ArgumentError: all_to_all: input and output overlap; it does not work in place", lambda t, bad: (
+        t.all_to_all(t.whole, t.whole if bad else t.whole.clone()))),
+    ("ArgumentError: all_gather: input and output overlap", lambda t, bad: (
+        t.all_gather(t.strided, t.strided[t.rank] if bad else t.part))),
+    ("ArgumentError: reduce_scatter: input and output overlap", lambda t, bad: (
+        t.reduce_scatter(t.strided[t.rank] if bad else t.part, t.strided))),
+    ("ArgumentError: .*cannot record it for gradients", lambda t, bad: (
+        t.all_reduce(t.part, t.recorded if bad else t.recorded.detach()))),
+    ("ArgumentError: broadcast: writes into its output", lambda t, bad: t.broadcast(2 * t.recorded if bad else t.part)),
+    ("ArgumentError: .*share memory", lambda t, bad: t.broadcast(t.few if bad else t.part, 1)),
+    (r"ArgumentError: all_gather.*the output must be \(.*\) or \(", lambda t, bad: (
+        t.all_gather(t.part if bad else t.whole, t.part))),
+    (r"ArgumentError: reduce_scatter.*the input must be \(.*\) or \(", lambda t, bad: (
+        t.reduce_scatter(t.part, t.part.clone() if bad else t.whole))),
+    ("ArgumentError: all_to_all.*must be divisible by the 3 members", lambda t, bad: (
+        t.all_to_all(*[each[int(bad) :] for each in (t.whole, t.whole.clone())]))),
+    ("ArgumentError: all_to_all: input_split_sizes=.* must be 3 numbers that add up", lambda t, bad: (
+        t.all_to_all(t.rows, t.rows.clone(), input_split_sizes=[t.n + bad, t.n, t.n], output_split_sizes=[t.n] * 3))),
+    ("", lambda t, bad: (
+        t.reduce_scatter(*([t.broad, t.broad.clone()] if bad else [t.high, t.high.clone()]), layout="tiles"))),
+    ("", lambda t, bad: (
+        t.all_to_all(*([t.others, t.others + 0] if bad else [t.chunks, t.chunks + 0]), layout="columns"))),
+    ('ArgumentError: all_to_all.*with layout="columns"', lambda t, bad: (
+        t.all_to_all(*[each[:, bad:] for each in (t.chunks, t.chunks + 0)], layout="columns"))),
+    ("ArgumentError: all_to_all: layout must be one of torch, columns, not 'rows'", lambda t, bad: (
+        t.all_to_all(t.whole, t.whole + 0, layout="rows" if bad else "torch"))),
+    ("ArgumentError: broadcast: rank 3 is not in the group of ranks 0, 1, 2", lambda t, bad: (
+        t.broadcast(t.part, 3 if bad else 0))),
+    ("TypeError: broadcast: a root is a rank, not '0'", lambda t, bad: t.broadcast(t.part, "0" if bad else 0)),
+    ("ArgumentError: .*is the root and must pass the output", lambda t, bad: (
+        t.reduce(None if bad else t.part, t.part, 0)), 0),
+    ("ArgumentError: scatter", lambda t, bad: t.scatter(t.part, t.whole[:-1] if bad else t.whole, 1), 1),
+    ("ArgumentError: gather: input and output overlap", lambda t, bad: (
+        t.gather(t.strided if bad else t.whole, t.strided[t.rank] if bad else t.part, 2)), 2),
+    ("ArgumentError: all_reduce: there is no algorithm 'magic'.*two_shot, one_shot", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="magic" if bad else "two_shot")))),
+    ("ArgumentError: .*there is no algorithm 'magic'", lambda t, bad: (
+        t.all_reduce(t.part[:0], t.part[:0], config=Config(algorithm="magic" if bad else "two_shot")))),
+    ("ArgumentError: .*'two_shot' contradicts all_reduce_variant='one_shot'", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="two_shot",
+            all_reduce_variant="one_shot" if bad else "auto")))),
+    ("TypeError: all_reduce: config must be an iris_core.ccl.Config, not dict", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config={"comm_sms": 3} if bad else None))),
+    ("UnsupportedError: all_reduce: algorithm 'two_shot' cannot serve.*swizzle_size", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="two_shot", **({"swizzle_size": 8} if bad else {}))))),
+    ("ArgumentError: .*as many columns as B has rows", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.a[:, :2] if bad else t.a, t.b))),
+    ("ArgumentError: .*share memory", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.product[:, 1:4] if bad else t.a, t.b))),
+    ("", lambda t, bad: t.matmul_all_reduce(*[each[:0] if bad else each for each in (t.product, t.a)], t.b)),
+    ("TypeError: .*FusedWorkspace", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.a, t.b, workspace={} if bad else None))),
+]  # fmt: skip
+"""What calls say, and on 3 ranks the calls, with whether this rank makes it badly, and the root if it alone must not.
+
+All may make those that say nothing.
+"""
+
+
+def calls_of(ctx):
+    """The collectives and products of a context, by name."""
+    engines = {**dict.fromkeys((*OPS, "team"), ctx.ccl), **dict.fromkeys(PRODUCTS, ctx.ops)}
+    return {name: getattr(engine, name) for name, engine in engines.items()}
 
 
 def tensors_of(ctx, n):
@@ -116,7 +122,7 @@ def tensors_of(ctx, n):
     zeros, size, rank = functools.partial(torch.zeros, device=ctx.device), ctx.num_ranks, ctx.cur_rank
     wide, rows = zeros(size + 1, 2 * n), zeros(size * n, 4)
     return SimpleNamespace(
-        ccl=ctx.ccl, ops=ctx.ops, n=n, rank=rank, wide=wide, rows=rows, part=zeros(n), whole=zeros(size * n),
+        **calls_of(ctx), n=n, rank=rank, wide=wide, rows=rows, part=zeros(n), whole=zeros(size * n),
         strided=wide[:size, :n], few=zeros(1).expand(n), bits=zeros(n).bool(), recorded=zeros(n).requires_grad_(),
         a=rows[:n, :3], b=torch.ones(3, 5, device=ctx.device), product=zeros(n, 5), high=zeros(n, 4), broad=zeros(4, n),
         chunks=zeros(n, 4 * size), others=zeros(4, n * size),
@@ -129,12 +135,12 @@ def refused_by_some(ctx):
 
     Returns what each call raised.
     """
-    outcomes, names = [], list(DEFECTS)
-    for turn, (who, name) in enumerate((who, name) for who in (0, 2, "all", "none") for name in names):
-        tensors = tensors_of(ctx, 8 + turn)
-        outcomes.append((who, name, said_by(DEFECTS[name][1], tensors, who in (tensors.rank, "all"))))
-        if name == names[-1] and total(ctx) != [6.0]:
-            outcomes.append((who, "a right call", "has a wrong result"))
+    outcomes = []
+    for who in (0, 2, "all", "none"):
+        for row, (_, call, *_) in enumerate(DEFECTS):
+            tensors = tensors_of(ctx, 8 + len(outcomes))
+            outcomes.append((who, row, said_by(call, tensors, who in (tensors.rank, "all"))))
+        assert total(ctx) == [6.0]
     return outcomes
 
 
@@ -147,33 +153,32 @@ def strangers():
     return [*said, said_by(total, ctx)]
 
 
+F8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DIFFERING = [
-    ("elements: 12 on rank 0; 12 on rank 1; 16 on rank 2", lambda t, odd: (
-        t.ccl.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd]))),
+    ("elements: 12 on rank 0; 12 on rank 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
     ("elements: 24 on rank 0; 24 on rank 1; 0 on rank 2", lambda t, odd: (
-        t.ccl.all_reduce(*[each[6 * odd :] for each in (t.y, t.x)]))),
+        t.all_reduce(*[each[6 * odd :] for each in (t.y, t.x)]))),
     ("operation: all_reduce on rank 0; all_reduce on rank 1; reduce on rank 2", lambda t, odd: (
-        t.ccl.reduce(t.y, t.x) if odd else t.ccl.all_reduce(t.y, t.x))),
+        t.reduce(t.y, t.x) if odd else t.all_reduce(t.y, t.x))),
     ("input on the heap and contiguous: True on rank 0; True on rank 1; False on rank 2", lambda t, odd: (
-        t.ccl.all_reduce(t.y, t.off_heap[:, :4] if odd else t.x))),
-    ("root: 0 on rank 0; 0 on rank 1; 1 on rank 2", lambda t, odd: t.ccl.broadcast(t.x, src=int(odd))),
+        t.all_reduce(t.y, t.off_heap[:, :4] if odd else t.x))),
+    ("root: 0 on rank 0; 0 on rank 1; 1 on rank 2", lambda t, odd: t.broadcast(t.x, src=int(odd))),
     ("algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2", lambda t, odd: (
-        t.ccl.all_reduce(t.y, t.x, config=Config(algorithm="one_shot" if odd else "two_shot")))),
+        t.all_reduce(t.y, t.x, config=Config(algorithm="one_shot" if odd else "two_shot")))),
     ("group: ranks 0, 1, 2 on rank 0; ranks 0, 1, 2 on rank 1; ranks 0, 2, 1 on rank 2", lambda t, odd: (
-        t.ccl.all_reduce(t.y, t.x, group=[0, 2, 1] if odd else None))),
+        t.all_reduce(t.y, t.x, group=[0, 2, 1] if odd else None))),
     ("group: ranks 2, 0, 1 on rank 0; ranks 2, 0, 1 on rank 1; ranks 2, 1, 0 on rank 2", lambda t, odd: (
-        t.ccl.team((2, 1, 0) if odd else (2, 0, 1)))),
+        t.team((2, 1, 0) if odd else (2, 0, 1)))),
     ("product: 6 x 4 times 4 x 8 .* on rank 1; 6 x 4 times 4 x 4 .*on rank 2", lambda t, odd: (
-        t.ops.matmul_all_reduce(t.out[:, : 8 - 4 * odd], t.x, t.b[:, : 8 - 4 * odd]))),
+        t.matmul_all_reduce(t.out[:, : 8 - 4 * odd], t.x, t.b[:, : 8 - 4 * odd]))),
     ("times float8_e4m3fn to float32 on rank 1; float8_e4m3fn times float8_e5m2 to float32 on rank 2", lambda t, odd: (
-        t.ops.matmul_all_reduce(t.out, t.x.to(torch.float8_e4m3fn),
-                                t.b.to((torch.float8_e4m3fn, torch.float8_e5m2)[odd])))),
+        t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[odd])))),
     ("the output on the heap, with dense rows at multiples of 16 bytes: True .* False on rank 2", lambda t, odd: (
-        t.ops.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
+        t.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
     ("algorithm: two_shot on rank 0; two_shot on rank 1; unfused on rank 2", lambda t, odd: (
-        t.ops.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
+        t.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
     ("bias along: none on rank 0; none on rank 1; columns on rank 2", lambda t, odd: (
-        t.ops.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
+        t.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
 ]  # fmt: skip
 """What 3 ranks are told whose last one calls otherwise."""
 
@@ -183,7 +188,7 @@ def different(ctx):
     """Ranks that call differently are told, all of them, and go on: what each call raised, and sums behind it."""
     off_heap, found = torch.ones(6, 24, device=ctx.device), []
     product, square = ctx.zeros(6, 5), ctx.ones(4, 5)
-    t = SimpleNamespace(ccl=ctx.ccl, ops=ctx.ops, off_heap=off_heap, gathered=ctx.zeros(6, 24))
+    t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))
     t.x, t.y, t.b, t.bias, t.out = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.ones(4, 8), ctx.zeros(8), ctx.zeros(6, 8)
     for _, call in DIFFERING:
         said = said_by(call, t, ctx.cur_rank == 2)
