@@ -87,33 +87,40 @@ def gives_up(ctx, following, first="all_reduce"):
     return said, again, y.unique().tolist()
 
 
-@on_heap("16MiB")
-def differs(ctx):
-    """One rank makes another call that all know."""
-    x, y = ctx.ones(8), ctx.zeros(8)
-    reduce = functools.partial(ctx.ccl.all_reduce, config=Config(algorithm="one_shot"))
-    for count in (4, 8):
-        reduce(y[:count], x[:count])
-    meet(ctx)
-    count = 8 if ctx.cur_rank == 1 else 4
-    reduce(y[:count], x[:count])
-    meet(ctx)
-    texts = []
-    said = facts_of(lambda: reduce(y, x), texts)
-    meet(ctx)
-    ctx.ccl.reset()
-    return said, *texts, facts_of(lambda: reduce(y, x)), y.unique().tolist()
+def goes_wrong(device, how):
+    """A call goes wrong on rank 1: what the next one raises, as facts and text, and what later ones do, and leave.
 
-
-@on_heap("16MiB")
-def of_two(ctx):
-    """Rank 1 expects another message than rank 0 sends; all ranks know the words through which it goes."""
-    x, y = ctx.ones(8), ctx.zeros(8)
-    ctx.ccl.all_reduce(y, x)
-    if ctx.cur_rank < 2:
-        ctx.ccl.send(x, 1) if ctx.cur_rank == 0 else ctx.ccl.recv(y[:4], 0)
-    meet(ctx)
-    return facts_of(ctx.barrier), facts_of(lambda: ctx.ccl.all_reduce(y, x))
+    Args:
+        how: it makes "another call" that all know; it waits for nothing in a kernel of its "own"; it does not come to
+            its "group"; it expects another "message" than rank 0 sends, through words that all know.
+    """
+    bound = {"IRIS_DEVICE_TIMEOUT": SOON} if how in ("own kernel", "group") else {}
+    with environment(**bound), Iris("16MiB", device=device) as ctx:
+        rank, x, y, texts, group = ctx.cur_rank, ctx.ones(8), ctx.zeros(8), [], None
+        config = Config(algorithm="one_shot") if how == "another call" else None
+        if how == "group":
+            group = (0, 1) if rank < 2 else (2, 3)
+        reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=group, config=config)
+        reduce()
+        if how == "another call":
+            ctx.ccl.all_reduce(y[:4], x[:4], config=config)
+        flag = ctx.zeros(1, dtype=torch.int64)
+        meet(ctx)
+        with in_vain(20) if rank == {"own kernel": 1, "group": 0}.get(how) else contextlib.nullcontext():
+            if how == "own kernel" and rank == 1:
+                wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
+            elif how == "group" and rank != 1:
+                reduce()
+            elif how == "another call":
+                reduce() if rank == 1 else ctx.ccl.all_reduce(y[:4], x[:4], config=config)
+            elif how == "message" and rank < 2:
+                ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y[:4], 0)
+        meet(ctx)
+        said = facts_of(ctx.barrier if how == "message" else reduce, texts)
+        meet(ctx)
+        if how in ("group", "another call"):
+            ctx.ccl.reset(group)
+        return said, texts, facts_of(reduce), facts_of(ctx.barrier), y.unique().tolist()
 
 
 @failing
@@ -137,38 +144,6 @@ def messages_at_the_same_time(ctx, op):
     ctx.ccl.reset()
     ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
     return said, facts_of(ctx.barrier)
-
-
-@failing
-def own_kernel(ctx):
-    """A wait of a user's kernel on rank 1 ends by its bound; every rank hears of it, and all go on."""
-    flag, x, y = ctx.zeros(1, dtype=torch.int64), ctx.ones(8), ctx.zeros(8)
-    ctx.ccl.all_reduce(y, x)
-    meet(ctx)
-    if ctx.cur_rank == 1:
-        with in_vain(20):
-            wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
-    meet(ctx)
-    said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
-    meet(ctx)
-    return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), facts_of(ctx.barrier), y.unique().tolist()
-
-
-@failing
-def of_a_group(ctx):
-    """Rank 1 does not come to a call of ranks 0 and 1; ranks 2 and 3 go on."""
-    group, x, y = (0, 1) if ctx.cur_rank < 2 else (2, 3), ctx.ones(8), ctx.zeros(8)
-    reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=group)
-    reduce()
-    meet(ctx)
-    if ctx.cur_rank != 1:
-        with in_vain(20) if ctx.cur_rank == 0 else contextlib.nullcontext():
-            reduce()
-    meet(ctx)
-    said = facts_of(reduce)
-    meet(ctx)
-    ctx.ccl.reset(group)
-    return said, facts_of(reduce), facts_of(ctx.barrier)
 
 
 @failing

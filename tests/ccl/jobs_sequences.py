@@ -41,21 +41,30 @@ def rest(ctx, seconds):
 
 def in_groups(device, sets, rounds):
     """Every group makes calls of its own; a rank that is in none of them makes none."""
+
+    def play(ctx, generator, turn, rank, members, group):
+        case = random_case(generator, len(members))
+        tensors = Tensors(ctx, case, rank or 0, len(members))
+        if rank is None:
+            return []
+        inputs = tensors.fill(turn)
+        call(ctx, case, tensors, group, members)
+        return verify(case, tensors, inputs, f" in group {members}")
+
+    return of_groups(device, sets, lambda members: rounds, play)
+
+
+def of_groups(device, sets, rounds, play, backend="triton"):
+    """What `play` finds wrong with calls of each group, in turns; its rank is None where this one is no member."""
     unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    made = [dist.new_group(members, **unsorted) for members in sets]
+    made, wrong = [dist.new_group(members, **unsorted) for members in sets], []
     sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
-    wrong = []
-    with Iris("24MiB", device=device) as ctx:
+    with Iris("24MiB", device=device, backend=backend) as ctx:
         for number, (members, group) in enumerate(zip(sets, made, strict=True)):
             generator = random.Random(number)
-            for turn in range(rounds):
-                case = random_case(generator, len(members))
-                own = members.index(ctx.cur_rank) if ctx.cur_rank in members else 0
-                tensors = Tensors(ctx, case, own, len(members))
-                if ctx.cur_rank in members:
-                    inputs = tensors.fill(turn)
-                    call(ctx, case, tensors, group, members)
-                    wrong += verify(case, tensors, inputs, f" in group {members}")
+            rank = members.index(ctx.cur_rank) if ctx.cur_rank in members else None
+            for turn in range(rounds(members)):
+                wrong += play(ctx, generator, turn, rank, members, group)
         ctx.barrier()
     return wrong
 

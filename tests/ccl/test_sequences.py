@@ -16,18 +16,13 @@ def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     all_right(pool.run(jobs.in_groups, num_ranks, device, sets, 5 if device == "cuda" else 3))
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 8]))
-def test_back_to_back(pool, num_ranks, device):
-    calls = 10_000 if device == "cuda" else 60
-    all_right(
-        pool.run(jobs.back_to_back, num_ranks, device, calls, 24 if device == "cuda" else 12, False, timeout_s=300.0)
-    )
-
-
-@pytest.mark.parametrize("num_ranks", [4])
-def test_slow_ranks(pool, num_ranks, device):
-    calls = 500 if device == "cuda" else 30
-    all_right(pool.run(jobs.back_to_back, num_ranks, device, calls, 10, True))
+@pytest.mark.parametrize(("num_ranks", "slow"), [
+    (3, False), *(pytest.param(n, False, marks=pytest.mark.exhaustive(device="cpu")) for n in (2, 8)), (4, True),
+])  # fmt: skip
+def test_back_to_back(pool, num_ranks, slow, device):
+    many, few = ((500, 10), (30, 10)) if slow else ((10_000, 24), (60, 12))
+    calls, kinds = many if device == "cuda" else few
+    all_right(pool.run(jobs.back_to_back, num_ranks, device, calls, kinds, slow, timeout_s=300.0))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

@@ -1,14 +1,13 @@
 """Rank jobs of tests/ops: many calls one after the other, in groups, beside each other, in graphs; wrong calls."""
 
 import functools
-import inspect
 import random
 import time
 
 import torch
-import torch.distributed as dist
 from jobs_ccl import unlike
 from jobs_ops import Tensors, call, verify
+from jobs_sequences import of_groups
 from ops_cases import OPS, SEVERAL, Case, algorithms, dims
 
 from iris_core import Iris
@@ -49,23 +48,17 @@ def random_case(generator, size):
 
 def in_groups(device, sets, rounds, cases=IN_GROUPS, backend="triton"):
     """Every group makes calls of its own, random ones and given ones; a rank that is in none of them makes none."""
-    unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    made = [dist.new_group(members, **unsorted) for members in sets]
-    sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
-    wrong = []
-    with Iris("24MiB", device=device, backend=backend) as ctx:
-        for number, (members, group) in enumerate(zip(sets, made, strict=True)):
-            generator = random.Random(number)
-            mine = ctx.cur_rank in members
-            for turn in range(rounds + (len(cases) if len(members) > 1 else 0)):
-                case = random_case(generator, len(members)) if turn < rounds else cases[turn - rounds]
-                tensors = Tensors(ctx, case, members.index(ctx.cur_rank) if mine else 0, len(members))
-                if mine:
-                    tensors.fill(turn)
-                    call(ctx, case, tensors, group if turn % 2 else list(members))
-                    wrong += verify(case, tensors, turn, f" in group {members}")
-        ctx.barrier()
-    return wrong
+
+    def play(ctx, generator, turn, rank, members, group):
+        case = random_case(generator, len(members)) if turn < rounds else cases[turn - rounds]
+        tensors = Tensors(ctx, case, rank or 0, len(members))
+        if rank is None:
+            return []
+        tensors.fill(turn)
+        call(ctx, case, tensors, group if turn % 2 else list(members))
+        return verify(case, tensors, turn, f" in group {members}")
+
+    return of_groups(device, sets, lambda members: rounds + len(cases) * (len(members) > 1), play, backend)
 
 
 def back_to_back(device, kinds, calls, slow_ranks, cases=None, backend="triton"):
