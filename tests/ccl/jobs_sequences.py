@@ -54,7 +54,7 @@ def in_groups(device, sets, rounds):
     return of_groups(device, sets, lambda members: rounds, play)
 
 
-def of_groups(device, sets, rounds, play, backend=None):
+def of_groups(device, sets, rounds, play, backend="auto"):
     """What `play` finds wrong with calls of each group, in turns; its rank is None where this one is no member."""
     unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
     made, wrong = [dist.new_group(members, **unsorted) for members in sets], []

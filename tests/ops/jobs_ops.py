@@ -113,7 +113,7 @@ def rare_kinds(device):
     return most, wrong
 
 
-def run_cases(device, cases, turns, members=None, backend=None, heap="24MiB"):
+def run_cases(device, cases, turns, members=None, backend="auto", heap="24MiB"):
     """Call every case `turns` times with new data, on these ranks in this order or on all; returns what was wrong."""
     wrong = []
     with Iris(heap, device=device, backend=backend) as ctx:
