@@ -245,6 +245,8 @@ def refused(device):
         two_shot, of = functools.partial(FusedConfig, algorithm="two_shot"), FusedConfig
         ops.matmul_all_reduce(spread, column, b[:, :4])  # between each other's rows they share nothing
         ops.matmul_all_reduce(column, plain, b[:, :4])
+        reduce(a, b)
+        reduce(a, b, ctx.zeros(6))
         wrong = unlike(
             (r"ArgumentError: matmul_all_reduce: .* the output must be \(12, 6\)",
              lambda: ops.matmul_all_reduce(out[:5], a, b)),
@@ -288,6 +290,8 @@ def refused(device):
             ("ArgumentError: .*the output and A share memory",
              lambda: ops.matmul_all_reduce(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
             (".*lazily negated", lambda: ops.matmul_all_reduce(column, negated, b[:, :4])),
+            ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
+            ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
             ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
             ("ArgumentError: .*names an algorithm of matmul_all_reduce",
              lambda: before(gather_dim=0, config=of(all_reduce_variant="ring"))),
