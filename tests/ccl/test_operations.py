@@ -73,7 +73,7 @@ def test_lines_of_eight_members(pool):
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(2, seldom=[8], packets=([4], [3]))))
 def test_shapes(pool, some, encoding, num_ranks, device):
     cases = served(ccl_cases.shape_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, named=13), family=encoding)
+    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, named=10), family=encoding)
 
 
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2])))
@@ -93,7 +93,7 @@ def test_ways(pool, some, encoding, num_ranks, device):
 def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, encoding, num_ranks, device):
     cases = ccl_cases.piece_cases(kinds(encoding))
     if encoding in ENCODINGS:
-        cases = some(served(cases, num_ranks), 23 if num_ranks == 8 else 9, num_ranks)
+        cases = some(served(cases, num_ranks), 23 if num_ranks == 8 else 7, num_ranks)
     check(pool, num_ranks, device, cases, 2, None, SMALL if encoding in ENCODINGS else "4KiB", encoding)
 
 
