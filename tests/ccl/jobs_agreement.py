@@ -342,11 +342,13 @@ def accepted(ctx):
     ctx.ccl.broadcast(root, np.int64(1))
     inp, out = torch.arange(4.0, device=device) + 10 * rank, torch.zeros(4, device=device)
     ctx.ccl.all_to_all(out, inp, input_split_sizes=[], output_split_sizes=[])
+    one_side = torch.zeros_like(out)
+    ctx.ccl.all_to_all(one_side, inp, input_split_sizes=[2, 2])
     expanded = torch.ones(1, device=device).expand(4) if rank == 0 else torch.zeros(4, device=device)
     ctx.ccl.broadcast(expanded)
     average = torch.full((2,), 200, dtype=torch.uint8, device=device)
     ctx.ccl.all_reduce(average, average, "avg")
-    tensors = {"root": root, "no splits": out, "expanded": expanded, "average": average}
+    tensors = {"root": root, "no splits": out, "one side": one_side, "expanded": expanded, "average": average}
     found |= {name: tensor.tolist() for name, tensor in tensors.items()}
     return found | {"no tensor": kind_of(ctx.ccl.send, None, 1 - rank)}
 
