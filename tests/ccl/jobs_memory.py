@@ -3,7 +3,7 @@
 import time
 
 import torch
-from jobs_ccl import said_by
+from jobs_ccl import on_heap, said_by
 from jobs_common import environment
 
 from iris_core import Iris
@@ -48,70 +48,64 @@ def regions(device, system_size, workspace):
     return found
 
 
-def used_before(device):
+@on_heap("1MiB", IRIS_SYSTEM_SIZE="64KiB")
+def used_before(ctx):
     """A group's first call where its control words come from memory that was in use, full of large numbers."""
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
-        ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
-        before = ctx.zeros(100_000, dtype=torch.int64)
-        torch.manual_seed(ctx.cur_rank)
-        before.random_(1, 1 << 40)
-        ctx.free(before)
+    ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
+    before, found = ctx.zeros(100_000, dtype=torch.int64), []
+    torch.manual_seed(ctx.cur_rank)
+    before.random_(1, 1 << 40)
+    ctx.free(before)
+    ctx.barrier()
+    x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
+    for late in range(ctx.num_ranks):
+        x.fill_(0)
         ctx.barrier()
-        x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
-        found = []
-        for late in range(ctx.num_ranks):
-            x.fill_(0)
-            ctx.barrier()
-            time.sleep(0.2 * (ctx.cur_rank == late))
-            x.fill_(ctx.cur_rank + 1.0)
-            ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
-            found.append(y.unique().tolist())
-        ctx.barrier()
-        return found
+        time.sleep(0.2 * (ctx.cur_rank == late))
+        x.fill_(ctx.cur_rank + 1.0)
+        ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
+        found.append(y.unique().tolist())
+    return found
 
 
-def what_a_group_gets(device, groups):
+@on_heap("96MiB", IRIS_SYSTEM_SIZE="1MiB")
+def what_a_group_gets(ctx, groups):
     """Algorithms and memory of this rank's group for products and messages that are larger than the system area."""
-    with environment(IRIS_SYSTEM_SIZE="1MiB"), Iris("96MiB", device=device) as ctx:
-        members = next(group for group in groups if ctx.cur_rank in group)
-        a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
-        chosen = {}
-        for name in (None, "copy_engine", "two_shot"):
-            config = FusedConfig(algorithm=name)
-            workspace = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members)
-            chosen[name] = workspace.variant
-        team = ctx.ccl.team(members)
-        sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
-        x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
-        message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
-        ctx.ccl.all_reduce(y, x, group=members)
-        ctx.barrier()
-        return chosen, sizes, message, y.unique().tolist()
+    members, chosen = next(group for group in groups if ctx.cur_rank in group), {}
+    a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
+    for name in (None, "copy_engine", "two_shot"):
+        config = FusedConfig(algorithm=name)
+        chosen[name] = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members).variant
+    team = ctx.ccl.team(members)
+    sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
+    x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
+    message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
+    ctx.ccl.all_reduce(y, x, group=members)
+    return chosen, sizes, message, y.unique().tolist()
 
 
-def off_the_heap(device):
+@on_heap("8MiB", IRIS_SYSTEM_SIZE="64KiB")
+def off_the_heap(ctx):
     """What a group makes of tensors that lie on no heap, where its workspaces come from the end of the heap."""
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
-        found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
-        if rank in members:
-            x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
-            ctx.ccl.all_reduce(y, x, group=members)
-            found.append(y.unique().tolist() == [3.0])
-            torch.manual_seed(7)
-            factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
-            a, b = (factor.to(ctx.device) for factor in factors[rank])
-            products = [(left @ right).to(ctx.device) for left, right in factors]
-            total = products[0] + products[1]
-            for name, wanted in (
-                ("matmul_all_reduce", total),
-                ("matmul_all_gather", torch.cat(products)),
-                ("matmul_reduce_scatter", total.chunk(2)[rank]),
-            ):
-                out = torch.zeros(wanted.shape, device=ctx.device)
-                getattr(ctx.ops, name)(out, a, b, group=members)
-                found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
-        ctx.barrier()
-        return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
+    found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
+    if rank in members:
+        x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
+        ctx.ccl.all_reduce(y, x, group=members)
+        found.append(y.unique().tolist() == [3.0])
+        torch.manual_seed(7)
+        factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
+        a, b = (factor.to(ctx.device) for factor in factors[rank])
+        products = [(left @ right).to(ctx.device) for left, right in factors]
+        total = products[0] + products[1]
+        for name, wanted in (
+            ("matmul_all_reduce", total), ("matmul_all_gather", torch.cat(products)),
+            ("matmul_reduce_scatter", total.chunk(2)[rank]),
+        ):  # fmt: skip
+            out = torch.zeros(wanted.shape, device=ctx.device)
+            getattr(ctx.ops, name)(out, a, b, group=members)
+            found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
+    ctx.barrier()
+    return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
 
 
 def groups_beside_allocations(device):

@@ -3,8 +3,9 @@
 import dataclasses
 
 import torch
+import triton
+import triton.language as tl
 from emulation import emulation
-from fast_kernels import spots
 from tables import table
 
 from iris_core import Iris
@@ -13,6 +14,7 @@ from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton import interpreter
 from iris_triton.collectives import fast_collectives
 from iris_triton.collectives.packets.exchange import shape_for
+from iris_triton.collectives.packets.packet import spot
 
 KB, MB = 1 << 10, 1 << 20
 ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
@@ -117,6 +119,15 @@ def test_alignment_makes_another_kind_of_call():
             plans = [bound.plan for bound in ctx.ccl._bound.values()]
             assert len(plans) == (1 if whole else 2)
             assert plans[-1].kernels[0]._arguments["IN_WHOLE"] is whole
+
+
+@triton.jit(do_not_specialize=["first"])
+def spots(offsets, flags, first, ENC: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the data of BLOCK packets lies."""
+    lanes = tl.arange(0, BLOCK)
+    offset, flag = spot(first + lanes, ENC)
+    tl.store(offsets + lanes, offset)
+    tl.store(flags + lanes, flag)
 
 
 @table("first", [0, 143165576, 2**31 - 64])
