@@ -28,8 +28,7 @@ def test_nans_go_on_whichever_rank_they_come_from(pool, num_ranks, device):
         for algorithm in (("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "pull"))
         for reduction, dtype in (("MIN", torch.float32), ("MAX", torch.bfloat16), ("SUM", torch.float16))
     ]
-    for wrong in pool.run(jobs.with_nans, num_ranks, device, calls):
-        assert wrong == []
+    assert pool.run(jobs.with_nans, num_ranks, device, calls) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -26,8 +26,7 @@ END = (0, 1 << 40)  # timeout, status
 def test_operations(pool, num_ranks, device):
     if device == "cpu" and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
-    for wrong in pool.run(run, num_ranks, device, 1 if device == "cpu" else 2, timeout_s=300.0):
-        assert wrong == []
+    assert pool.run(run, num_ranks, device, 1 if device == "cpu" else 2, timeout_s=300.0) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -63,8 +62,7 @@ def test_replays_with_changing_data(pool, num_ranks):
 @pytest.mark.parametrize("num_ranks", [2])
 def test_asynchronous_calls(pool, num_ranks, device):
     cases = [case for case in one_of_each(device == "cpu") if device != "cpu" or case.op == "all_gather_matmul"]
-    for wrong in pool.run(asynchronous, num_ranks, device, cases, GLUON):
-        assert wrong == []
+    assert pool.run(asynchronous, num_ranks, device, cases, GLUON) == [[]] * num_ranks
 
 
 @pytest.mark.multigpu
