@@ -128,9 +128,6 @@ def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
     assert choice.choose(REQUEST, Config(algorithm="sworn")).algorithm.name == "sworn"
     assert "measured" not in str(choice.explain(REQUEST, None))
     assert choice.choose(replace(REQUEST, group_size=1), None).algorithm.name == "slow"  # nothing is added up
-    gathers = [Algorithm(name, seconds, op="all_gather") for name, seconds in (("late", 2.0), ("soon", 1.0))]
-    choice = Chooser(gathers, Tables(tmp_path, [], "cpu"), (), deterministic=True)
-    assert choice.choose(replace(REQUEST, op="all_gather"), None).algorithm.name == "soon"  # nor here
 
 
 def test_nobody_can():

@@ -1,5 +1,6 @@
 """Portable algorithms: what they serve, what they cost, and the copy engines."""
 
+import importlib
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -152,8 +153,10 @@ def test_words_on_the_host():
     assert words.tolist() == [0, 5, 0]
 
 
-def test_copies_without_a_driver(monkeypatch):
-    monkeypatch.setattr(copies.importlib.util, "find_spec", lambda name: None)
+@table("found", [lambda name: None, lambda name: importlib.import_module("no_such_package")])
+def test_copies_without_a_driver(monkeypatch, found):
+    """Neither the module nor, it may be, the package that it is in."""
+    monkeypatch.setattr(copies.importlib.util, "find_spec", found)
     assert copies.copies_obstacle(DeviceType.CPU) == ""
     assert "cuda-bindings" in copies.copies_obstacle(DeviceType.CUDA)
     assert "hip-python, which is not installed" in copies.copies_obstacle(DeviceType.HIP)

@@ -171,6 +171,26 @@ def test_a_measured_algorithm_is_chosen(tmp_path, monkeypatch):
         assert "push (triton): no, a single rank has no peers" in str(found)
 
 
+def test_times_do_not_choose_where_bits_are_promised(tmp_path):
+    first, second, third = known = [Unfused("matmul_reduce_scatter") for _ in range(3)]
+    gathers = [Unfused("all_gather_matmul"), Unfused("all_gather_matmul")]
+    for number, each in enumerate([*known, *gathers]):
+        each.name, each.cost = f"number {number}", lambda request, seconds=5.0 - number: seconds
+    second.deterministic = third.deterministic = True
+    entry = Entry(REQUEST.op, "*", REQUEST.shape, third.name, 1e-9)
+    write_table(tmp_path / "gpu-8.json", "gpu", 8, {}, [entry])
+    tables = Tables(tmp_path, [], "gpu")
+    assert Chooser(known, tables, ()).choose(REQUEST, None).algorithm is third
+    choice = Chooser([*known, *gathers], tables, (), deterministic=True)
+    assert choice.choose(REQUEST, None).algorithm is second
+    assert choice.contenders(REQUEST, None, few=False) == []  # nothing is measured
+    assert "measured" not in str(choice.explain(REQUEST, None))
+    assert choice.choose(REQUEST, FusedConfig(algorithm=third.name)).algorithm is third
+    with pytest.raises(UnsupportedError, match="does not promise its bits"):
+        choice.choose(REQUEST, FusedConfig(algorithm=first.name))
+    assert choice.choose(replace(REQUEST, op="all_gather_matmul"), None).algorithm is gathers[1]
+
+
 def test_algorithms_say_what_they_cannot():
     by_name = {(each.op, each.name): each for each in operations()}
     push = by_name["matmul_reduce_scatter", "push"]
