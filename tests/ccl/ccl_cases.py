@@ -3,20 +3,31 @@
 Data is made of small integers, so that every result is exact in every dtype, in whatever order it is added up.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, field, replace
 
 import torch
+from emulation import emulated
+
+from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_triton.collectives import collectives
+from iris_triton.collectives.packets.base import PacketCollective
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 OPS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+MOVED = ("bool", "float8_e4m3fn", "complex64", "complex128")
 PLACES = ("heap", "ordinary", "skewed", "strided", "strided ordinary", "transposed", "input only", "output only")
 """Where tensors lie: on the heap; off it; on the heap at another offset on each rank, aligned to elements only; with
 gaps between elements; with columns one behind the other; only one of the two on the heap."""
+ENCODINGS = ("ll", "ll128", "sentinel")
+CHOSEN = tuple((op, None) for op in OPS)
+USUAL = ("pull", "one_shot", "two_shot")
+"""Algorithms that are chosen for calls that name none."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,40 @@ def reductions(dtype):
     return (*common, "band", "bor", "bxor") if dtype == "bool" else (*common, "band", "bor", "bxor", "avg")
 
 
-def reducing_cases(each=None):
-    """Every operation that reduces with every dtype and reduction; with so many reductions each, in turn, if said."""
-    for number, (op, dtype) in enumerate(itertools.product(REDUCING, (*FLOATS, *INTEGERS, "bool"))):
-        known = reductions(dtype)
-        for i in range(each or len(known)):
-            yield Case(op, dtype, known[(number + i) % len(known)], shape=(5, 3))
+@functools.cache
+def registered():
+    """All algorithms by operation and name; those of packets as they are emulated on the CPU."""
+    return {(each.op, each.name): each for each in (*collectives(), *emulated())}
+
+
+def kinds(family=""):
+    """(operation, algorithm) of what is registered: chosen by the library, "portable" or of an encoding, by name."""
+    if not family or family == "portable":
+        portable = [key for key, each in registered().items() if not isinstance(each, PacketCollective)]
+        return [key for key in portable if key[0] in OPS and key[1] not in USUAL] if family else CHOSEN
+    return [key for key in registered() if key[1].startswith(f"{family}_")]
+
+
+def of(kind, dtype="float32", config=None, **fields):
+    """A call of an algorithm, or of what the library chooses."""
+    named = {"algorithm": kind[1]} if kind[1] else {}
+    return Case(kind[0], dtype, config=named | (config or {}), **fields)
+
+
+def several(kind):
+    """A launch in several programs, and in many blocks where there are some."""
+    if kind[1] and "block_size_m" not in registered()[kind].uses:
+        return {"comm_sms": 3, "num_warps": 1}
+    return {"comm_sms": 12 if kind[1] == "partitioned" else 3, "block_size_m": 4, "block_size_n": 16}
+
+
+def reducing_cases(each=None, known=CHOSEN):
+    """Every kind that reduces with every dtype and reduction; with so many reductions each, in turn, if said."""
+    reducing = [kind for kind in known if kind[0] in REDUCING]
+    for number, (kind, dtype) in enumerate(itertools.product(reducing, (*FLOATS, *INTEGERS, "bool"))):
+        options = reductions(dtype)
+        for i in range(each or len(options)):
+            yield of(kind, dtype, reduction=options[(number + i) % len(options)], shape=(5, 3))
 
 
 def reducing_pairs():
@@ -64,38 +103,43 @@ def reducing_pairs():
             yield Case(REDUCING[(number + i) % len(REDUCING)], dtype, reduction, shape=(5, 3))
 
 
-def moving_cases():
-    """Every operation that moves with every dtype."""
-    others = ("bool", "float8_e4m3fn", "complex64", "complex128")
-    for op, dtype in itertools.product(OPS, (*FLOATS, *INTEGERS, *others)):
-        if op not in REDUCING:
-            yield Case(op, dtype, shape=(5, 3))
+def moving_cases(known=CHOSEN):
+    """Every kind that moves with every dtype."""
+    for kind, dtype in itertools.product(known, (*FLOATS, *INTEGERS, *MOVED)):
+        if kind[0] not in REDUCING:
+            yield of(kind, dtype, shape=(5, 3))
 
 
-def shape_cases():
-    """Every operation with odd, small, large and empty shapes."""
-    for op, shape in itertools.product(OPS, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5, 7), (40_001,))):
-        yield Case(op, "bfloat16", shape=shape)
-        yield Case(op, "int8", shape=shape, place="ordinary")
+def shape_cases(known=CHOSEN):
+    """Odd, small, large and empty shapes; of packets every kind of tail: whole packets and lines, and a bit more."""
+    for kind, shape in itertools.product(known, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5, 7), (40_001,))):
+        yield of(kind, "bfloat16", shape=shape)
+        yield of(kind, "int8", shape=shape, place="ordinary")
+    tails = (2, 7, 8, 9, 15, 16, 17, 119, 120, 121, 128, 1003)
+    for kind, count in itertools.product([kind for kind in known if kind[1]], tails):
+        yield of(kind, "float16" if kind[1].startswith("sentinel") else "int8", shape=(count,))
 
 
-def place_cases():
-    """Every operation wherever tensors may lie, in one program and in several, in one piece and in many."""
-    several = {"comm_sms": 3, "block_size_m": 4, "block_size_n": 16}
-    for op, place in itertools.product(OPS, PLACES):
-        yield Case(op, "int32", place=place)
-        yield Case(op, "bfloat16", shape=(9, 101), place=place, config=several)
+def place_cases(known=CHOSEN):
+    """Wherever tensors may lie, in one program and in several, in one piece and in many."""
+    for kind, place in itertools.product(known, PLACES):
+        yield of(kind, "float32" if kind[1] else "int32", place=place)
+        yield of(kind, "bfloat16", shape=(9, 101), place=place, config=several(kind))
 
 
-def way_cases(size):
+def way_cases(size, known=CHOSEN):
     """What is peculiar to an operation: roots, working in place, other shapes, layouts, and algorithms by name."""
-    for op, root in itertools.product(ROOTED, range(size)):
-        yield Case(op, root=root)
-    for op in ("all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter"):
-        for place in ("heap", "ordinary"):
-            yield Case(op, in_place=True, place=place, root=size - 1)
-    for op in ("all_gather", "reduce_scatter", "gather", "scatter"):
-        yield Case(op, stacked=True)
+    for kind in known:
+        op = kind[0]
+        yield from (of(kind, root=root) for root in range(size) if op in ROOTED)
+        if op not in ("all_to_all", "broadcast"):
+            for place in ("heap", "ordinary"):
+                yield of(kind, in_place=True, place=place, root=size - 1)
+            yield of(kind, "bfloat16", shape=(9, 301), in_place=True, root=1 % size, config=several(kind))
+        if op in ("all_gather", "reduce_scatter", "gather", "scatter"):
+            yield of(kind, stacked=True)
+    if known is not CHOSEN:
+        return
     for place in ("heap", "ordinary", "strided"):
         yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
         yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
@@ -108,6 +152,31 @@ def way_cases(size):
             "all_reduce", "float16", shape=(9, 301), place=place, in_place=place not in ("input only", "output only"),
             config={"algorithm": algorithm, "comm_sms": 2, "block_size_n": 8},
         )  # fmt: skip
+
+
+def piece_cases(known=CHOSEN):
+    """Messages that are larger than a small workspace."""
+    for number, kind in enumerate(known):
+        if not kind[1] or "block_size_m" in registered()[kind].uses:
+            dtype, place = (("float32", "ordinary"), ("bfloat16", "heap"), ("int8", "output only"))[number % 3]
+            yield of(kind, shape=(3, 701), place="ordinary")
+            yield of(kind, dtype, shape=(3, 701), place=place)
+            continue
+        for count, programs in ((4001, 1), (4096, 3), (9001, 2)):
+            yield of(kind, "float16", shape=(count,), config={"num_warps": 4, "comm_sms": programs})
+        yield of(kind, shape=(5003,), in_place=kind[0] == "all_reduce", config={"num_warps": 4})
+    if known is CHOSEN:
+        for place in ("input only", "output only"):
+            yield Case("all_reduce", "int8", shape=(5000,), place=place)
+        yield Case("all_reduce", shape=(3, 701), place="ordinary", config={"algorithm": "one_shot"})
+        yield Case("all_to_all", splits="uneven", shape=(900, 3), place="ordinary")
+
+
+def sequence_cases(family):
+    """Calls of very different sizes, in one piece and in several, in one program and in several."""
+    for kind in kinds(family):
+        for shape, programs in (((3,), 1), ((1003,), 4), ((5003,), 2)):
+            yield of(kind, shape=shape, config={"num_warps": 4, "comm_sms": programs})
 
 
 def data(case, rank, size, turn=0):
@@ -198,3 +267,40 @@ def reduced(case, inputs):
 def with_config(cases, **config):
     """The same cases with fields of a config."""
     return [replace(case, config=case.config | config) for case in cases]
+
+
+def request(case, size, **changes):
+    """What an algorithm is asked on rank 0, as far as `supports` may look."""
+    config = {name: value for name, value in case.config.items() if name != "algorithm"}
+    shapes = input_shape(case, 0, size), output_shape(case, 0, size)
+    options = {"layout": case.layout, "uneven": bool(case.splits), "in_place": case.in_place, "config": config}
+    options |= dict(zip(("in_stride", "out_stride"), (_stride(shape, case.place) for shape in shapes), strict=True))
+    options |= {"out_shape": shapes[1], "root": case.root, "aligned": True}
+    options |= {"reduction": case.reduction} if case.op in REDUCING else {}
+    dense = "strided" not in case.place and case.place != "transposed"
+    fields = {
+        "op": case.op, "shape": shapes[0], "dtype": case.dtype, "nbytes": 4096, "rank": 0, "group_size": size,
+        "target": DeviceTarget(DeviceType.CPU), "options": options,
+        "direct_in": dense and case.place not in ("ordinary", "output only"),
+        "direct_out": dense and case.place not in ("ordinary", "input only"),
+    }  # fmt: skip
+    return CollectiveRequest(**fields | changes)
+
+
+def _stride(shape, place):
+    """Strides of a tensor of tests, as far as it matters whether it is dense."""
+    step, strides = 2 if "strided" in place else 1, []
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return tuple(reversed(strides)) if place == "transposed" and len(shape) == 2 else tuple(strides)
+
+
+def served(cases, size):
+    """Those of them that their algorithms serve."""
+    return [
+        case
+        for case in cases
+        if "algorithm" not in case.config
+        or registered()[case.op, case.config["algorithm"]].supports(request(case, size))
+    ]

@@ -1,11 +1,13 @@
 """Rank jobs: what `ctx.barrier()`, `ctx.free()` and `close()` know of collectives with async_op=True."""
 
 import contextlib
+import functools
 import random
 import threading
 import time
 
 import torch
+from jobs_ccl import on_heap, said_by
 from jobs_common import environment
 
 from iris_core import Iris
@@ -60,54 +62,44 @@ def nobody_waits(device, seed, rounds):
     return wrong
 
 
-def freed_and_asked_for(device):
+@on_heap("8MiB")
+def freed_and_asked_for(ctx):
     """A block is freed while a call uses it, and asked for again, as there is no other room."""
     numel = 1_200_000
-    with Iris("8MiB", device=device) as ctx:
-        y = ctx.zeros(numel)
-        time.sleep(0.2 * (ctx.cur_rank == 1))
-        ctx.ccl.all_reduce(y, torch.ones(numel, device=ctx.device), async_op=True)
-        ctx.free(y)
-        again = ctx.zeros(numel)
-        same = again.data_ptr() == y.data_ptr()
-        time.sleep(0.3)
-        return same, again.unique().tolist()
-
-
-def attempt(call):
-    """Kind and text of the error of a call."""
-    try:
-        call()
-    except IrisError as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    y = ctx.zeros(numel)
+    time.sleep(0.2 * (ctx.cur_rank == 1))
+    ctx.ccl.all_reduce(y, torch.ones(numel, device=ctx.device), async_op=True)
+    ctx.free(y)
+    again = ctx.zeros(numel)
+    same = again.data_ptr() == y.data_ptr()
+    time.sleep(0.3)
+    return same, again.unique().tolist()
 
 
 def fails(how):
     """Rank 0 makes calls to which its partner does not come, and waits for none; who learns of it, and what then."""
     ctx, said = Iris("8MiB", device="cpu"), []
-    rank = ctx.cur_rank
-    x, y = ctx.ones(4), ctx.zeros(4)
-    ctx.ccl.all_reduce(y, x, group=[0, 1]) if rank < 2 else None
+    rank, x, y = ctx.cur_rank, ctx.ones(4), ctx.zeros(4)
+    reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=[0, 1])
+    reduce() if rank < 2 else None
     with configured(timeout_s=1.0):
-        works = [ctx.ccl.all_reduce(y, x, group=[0, 1], async_op=True) for _ in range(3)] if rank == 0 else []
+        works = [reduce(async_op=True) for _ in range(3)] if rank == 0 else []
         if how == "wait":
-            said += [attempt(work.wait) for work in works]
+            said += [said_by(work.wait) for work in works]
         if how == "collective" and rank == 0:
             while not works[-1].is_completed():
                 time.sleep(0.01)
-            said.append(attempt(lambda: ctx.ccl.all_reduce(y, x, group=[0, 1])))
+            said.append(said_by(reduce))
         if how == "group" and rank < 2:
-            said.append(attempt(lambda: ctx.barrier(group=[1, 0])))
-        if how == "barrier":
-            said.append(attempt(ctx.barrier))
+            said.append(said_by(ctx.barrier, group=[1, 0]))
+        if how in ("barrier", "close"):
+            said.append(said_by(getattr(ctx, how)))
         if how == "close":
-            said.append(attempt(ctx.close))
             return said
         ctx.barrier()  # nothing is raised twice
         if rank < 2:
             ctx.ccl.reset(group=[0, 1])
-            ctx.ccl.all_reduce(y, x, group=[0, 1], async_op=True)
+            reduce(async_op=True)
     ctx.close()
     return said, y.tolist()
 

@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+import math
 import random
 import time
 
 import torch
 import torch.distributed as dist
 from emulation import emulation
-from jobs_ccl import bits
+from jobs_ccl import bits, on_heap, unlike
 from jobs_common import environment
 from jobs_fast import unprobed
 
@@ -16,7 +17,7 @@ from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
 from iris_core.dispatch.choice import file_name
 from iris_core.dispatch.tables import Entry, write_table
-from iris_core.errors import IrisError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.testing.conformance.collective_cases import Case, promised
 
@@ -62,81 +63,84 @@ def wrong_bits(device, places, turns):
 
     On the CPU with each dtype in another one of the places.
     """
-    tried, wrong, own = set(), [], random.Random()
+    tried, wrong, own, reductions = set(), [], random.Random(), ("sum", "avg", "product", "max")
     with emulation(), Iris("24MiB", device=device, backend="gluon", deterministic=True) as ctx:
         size, rank = ctx.num_ranks, ctx.cur_rank
-        reductions = ("sum", "avg", "product", "max")
         ctx.ccl.explain("all_reduce", ctx.zeros(1), ctx.zeros(1))
         by_op = ctx.ccl._binder._choosers[False]._by_op
-        known = [each for op in ("all_reduce", "reduce_scatter", "reduce") for each in by_op[op].values()]
-        for each in known:
+        for each in [each for op in ("all_reduce", "reduce_scatter", "reduce") for each in by_op[op].values()]:
             op, name = each.op, each.name
             if getattr(each, "deterministic", False) is not True or "tiles" in each.layouts:
                 continue
             tried.add((op, name))
             if "ll128" in name and unprobed(device, ("ll128",)):
                 continue
-            for number, dtype in enumerate(DTYPES):
-                inputs = inputs_of(dtype, size)
-                turned = places[number % len(places) :] + places[: number % len(places)]
-                for place in turned[:1] if device == "cpu" else turned:
-                    make = torch.empty if place == "ordinary" else ctx.empty
-                    x = make(size, COUNT, dtype=dtype, device=ctx.device)
-                    out = (
-                        x
-                        if place == "in place" and op == "all_reduce"
-                        else make(1 if op == "reduce_scatter" else size, COUNT, dtype=dtype, device=ctx.device)
-                    )
-                    for turn in range(turns):
-                        reduction = reductions[turn and (turn + number) % 4]
-                        x.copy_(inputs[rank])
-                        case = Case(op, dtype=str(dtype).removeprefix("torch."), reduction=reduction, root=size - 1)
-                        time.sleep(0.01 * own.random() * (own.random() < 0.2))
-                        how = {"op": ReduceOp[reduction.upper()], "config": Config(algorithm=name)}
-                        try:
-                            if op == "reduce":
-                                ctx.ccl.reduce(out if rank == size - 1 else None, x, size - 1, **how)
-                            else:
-                                getattr(ctx.ccl, op)(out, x, **how)
-                        except UnsupportedError as error:
-                            if "words of float64" not in str(error):
-                                raise
-                            continue
-                        if op != "reduce" or rank == size - 1:
-                            right = promised(case, inputs)[rank]
-                            if not torch.equal(bits(out.cpu()), bits(right)):
-                                wrong.append(f"{name}: {case}, {place}, call {turn}")
+            for number, (dtype, place) in enumerate(itertools.product(DTYPES, places)):
+                if device == "cpu" and number % len(places) != number // len(places) % len(places):
+                    continue
+                inputs, make = inputs_of(dtype, size), torch.empty if place == "ordinary" else ctx.empty
+                x = make(size, COUNT, dtype=dtype, device=ctx.device)
+                rows, in_place = 1 if op == "reduce_scatter" else size, place == "in place" and op == "all_reduce"
+                out = x if in_place else make(rows, COUNT, dtype=dtype, device=ctx.device)
+                for turn in range(turns):
+                    reduction = reductions[turn and (turn + number) % 4]
+                    x.copy_(inputs[rank])
+                    case = Case(op, dtype=str(dtype).removeprefix("torch."), reduction=reduction, root=size - 1)
+                    time.sleep(0.01 * own.random() * (own.random() < 0.2))
+                    how = {"op": ReduceOp[reduction.upper()], "config": Config(algorithm=name)}
+                    try:
+                        if op == "reduce":
+                            ctx.ccl.reduce(out if rank == size - 1 else None, x, size - 1, **how)
+                        else:
+                            getattr(ctx.ccl, op)(out, x, **how)
+                    except UnsupportedError as error:
+                        if "words of float64" not in str(error):
+                            raise
+                        continue
+                    if op != "reduce" or rank == size - 1:
+                        right = promised(case, inputs)[rank]
+                        if not torch.equal(bits(out.cpu()), bits(right)):
+                            wrong.append(f"{name}: {case}, {place}, call {turn}")
         ctx.barrier()
     return tried, wrong
 
 
+@on_heap("24MiB")
+def with_nans(ctx, calls):
+    """Reductions of a tensor with a NaN on each rank; what came that should not have."""
+    wrong, size = [], ctx.num_ranks
+    for op, algorithm, reduction, dtype in calls:
+        x = ctx.full((size, size + 1), 1 + ctx.cur_rank, dtype=dtype)
+        x[:, ctx.cur_rank] = math.nan
+        y = x if op == "all_reduce" else ctx.zeros(1, size + 1, dtype=dtype)
+        getattr(ctx.ccl, op)(y, x, ReduceOp[reduction], config=Config(algorithm=algorithm))
+        value = {"MIN": 1, "MAX": size, "SUM": size * (size + 1) / 2}[reduction]
+        expected = torch.tensor([math.nan] * size + [value]).expand(y.shape)
+        if not torch.equal(y.cpu().float().nan_to_num(-1), expected.nan_to_num(-1)):
+            wrong.append(f"{op} {algorithm} {reduction} {dtype}: {y.tolist()}")
+    return wrong
+
+
 def refusals(device):
-    """What is said to those who name algorithms that promise nothing, then what calls without a name are served by."""
-    said = []
+    """What is wrong with refusals of algorithms that promise nothing; then what calls without a name are served by."""
     with emulation(), Iris("24MiB", device=device, deterministic=True) as ctx:
-        size = ctx.num_ranks
+        size, torchs = ctx.num_ranks, "gloo" if device == "cpu" else "nccl"
         x, y = ctx.ones(64), ctx.zeros(64)
-        a, b, product = ctx.ones(16 * size, 16), ctx.ones(16, 16), ctx.zeros(16, 16)
-        whole = ctx.zeros(16 * size, 16)
-        torchs = "gloo" if device == "cpu" else "nccl"
-
-        def named(call):
-            try:
-                call()
-            except IrisError as error:
-                said.append(f"{type(error).__name__}: {error}")
-
-        named(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm="sentinel_split")))
-        named(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm=torchs)))
-        named(lambda: ctx.ops.matmul_all_reduce(whole, a, b, config=FusedConfig(algorithm="unfused")))
-        named(lambda: ctx.ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm="copy_engine")))
-        named(lambda: ctx.ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm=torchs)))
+        a, b, product, whole = ctx.ones(16 * size, 16), ctx.ones(16, 16), ctx.zeros(16, 16), ctx.zeros(16 * size, 16)
+        refused, ops = "UnsupportedError: .*does not promise its bits", ctx.ops
+        wrong = unlike(
+            (refused, lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm="sentinel_split"))),
+            (refused, lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm=torchs))),
+            (refused, lambda: ops.matmul_all_reduce(whole, a, b, config=FusedConfig(algorithm="unfused"))),
+            (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm="copy_engine"))),
+            (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm=torchs))),
+        )
         ctx.ccl.all_reduce(y, x)
         if device == "cpu":  # NCCL's ranks cannot share a GPU
             ctx.ccl.all_gather(ctx.zeros(size, 64), x, config=Config(algorithm=torchs))  # rounds nothing
         text = str(ctx.ccl.explain("all_reduce", y, x))
         ctx.barrier()
-        return said, y.unique().tolist(), text
+        return wrong, y.unique().tolist(), text
 
 
 def of_products(device, cache, measured):
@@ -192,12 +196,3 @@ def of_products(device, cache, measured):
                 found[op, dtype, "sums"] = torch.equal(bits(out.cpu()), bits(part))
         ctx.barrier()
     return found
-
-
-def differing(device):
-    """The error of ranks that do not ask for the same."""
-    try:
-        Iris("8MiB", device=device, deterministic=dist.get_rank() == 0)
-    except IrisError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""

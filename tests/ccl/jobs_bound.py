@@ -9,7 +9,7 @@ import jobs_ccl
 import jobs_ops
 import torch
 from ccl_cases import OPS, Case
-from jobs_nodes import refusal
+from jobs_ccl import on_heap, unlike
 from ops_cases import Case as Product
 
 from iris_core import Iris
@@ -70,12 +70,11 @@ def calls(device, group, turns=5):
     return wrong
 
 
-def messages(device):
+@on_heap("8MiB")
+def messages(ctx):
     """Rank 0 sends rank 1 what changes, by bound calls, from another thread than the one that bound them."""
-    with Iris("8MiB", device=device) as ctx:
-        x, found = ctx.zeros(100), []
-        if ctx.cur_rank > 1:
-            return found
+    x, found = ctx.zeros(100), []
+    if ctx.cur_rank < 2:
         pass_on = ctx.ccl.bind("recv", x, 0) if ctx.cur_rank else ctx.ccl.bind("send", x, 1)
 
         def run():
@@ -88,46 +87,43 @@ def messages(device):
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        return found
+    return found
 
 
 def refused():
-    """What is refused when a call is bound, and when it is called after the end."""
+    """What is wrong with what is refused when a call is bound, and when it is called after the end."""
     with Iris("1MiB", device="cpu") as ctx:
-        x = torch.ones(4)
-        said = [
-            refusal(lambda: ctx.ccl.bind("all_sum", x, x)),
-            refusal(lambda: ctx.ccl.bind("all_reduce", x, x, async_op=True)),
-            refusal(lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
-            refusal(lambda: ctx.ccl.bind("all_reduce", x, torch.ones(5))),
-        ]
-        call = ctx.ccl.bind("all_reduce", x, x)
+        x, bind = torch.ones(4), ctx.ccl.bind
+        wrong = unlike(
+            ("ArgumentError: .*there are all_reduce, ", lambda: bind("all_sum", x, x)),
+            (r"ArgumentError: .*start\(\)", lambda: bind("all_reduce", x, x, async_op=True)),
+            (r"ArgumentError: .*start\(\)", lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
+            ("ArgumentError", lambda: bind("all_reduce", x, torch.ones(5))),
+        )
+        call = bind("all_reduce", x, x)
         call()
         assert x.tolist() == [float(ctx.num_ranks)] * 4
-    return [*said, refusal(call)]
+    return wrong + unlike(("HeapClosedError", call))
 
 
-def replays():
+@on_heap("64MiB")
+def replays(ctx):
     """What a graph of bound calls leaves, whose calls were dropped after the capture."""
-    with Iris("64MiB", device="cuda") as ctx:
-        x, y = ctx.empty(1000), torch.zeros(1000, device=ctx.device)
-        a, b = torch.empty(64, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
-        c = ctx.empty(64, 16)
-        calls = [ctx.ccl.bind("all_reduce", y, x), ctx.ops.bind("matmul_all_reduce", c, a, b)]
+    x, y = ctx.empty(1000), torch.zeros(1000, device=ctx.device)
+    a, b = torch.empty(64, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
+    c, graph, found = ctx.empty(64, 16), torch.cuda.CUDAGraph(), []
+    calls = [ctx.ccl.bind("all_reduce", y, x), ctx.ops.bind("matmul_all_reduce", c, a, b)]
+    for call in calls:
+        call()
+    ctx.barrier()
+    with torch.cuda.graph(graph):
         for call in calls:
             call()
-        graph = torch.cuda.CUDAGraph()
-        ctx.barrier()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        del calls, call
-        torch.cuda.empty_cache()
-        found = []
-        for turn in range(5):
-            x.fill_(turn)
-            a.fill_(turn)
-            graph.replay()
-            found.append((y.unique().tolist(), c.unique().tolist()))
-        ctx.barrier()
-        return found
+    del calls, call
+    torch.cuda.empty_cache()
+    for turn in range(5):
+        x.fill_(turn)
+        a.fill_(turn)
+        graph.replay()
+        found.append((y.unique().tolist(), c.unique().tolist()))
+    return found

@@ -1,12 +1,52 @@
 """Rank jobs of tests/ccl; they run on CPU ranks and on GPUs."""
 
+import functools
 import math
+import re
 
 import torch
 from ccl_cases import data, expected, input_shape, output_shape, row_splits
+from emulation import emulation
+from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
+
+
+def on_heap(nbytes, **variables):
+    """Let a job take a device where it is written with a context: opened with variables, closed when all are done."""
+
+    def decorate(job):
+        @functools.wraps(job)
+        def run(device, *args, **kwargs):
+            with environment(**variables), Iris(nbytes, device=device) as ctx:
+                found = job(ctx, *args, **kwargs)
+                ctx.barrier()
+            return found
+
+        return run
+
+    return decorate
+
+
+def said_by(call, *arguments, **named):
+    """What a call raises, as text; empty if nothing."""
+    try:
+        call(*arguments, **named)
+    except Exception as error:  # noqa: BLE001 - of plugins, and what should not be raised, as well
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def kind_of(call, *arguments, **named):
+    """The type of the error that a call raises; empty if none."""
+    return said_by(call, *arguments, **named).partition(":")[0]
+
+
+def unlike(*rows):
+    """What calls raise that is not as it should be: rows of a pattern of `kind: text` and a call; "" for nothing."""
+    said = [(words, said_by(call)) for words, call in rows]
+    return [(words, text) for words, text in said if not (re.match(words, text, re.DOTALL) if words else not text)]
 
 
 class Tensors:
@@ -63,16 +103,11 @@ class Tensors:
 def call(ctx, case, tensors, group=None, members=None, async_op=False):
     """Call the operation; `members` are the world's ranks in the group's order."""
     members = members or list(range(ctx.num_ranks))
-    config = Config(**case.config) if case.config else None
-    kwargs = {"group": group, "async_op": async_op, "config": config}
-    out, inp = tensors.out, tensors.inp
-    op = ReduceOp[case.reduction.upper()]
-    root = members[case.root]
+    kwargs = {"group": group, "async_op": async_op, "config": Config(**case.config) if case.config else None}
+    out, inp, op, root = tensors.out, tensors.inp, ReduceOp[case.reduction.upper()], members[case.root]
     is_root = ctx.cur_rank == root
-    if case.op == "all_reduce":
-        return ctx.ccl.all_reduce(out, inp, op, **kwargs)
-    if case.op == "reduce_scatter":
-        return ctx.ccl.reduce_scatter(out, inp, op, **kwargs)
+    if case.op in ("all_reduce", "reduce_scatter"):
+        return getattr(ctx.ccl, case.op)(out, inp, op, **kwargs)
     if case.op == "reduce":
         return ctx.ccl.reduce(out if is_root else None, inp, root, op, **kwargs)
     if case.op == "broadcast":
@@ -82,12 +117,11 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
     if case.op == "scatter":
         return ctx.ccl.scatter(out, inp if is_root else None, root, **kwargs)
     if case.op == "all_to_all":
-        splits = {}
         if case.splits:
             matrix = row_splits(case, tensors.size)
-            splits["input_split_sizes"] = matrix[tensors.rank]
-            splits["output_split_sizes"] = [row[tensors.rank] for row in matrix]
-        return ctx.ccl.all_to_all(out, inp, layout=case.layout, **kwargs, **splits)
+            kwargs["input_split_sizes"] = matrix[tensors.rank]
+            kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
+        return ctx.ccl.all_to_all(out, inp, layout=case.layout, **kwargs)
     return ctx.ccl.all_gather(out, inp, **kwargs)
 
 
@@ -113,17 +147,24 @@ def bits(tensor):
     return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
-def run_cases(device, cases, turns):
-    """Call every case `turns` times with new data; returns what was wrong."""
-    wrong = []
-    with Iris("24MiB", device=device) as ctx:
+def run_cases(device, cases, turns=1, members=None, workspace="", packets=False):
+    """Call every case with new data in each turn, on these ranks in this order or on all; returns what was wrong.
+
+    Args:
+        workspace: its bound: what is larger goes in pieces.
+        packets: whether CPU ranks emulate them.
+    """
+    wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
+    with (emulation if packets else environment)(**limits), Iris("24MiB", device=device) as ctx:
+        everyone = list(members or range(ctx.num_ranks))
+        is_member = ctx.cur_rank in everyone
         for case in cases:
-            with ctx.scope():
-                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-                for turn in range(turns):
+            with ctx.scope():  # a symmetric call: on all ranks
+                tensors = Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
+                for turn in range(turns * is_member):
                     inputs = tensors.fill(turn)
-                    if call(ctx, case, tensors) is not None:
+                    if call(ctx, case, tensors, members, everyone) is not None:
                         wrong.append(f"{case}: a synchronous call returned something")
-                    wrong += verify(case, tensors, inputs)
+                    wrong += verify(case, tensors, inputs, f" (turn {turn})")
         ctx.barrier()
     return wrong

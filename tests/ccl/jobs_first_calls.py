@@ -9,8 +9,9 @@ from unittest import mock
 import jobs_ccl
 import jobs_ops
 import torch
-from ccl_cases import Case
+from ccl_cases import OPS, Case
 from jobs_agreement import total
+from jobs_ccl import said_by
 from jobs_common import environment, in_vain
 from ops_cases import Case as Product
 
@@ -23,6 +24,7 @@ from iris_core.providers import Providers
 from iris_core.types import Availability
 from iris_triton.collectives.pull_reduce import PullReduce
 
+NOT_IN_PLACE = ("all_to_all", "broadcast")
 SECONDS, SLOW_SECONDS = 1e-4, 1e-3
 """What algorithms take by the clock of these tests."""
 
@@ -72,15 +74,6 @@ def watched(ctx, names=("one_shot", "two_shot", "third", "gloo")):
     return launched
 
 
-def said_by(call):
-    """What a call raises, as text; empty if nothing."""
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 - of a plugin, of any kind
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def said_of(ctx, count=6, **how):
     """Algorithm and reason for `total`."""
     x = torch.zeros(count, device=ctx.device)
@@ -94,63 +87,49 @@ def results(device, cache, members, mode):
 
     Two members make the calls on the heap that three make off it, and the other way around.
     """
-    wrong, measured = [], []
     kinds = [("float32", "heap"), ("int32", "ordinary")]
-    calls = [(op, in_place) for op, in_places in operations().items() for in_place in in_places]
+    calls = [(op, in_place) for op in OPS for in_place in (False, True) if not in_place or op not in NOT_IN_PLACE]
     cases = [
         Case(op, dtype, shape=(7, 33 << 5 * in_place), root=len(members) - 1, place=place, in_place=in_place)
         for number, (op, in_place) in enumerate(calls)
         for dtype, place in (kinds if op == "all_reduce" else kinds[(number + len(members)) % 2 :][:1])
     ]
     with measuring(cache, mode, device, fastest=None) as ctx:
-        is_member, size = ctx.cur_rank in members, len(members)
-        rank = members.index(ctx.cur_rank) if is_member else 0
-        group = None if size == ctx.num_ranks else members
-        for case in cases:
-            tensors = jobs_ccl.Tensors(ctx, case, rank, size)
-            for turn in range(2 * is_member):
-                inputs = tensors.fill(turn)
-                work = jobs_ccl.call(ctx, case, tensors, group, members, async_op=case.place == "ordinary")
-                if work is not None:
-                    work.wait()
-                wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
-            if is_member and case.op == "all_reduce":
-                found = ctx.ccl.explain(case.op, tensors.out, tensors.inp, group=group)
-                measured.append((case.in_place, found.why))
-    return wrong, measured
-
-
-def operations():
-    """Operations, with whether they also work in place."""
-    both = ("all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter")
-    return {**dict.fromkeys(both, (False, True)), "all_to_all": (False,), "broadcast": (False,)}
+        return of_cases(ctx, jobs_ccl, cases, members)
 
 
 def products(cache, members):
     """The same of fused operations."""
-    wrong = []
     cases = [
-        Product("all_gather_matmul", None, (12, 5, 8), dim=0),
-        Product("matmul_all_gather", None, (6, 5, 8), dim=1),
+        Product("all_gather_matmul", None, (12, 5, 8), dim=0), Product("matmul_all_gather", None, (6, 5, 8), dim=1),
         Product("matmul_reduce_scatter", None, (12, 5, 8)),
         Product("matmul_all_reduce", None, (6, 5, 8), bias="columns"),
-    ]
+    ]  # fmt: skip
     with measuring(cache, fastest=None) as ctx:
-        is_member, size = ctx.cur_rank in members, len(members)
-        rank = members.index(ctx.cur_rank) if is_member else 0
-        group = None if size == ctx.num_ranks else members
-        reasons = []
-        for case in cases:
-            tensors = jobs_ops.Tensors(ctx, case, rank, size)
-            for turn in range(2 * is_member):
-                tensors.fill(turn)
-                jobs_ops.call(ctx, case, tensors, group)
-                wrong += jobs_ops.verify(case, tensors, turn, f" (turn {turn})")
-            more = {} if case.dim is None else {"gather_dim": case.dim}
-            operands = tensors.out, tensors.a, tensors.b, tensors.bias
-            if is_member:
-                reasons.append(ctx.ops.explain(case.op, *operands, group=group, **more).why)
-    return wrong, reasons
+        return of_cases(ctx, jobs_ops, cases, members)
+
+
+def of_cases(ctx, jobs, cases, members):
+    """What is wrong with calls of some ranks, and why which algorithm serves those that reduce to all, or products."""
+    wrong, measured, is_ccl = [], [], jobs is jobs_ccl
+    is_member, size = ctx.cur_rank in members, len(members)
+    group = None if size == ctx.num_ranks else members
+    for case in cases:
+        tensors = jobs.Tensors(ctx, case, members.index(ctx.cur_rank) if is_member else 0, size)
+        for turn in range(2 * is_member):
+            inputs = tensors.fill(turn)
+            how = (group, members, case.place == "ordinary") if is_ccl else (group,)
+            work = jobs.call(ctx, case, tensors, *how)
+            if is_ccl and work is not None:
+                work.wait()
+            wrong += jobs.verify(case, tensors, inputs if is_ccl else turn, f" (turn {turn})")
+        if is_member and (not is_ccl or case.op == "all_reduce"):
+            dim = {} if is_ccl or case.dim is None else {"gather_dim": case.dim}
+            operands = (tensors.inp,) if is_ccl else (tensors.a, tensors.b, tensors.bias)
+            engine = ctx.ccl if is_ccl else ctx.ops
+            why = engine.explain(case.op, tensors.out, *operands, group=group, **dim).why
+            measured.append((case.in_place, why) if is_ccl else why)
+    return wrong, measured
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
@@ -191,43 +170,31 @@ def offered_by_some(cache):
 def not_measured(cache, what):
     """A call for which nothing is to be measured: what was launched, and whether there is a table."""
     with measuring(cache, "off" if what == "off" else "first") as ctx:
-        launched = watched(ctx)
-        rank = ctx.cur_rank
-        x, y = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0)
-        if what == "off":
-            right = total(ctx) == [3.0]
-        elif what == "named":
-            right = total(ctx, config=Config(algorithm="third")) == [3.0]
-        elif what == "named by variant":
-            right = total(ctx, config=Config(all_reduce_variant="one_shot")) == [3.0]
-        elif what == "a message":
+        launched, rank = watched(ctx), ctx.cur_rank
+        x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]
+        if what == "a message":
             ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
             right = rank == 0 or y.eq(0).all().item()
         elif what == "splits":
-            ctx.ccl.all_to_all(y, x, input_split_sizes=[3 - rank, 2 + rank], output_split_sizes=[3 - rank, 2 + rank])
+            ctx.ccl.all_to_all(y, x, input_split_sizes=splits, output_split_sizes=splits)
             right = y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
         elif what == "a group of one":
-            ctx.ccl.all_reduce(y, x, group=[rank])
-            right = torch.equal(x, y)
+            right = total(ctx, group=[rank]) == [rank + 1.0]
         else:
-            right = total(ctx, 0) == []
+            named = {"named": {"algorithm": "third"}, "named by variant": {"all_reduce_variant": "one_shot"}}
+            config = Config(**named[what]) if what in named else None
+            right = total(ctx, 0 if what == "nothing" else 6, config=config) == [3.0] * (what != "nothing")
     return right, set(launched), any(pathlib.Path(cache).rglob("*.json"))
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 class Odd:
-    """two_shot by another name, and what some ranks raise in its place.
-
-    Args:
-        own: two_shot.
-        prepares, launches: what is raised on this rank; None for nothing.
-    """
+    """two_shot by another name, and what some ranks raise when they prepare or launch it; None for nothing."""
 
     op, name, info = "all_reduce", "odd", SimpleNamespace(name="third")
 
     def __init__(self, own, prepares=None, launches=None):
         self._own, self._prepares, self._launches = own, prepares, launches
-        self.tries = 0
         self.supports = own.supports
 
     def cost(self, request):
@@ -240,7 +207,6 @@ class Odd:
         return plan
 
     def launch(self, plan, out, inp, stream=None):
-        self.tries += 1
         if self._launches is not None:
             raise self._launches
         return self._own.launch(plan, out, inp, stream)
@@ -271,11 +237,9 @@ def calls_that_differ(cache, what):
         launched = watched(ctx)
         bad = ctx.cur_rank == 1
         x, y = torch.ones(8), torch.zeros(8)
-        if what == "dtype":
-            said = said_by(lambda: ctx.ccl.all_reduce(y.int() if bad else y, x.int() if bad else x))
-        elif what == "named":
-            said = said_by(lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm="third") if bad else None))
-        else:
-            said = said_by(lambda: ctx.ccl.all_reduce(y, x[:7] if bad else x))
+        config = Config(algorithm="third") if bad and what == "named" else None
+        dtype = torch.int32 if bad and what == "dtype" else torch.float32
+        out, inp = y.to(dtype), x.to(dtype)[: 7 if bad and what == "refused" else 8]
+        said = said_by(ctx.ccl.all_reduce, out, inp, config=config)
         nothing = not launched
         return said, nothing, [total(ctx), total(ctx)], said_of(ctx)

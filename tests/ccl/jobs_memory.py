@@ -3,129 +3,109 @@
 import time
 
 import torch
+from jobs_ccl import on_heap, said_by
 from jobs_common import environment
 
 from iris_core import Iris
-from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
+from iris_core.errors import HeapExhaustedError, UnsupportedError
 from iris_core.ops import FusedConfig
 
 
 def areas(device):
     """Ranges of groups that share members, and of one that does not fit."""
-    sets = [(0, 1), (1, 2), (2, 0), (0, 1, 2), (1, 0)]
-    places, said = {}, ""
+    places = {}
     with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
         area = ctx.heap.system_area
-        for members in sets:
+        for members in ((0, 1), (1, 2), (2, 0), (0, 1, 2), (1, 0)):
             if ctx.cur_rank in members:
-                world = ctx._world.subworld(members)
-                places[members] = area.reserve(world, 1000 * len(members), "a test")
+                places[members] = area.reserve(ctx._world.subworld(members), 1000 * len(members), "a test")
         before = list(area._used)
-        try:
-            area.reserve(ctx._world, 64 << 10, "a test")
-        except IrisError as e:
-            said = str(e)
+        said = said_by(area.reserve, ctx._world, 64 << 10, "a test")
         ctx.barrier()
         return places, said, before == area._used, area.nbytes
 
 
 def regions(device, system_size, workspace):
     """Regions of the whole world and of a part of it: stable, symmetric, filled, growing."""
+    found = []
     with environment(IRIS_SYSTEM_SIZE=system_size, IRIS_CCL_WORKSPACE=workspace), Iris("2MiB", device=device) as ctx:
-        found = []
         for members in ((0, 1, 2), (2, 0)):
             if ctx.cur_rank not in members:
                 continue
             team = ctx.ccl.team(members)
-            first = team.region("test", 1000, fill=7)
-            same = team.region("test", 500)
-            other = team.region("other", 1000)
-            larger = team.region("test", 5000)
-            space = team.workspace("space", 1 << 40)
-            again = team.workspace("space", 1 << 40)
-            found.append(
-                {
-                    "offsets": [r.offset_bytes for r in (first, other, larger, space)],
-                    "same": same is first and again is space and team.region("test", 5000) is larger,
-                    "filled": first.tensor.unique().tolist() == [7] and other.tensor.unique().tolist() == [0],
-                    "sizes": [r.nbytes for r in (first, other, larger, space)],
-                    "place": first.tensor.data_ptr() - team.base_ptrs[team.rank] == first.offset_bytes,
-                    "rank": (team.rank, team.size, team.members),
-                }
-            )
-            try:
-                team.region("huge", 1 << 30)
-                found[-1]["huge"] = "there was room"
-            except IrisError as e:
-                found[-1]["huge"] = str(e)
+            first, same = team.region("test", 1000, fill=7), team.region("test", 500)
+            other, larger = team.region("other", 1000), team.region("test", 5000)
+            space, again = (team.workspace("space", 1 << 40) for _ in range(2))
+            each = (first, other, larger, space)
+            found.append({
+                "offsets": [r.offset_bytes for r in each], "sizes": [r.nbytes for r in each],
+                "same": same is first and again is space and team.region("test", 5000) is larger,
+                "filled": first.tensor.unique().tolist() == [7] and other.tensor.unique().tolist() == [0],
+                "place": first.tensor.data_ptr() - team.base_ptrs[team.rank] == first.offset_bytes,
+                "rank": (team.rank, team.size, team.members), "huge": said_by(team.region, "huge", 1 << 30),
+            })  # fmt: skip
         ctx.barrier()
-        return found, ctx.stats().num_blocks
+    return found
 
 
-def used_before(device):
+@on_heap("1MiB", IRIS_SYSTEM_SIZE="64KiB")
+def used_before(ctx):
     """A group's first call where its control words come from memory that was in use, full of large numbers."""
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
-        ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
-        before = ctx.zeros(100_000, dtype=torch.int64)
-        torch.manual_seed(ctx.cur_rank)
-        before.random_(1, 1 << 40)
-        ctx.free(before)
+    ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
+    before, found = ctx.zeros(100_000, dtype=torch.int64), []
+    torch.manual_seed(ctx.cur_rank)
+    before.random_(1, 1 << 40)
+    ctx.free(before)
+    ctx.barrier()
+    x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
+    for late in range(ctx.num_ranks):
+        x.fill_(0)
         ctx.barrier()
-        x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
-        found = []
-        for late in range(ctx.num_ranks):
-            x.fill_(0)
-            ctx.barrier()
-            time.sleep(0.2 * (ctx.cur_rank == late))
-            x.fill_(ctx.cur_rank + 1.0)
-            ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
-            found.append(y.unique().tolist())
-        ctx.barrier()
-        return found
+        time.sleep(0.2 * (ctx.cur_rank == late))
+        x.fill_(ctx.cur_rank + 1.0)
+        ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
+        found.append(y.unique().tolist())
+    return found
 
 
-def what_a_group_gets(device, groups):
+@on_heap("96MiB", IRIS_SYSTEM_SIZE="1MiB")
+def what_a_group_gets(ctx, groups):
     """Algorithms and memory of this rank's group for products and messages that are larger than the system area."""
-    with environment(IRIS_SYSTEM_SIZE="1MiB"), Iris("96MiB", device=device) as ctx:
-        members = next(group for group in groups if ctx.cur_rank in group)
-        a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
-        chosen = {}
-        for name in (None, "copy_engine", "two_shot"):
-            config = FusedConfig(algorithm=name)
-            workspace = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members)
-            chosen[name] = workspace.variant
-        team = ctx.ccl.team(members)
-        sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
-        x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
-        message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
-        ctx.ccl.all_reduce(y, x, group=members)
-        ctx.barrier()
-        return chosen, sizes, message, y.unique().tolist()
+    members, chosen = next(group for group in groups if ctx.cur_rank in group), {}
+    a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
+    for name in (None, "copy_engine", "two_shot"):
+        config = FusedConfig(algorithm=name)
+        chosen[name] = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members).variant
+    team = ctx.ccl.team(members)
+    sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
+    x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
+    message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
+    ctx.ccl.all_reduce(y, x, group=members)
+    return chosen, sizes, message, y.unique().tolist()
 
 
-def off_the_heap(device):
+@on_heap("8MiB", IRIS_SYSTEM_SIZE="64KiB")
+def off_the_heap(ctx):
     """What a group makes of tensors that lie on no heap, where its workspaces come from the end of the heap."""
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
-        found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
-        if rank in members:
-            x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
-            ctx.ccl.all_reduce(y, x, group=members)
-            found.append(y.unique().tolist() == [3.0])
-            torch.manual_seed(7)
-            factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
-            a, b = (factor.to(ctx.device) for factor in factors[rank])
-            products = [(left @ right).to(ctx.device) for left, right in factors]
-            total = products[0] + products[1]
-            for name, wanted in (
-                ("matmul_all_reduce", total),
-                ("matmul_all_gather", torch.cat(products)),
-                ("matmul_reduce_scatter", total.chunk(2)[rank]),
-            ):
-                out = torch.zeros(wanted.shape, device=ctx.device)
-                getattr(ctx.ops, name)(out, a, b, group=members)
-                found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
-        ctx.barrier()
-        return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
+    found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
+    if rank in members:
+        x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
+        ctx.ccl.all_reduce(y, x, group=members)
+        found.append(y.unique().tolist() == [3.0])
+        torch.manual_seed(7)
+        factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
+        a, b = (factor.to(ctx.device) for factor in factors[rank])
+        products = [(left @ right).to(ctx.device) for left, right in factors]
+        total = products[0] + products[1]
+        for name, wanted in (
+            ("matmul_all_reduce", total), ("matmul_all_gather", torch.cat(products)),
+            ("matmul_reduce_scatter", total.chunk(2)[rank]),
+        ):  # fmt: skip
+            out = torch.zeros(wanted.shape, device=ctx.device)
+            getattr(ctx.ops, name)(out, a, b, group=members)
+            found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
+    ctx.barrier()
+    return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
 
 
 def groups_beside_allocations(device):

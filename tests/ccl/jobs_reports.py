@@ -1,6 +1,7 @@
 """What the ranks of tests/ccl/test_reports.py do."""
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from jobs_ccl import on_heap
 from jobs_common import environment, in_vain
 
 import iris_triton as iris
@@ -29,11 +31,13 @@ def wait_for_nothing(flag, context, world_size: tl.constexpr):
     iris.DeviceContext.from_tensor(context, world_size).wait(flag, 1)
 
 
-def facts_of(call):
-    """What a call raises, as type and fields; None if nothing."""
+def facts_of(call, texts=None):
+    """What a call raises, as type and fields; None if nothing.  Its text is added to a list, if there is one."""
     try:
         call()
     except DeviceError as error:
+        if texts is not None:
+            texts.append(str(error))
         return type(error).__name__, error.rank, error.peer, error.op
     return None
 
@@ -61,134 +65,112 @@ def calls_of(ctx, x, y):
     }
 
 
-def gives_up(device, following, first="all_reduce"):
+failing = on_heap("16MiB", IRIS_DEVICE_TIMEOUT=SOON)
+
+
+@failing
+def gives_up(ctx, following, first="all_reduce"):
     """Rank 1 does not come to a call; then every rank makes the next one, if any.  Afterwards all reset, and go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
-        x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
-        calls = calls_of(ctx, x, y)
-        for name in filter(None, (following, first)):
-            calls[name]()
-        meet(ctx)
-        if ctx.cur_rank != 1:
-            with in_vain(20 if ctx.num_ranks == 2 else 2):
-                calls[first]()
-        meet(ctx)
-        said = facts_of(calls[following]) if following else None
-        meet(ctx)
-        ctx.ccl.reset()
-        again = facts_of(lambda: ctx.ccl.all_reduce(y, x))
-        again = again or facts_of(ctx.device_barrier) or facts_of(ctx.barrier)
-        return said, again, y.unique().tolist()
+    x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
+    calls = calls_of(ctx, x, y)
+    for name in filter(None, (following, first)):
+        calls[name]()
+    meet(ctx)
+    if ctx.cur_rank != 1:
+        with in_vain(20 if ctx.num_ranks == 2 else 2):
+            calls[first]()
+    meet(ctx)
+    said = facts_of(calls[following]) if following else None
+    meet(ctx)
+    ctx.ccl.reset()
+    again = facts_of(lambda: ctx.ccl.all_reduce(y, x)) or facts_of(ctx.device_barrier) or facts_of(ctx.barrier)
+    return said, again, y.unique().tolist()
 
 
-def differs(device):
-    """One rank makes another call that all know."""
-    config = Config(algorithm="one_shot")
-    with Iris("16MiB", device=device) as ctx:
-        x, y = ctx.ones(8), ctx.zeros(8)
-        for count in (4, 8):
-            ctx.ccl.all_reduce(y[:count], x[:count], config=config)
-        meet(ctx)
-        count = 8 if ctx.cur_rank == 1 else 4
-        ctx.ccl.all_reduce(y[:count], x[:count], config=config)
-        meet(ctx)
-        said = facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config))
-        meet(ctx)
-        ctx.ccl.reset()
-        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, config=config)), y.unique().tolist()
+def goes_wrong(device, how):
+    """A call goes wrong on rank 1: what the next one raises, as facts and text, and what later ones do, and leave.
 
-
-def of_two(device):
-    """Rank 1 expects another message than rank 0 sends; all ranks know the words through which it goes."""
-    with Iris("16MiB", device=device) as ctx:
-        x, y = ctx.ones(8), ctx.zeros(8)
-        ctx.ccl.all_reduce(y, x)
-        if ctx.cur_rank < 2:
-            ctx.ccl.send(x, 1) if ctx.cur_rank == 0 else ctx.ccl.recv(y[:4], 0)
+    Args:
+        how: it makes "another call" that all know; it waits for nothing in a kernel of its "own"; it does not come to
+            its "group"; it expects another "message" than rank 0 sends, through words that all know.
+    """
+    bound = {"IRIS_DEVICE_TIMEOUT": SOON} if how in ("own kernel", "group") else {}
+    with environment(**bound), Iris("16MiB", device=device) as ctx:
+        rank, x, y, texts, group = ctx.cur_rank, ctx.ones(8), ctx.zeros(8), [], None
+        config = Config(algorithm="one_shot") if how == "another call" else None
+        if how == "group":
+            group = (0, 1) if rank < 2 else (2, 3)
+        reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=group, config=config)
+        reduce()
+        if how == "another call":
+            ctx.ccl.all_reduce(y[:4], x[:4], config=config)
+        flag = ctx.zeros(1, dtype=torch.int64)
         meet(ctx)
-        return facts_of(ctx.barrier), facts_of(lambda: ctx.ccl.all_reduce(y, x))
-
-
-def messages_at_the_same_time(device, op):
-    """Rank 0 makes the same call in two threads, and rank 1 comes to none: what the next barrier raises."""
-    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
-        peer = 1 - ctx.cur_rank
-        count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
-        small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
-        ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-        ctx.ccl.recv(small, 1) if peer == 1 else ctx.ccl.send(small, 0)
-        meet(ctx)
-        if ctx.cur_rank == 0:
-            calls = [threading.Thread(target=facts_of, args=(lambda: getattr(ctx.ccl, op)(large, 1),)) for _ in "ab"]
-            with in_vain(20):
-                for call in calls:
-                    call.start()
-                for call in calls:
-                    call.join()
-        meet(ctx)
-        said = facts_of(ctx.barrier)
-        ctx.ccl.reset()
-        ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-        return said, facts_of(ctx.barrier)
-
-
-def own_kernel(device):
-    """A wait of a user's kernel on rank 1 ends by its bound; every rank hears of it, and all go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
-        flag, x, y = ctx.zeros(1, dtype=torch.int64), ctx.ones(8), ctx.zeros(8)
-        ctx.ccl.all_reduce(y, x)
-        meet(ctx)
-        if ctx.cur_rank == 1:
-            with in_vain(20):
+        with in_vain(20) if rank == {"own kernel": 1, "group": 0}.get(how) else contextlib.nullcontext():
+            if how == "own kernel" and rank == 1:
                 wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
+            elif how == "group" and rank != 1:
+                reduce()
+            elif how == "another call":
+                reduce() if rank == 1 else ctx.ccl.all_reduce(y[:4], x[:4], config=config)
+            elif how == "message" and rank < 2:
+                ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y[:4], 0)
         meet(ctx)
-        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+        said = facts_of(ctx.barrier if how == "message" else reduce, texts)
         meet(ctx)
-        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x)), facts_of(ctx.barrier), y.unique().tolist()
+        if how in ("group", "another call"):
+            ctx.ccl.reset(group)
+        return said, texts, facts_of(reduce), facts_of(ctx.barrier), y.unique().tolist()
 
 
-def of_a_group(device):
-    """Rank 1 does not come to a call of ranks 0 and 1; ranks 2 and 3 go on."""
-    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device=device) as ctx:
-        group = (0, 1) if ctx.cur_rank < 2 else (2, 3)
-        x, y = ctx.ones(8), ctx.zeros(8)
-        ctx.ccl.all_reduce(y, x, group=group)
-        meet(ctx)
-        if ctx.cur_rank != 1:
-            with in_vain(20) if ctx.cur_rank == 0 else contextlib.nullcontext():
-                ctx.ccl.all_reduce(y, x, group=group)
-        meet(ctx)
-        said = facts_of(lambda: ctx.ccl.all_reduce(y, x, group=group))
-        meet(ctx)
-        ctx.ccl.reset(group)
-        return said, facts_of(lambda: ctx.ccl.all_reduce(y, x, group=group)), facts_of(ctx.barrier)
+@failing
+def messages_at_the_same_time(ctx, op):
+    """Rank 0 makes the same call in two threads, and rank 1 comes to none: what the next barrier raises."""
+    peer = 1 - ctx.cur_rank
+    count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
+    small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
+    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
+    ctx.ccl.recv(small, 1) if peer == 1 else ctx.ccl.send(small, 0)
+    meet(ctx)
+    if ctx.cur_rank == 0:
+        calls = [threading.Thread(target=facts_of, args=(lambda: getattr(ctx.ccl, op)(large, 1),)) for _ in "ab"]
+        with in_vain(20):
+            for call in calls:
+                call.start()
+            for call in calls:
+                call.join()
+    meet(ctx)
+    said = facts_of(ctx.barrier)
+    ctx.ccl.reset()
+    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
+    return said, facts_of(ctx.barrier)
 
 
-def in_graphs(replays):
+@failing
+def in_graphs(ctx, replays):
     """Rank 1 replays once less than the others; then all capture a call, and make one that is not captured."""
-    with environment(IRIS_DEVICE_TIMEOUT=SOON), Iris("16MiB", device="cuda") as ctx:
-        x, y = ctx.ones(64), ctx.zeros(64)
+    x, y = ctx.ones(64), ctx.zeros(64)
+    ctx.ccl.all_reduce(y, x)
+    ctx.barrier()
+    graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         ctx.ccl.all_reduce(y, x)
-        ctx.barrier()
-        graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            ctx.ccl.all_reduce(y, x)
-        meet(ctx)
-        for _ in range(replays - (ctx.cur_rank == 1)):
-            graph.replay()
-        meet(ctx)
-        captured = "captured"
-        try:
-            with torch.cuda.graph(second):
-                ctx.ccl.all_reduce(y, x)
-        except (DeviceError, UnsupportedError) as error:
-            captured = str(error)
-        said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
-        meet(ctx)
-        ctx.ccl.reset()
+    meet(ctx)
+    for _ in range(replays - (ctx.cur_rank == 1)):
         graph.replay()
-        second.replay()
-        return captured, said, facts_of(ctx.barrier), y.unique().tolist()
+    meet(ctx)
+    captured = "captured"
+    try:
+        with torch.cuda.graph(second):
+            ctx.ccl.all_reduce(y, x)
+    except (DeviceError, UnsupportedError) as error:
+        captured = str(error)
+    said = facts_of(lambda: ctx.ccl.all_reduce(y, x))
+    meet(ctx)
+    ctx.ccl.reset()
+    graph.replay()
+    second.replay()
+    return captured, said, facts_of(ctx.barrier), y.unique().tolist()
 
 
 @contextlib.contextmanager

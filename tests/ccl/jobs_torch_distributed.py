@@ -4,18 +4,16 @@ import itertools
 import os
 from unittest import mock
 
-import jobs_ccl
-import jobs_ops
 import torch
 import torch.distributed as dist
 from ccl_cases import Case
+from jobs_ccl import on_heap, said_by
 from ops_cases import Case as Product
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import IrisError, UnsupportedError
 from iris_core.ops import FusedConfig
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -43,24 +41,6 @@ def collective_cases(size, name):
     yield Case("all_reduce", shape=(40_001,), place="output only", config=config)
 
 
-def collectives(device, members):
-    """What is wrong with any of them, on some ranks."""
-    wrong = []
-    with Iris("24MiB", device=device) as ctx:
-        is_member, size = ctx.cur_rank in members, len(members)
-        rank = members.index(ctx.cur_rank) if is_member else 0
-        group = None if size == ctx.num_ranks else members
-        for case in collective_cases(size, name_on(device)):
-            with ctx.scope():
-                tensors = jobs_ccl.Tensors(ctx, case, rank, size)
-                for turn in range(2 * is_member):
-                    inputs = tensors.fill(turn)
-                    jobs_ccl.call(ctx, case, tensors, group, members)
-                    wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
-        ctx.barrier()
-    return wrong
-
-
 def product_cases(name):
     """Each operation with some element types, biases and places."""
     for number, dtype in enumerate(("float32", "bfloat16", "float16")):
@@ -72,116 +52,70 @@ def product_cases(name):
         yield Product("matmul_reduce_scatter", name, (24, 20, 40), dtype, **how)
 
 
-def products(device, members):
-    """The same of the pairs of a product and a collective."""
-    wrong = []
-    with Iris("24MiB", device=device) as ctx:
-        is_member, size = ctx.cur_rank in members, len(members)
-        rank = members.index(ctx.cur_rank) if is_member else 0
-        for case in product_cases(name_on(device)):
-            with ctx.scope():
-                tensors = jobs_ops.Tensors(ctx, case, rank, size)
-                for turn in range(2 * is_member):
-                    tensors.fill(turn)
-                    jobs_ops.call(ctx, case, tensors, None if size == ctx.num_ranks else members)
-                    wrong += jobs_ops.verify(case, tensors, turn, f" (turn {turn})")
-        ctx.barrier()
-    return wrong
-
-
-def asynchronous(device):
+@on_heap("8MiB")
+def asynchronous(ctx):
     """Calls beside the current stream, by torch.distributed and by ours in turn."""
-    found = []
-    with Iris("8MiB", device=device) as ctx:
-        x, y = torch.full((64,), ctx.cur_rank + 1.0, device=device), torch.zeros(64, device=device)
-        for algorithm in (name_on(device), "two_shot", name_on(device)):
-            ctx.ccl.all_reduce(y.zero_(), x, async_op=True, config=Config(algorithm=algorithm)).wait()
-            found.append(y.unique().tolist())
-        ctx.barrier()
+    found, device, torchs = [], ctx.device, name_on(ctx.device)
+    x, y = torch.full((64,), ctx.cur_rank + 1.0, device=device), torch.zeros(64, device=device)
+    for algorithm in (torchs, "two_shot", torchs):
+        ctx.ccl.all_reduce(y.zero_(), x, async_op=True, config=Config(algorithm=algorithm)).wait()
+        found.append(y.unique().tolist())
     return found
 
 
-def refusals(device):
-    """Why calls that it cannot serve are refused, by name; and what serves them if nothing is named."""
-    name, said, chosen = name_on(device), {}, set()
-    with Iris("8MiB", device=device) as ctx:
-        x, y, whole = (torch.zeros(n, device=device) for n in (8, 8, 8 * ctx.num_ranks))
+@on_heap("8MiB")
+def refusals(ctx):
+    """Why calls that it cannot serve are refused, by name; and what serves collectives if nothing is named."""
+    name, said, chosen, size = name_on(ctx.device), {}, set(), ctx.num_ranks
+    turned = list(reversed(range(size)))
 
-        def ask(what, name_of_op, *tensors, fields=None, **how):
-            """What each call says; all members make it."""
-            try:
-                getattr(ctx.ccl, name_of_op)(*tensors, config=Config(algorithm=name, **(fields or {})), **how)
-                said[what] = "nothing"
-            except UnsupportedError as error:
-                said[what] = str(error)
-            chosen.add(ctx.ccl.explain(name_of_op, *tensors, **how).algorithm)
+    def zeros(*shape):
+        return torch.zeros(shape, device=ctx.device)
 
-        with mock.patch.object(dist, "is_initialized", return_value=False):
-            ask("no torch.distributed", "all_reduce", y, x)
-        ask("order", "all_reduce", y, x, group=list(reversed(range(ctx.num_ranks))))
-        ask("strided input", "all_reduce", y, torch.zeros(16, device=device)[::2])
-        ask("strided output", "all_gather", torch.zeros(2 * len(whole), device=device)[::2], x)
-        ask("splits", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
-        ask("dtype", "all_reduce", y.short(), x.short())
-        ask("reduction", "all_reduce", y.int(), x.int(), op="bxor")
-        ask("average of integers", "all_reduce", y.int(), x.int(), op="avg")
-        ask("config", "all_reduce", y, x, fields={"comm_sms": 2})
-        ask("a rank alone", "all_reduce", y, x, group=[ctx.cur_rank])
-        ctx.barrier()
+    def ask(what, op, /, *tensors, fields=None, **how):
+        """What each call says; all members make it."""
+        fused = "matmul" in op
+        engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
+        said[what] = said_by(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
+        chosen.add(None if fused else engine.explain(op, *tensors, **how).algorithm)
+
+    x, y, whole, square = zeros(8), zeros(8), zeros(16 * size)[::2], zeros(8, 8)
+    with mock.patch.object(dist, "is_initialized", return_value=False):
+        ask("no torch.distributed", "all_reduce", y, x)
+        ask("no torch.distributed for products", "matmul_all_reduce", zeros(8, 8), square, square)
+    ask("order", "all_reduce", y, x, group=turned)
+    ask("strided input", "all_reduce", y, zeros(16)[::2])
+    ask("strided output", "all_gather", whole, x)
+    ask("splits", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
+    ask("dtype", "all_reduce", y.short(), x.short())
+    ask("reduction", "all_reduce", y.int(), x.int(), op="bxor")
+    ask("average of integers", "all_reduce", y.int(), x.int(), op="avg")
+    ask("config", "all_reduce", y, x, fields={"comm_sms": 2})
+    ask("a rank alone", "all_reduce", y, x, group=[ctx.cur_rank])
+    ask("order of products", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
+    ask("columns", "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
+    ask("output", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
+    ask("A", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
+    ask("tiles", "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+    symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
+    said["torch_symm"] = next(each.reason for each in symmetric.candidates if each.name == "torch_symm")
     return said, chosen
 
 
-def refused_products(device):
-    """The same of products."""
-    name, said = name_on(device), {}
-    with Iris("8MiB", device=device) as ctx:
-        square, size = torch.ones(8, 8, device=device), ctx.num_ranks
-        wide = torch.ones(8, 16, device=device)
-
-        def ask(what, op, *tensors, **how):
-            try:
-                getattr(ctx.ops, op)(*tensors, config=FusedConfig(algorithm=name), **how)
-                said[what] = "nothing"
-            except UnsupportedError as error:
-                said[what] = str(error)
-
-        with mock.patch.object(dist, "is_initialized", return_value=False):
-            ask("no torch.distributed", "matmul_all_reduce", square.clone(), square, square)
-        ask("order", "matmul_all_reduce", square.clone(), square, square, group=list(reversed(range(size))))
-        ask("columns", "matmul_all_gather", torch.ones(8, 8 * size, device=device), square, square, gather_dim=1)
-        ask("output", "matmul_all_reduce", wide[:, :8], square, square)
-        ask("A", "all_gather_matmul", torch.ones(8 * size, 8, device=device), wide[:, :8], square, gather_dim=0)
-        tiles = torch.zeros(8, 8, device=device)
-        ask("tiles", "matmul_reduce_scatter", tiles, square, square, layout="tiles")
-        symmetric = ctx.ops.explain("matmul_reduce_scatter", torch.ones(8 // size, 8, device=device), square, square)
-        said["torch_symm"] = next(each.reason for each in symmetric.candidates if each.name == "torch_symm")
-        ctx.barrier()
-    return said
-
-
-def meshes(device):
+@on_heap("8MiB")
+def meshes(ctx):
     """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
-    said = {}
-    with Iris("8MiB", device=device) as ctx:
-        mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
-        part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
-        y = ctx.zeros(2)
-        for name in ("dp", "tp"):
-            ctx.ccl.all_reduce(y, torch.full((2,), float(ctx.cur_rank), device=ctx.device), group=mesh[name])
-            ctx.device_barrier(mesh[name])
-            ctx.barrier(group=mesh[name])
-            said[name] = y.tolist()
-        wrong = {
-            "mesh": lambda: ctx.ccl.all_reduce(y, y, group=mesh),
-            "collective": lambda: ctx.ccl.all_reduce(part, part),
-            "product": lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part),
-        }
-        for name, call in wrong.items():
-            try:
-                call()
-            except (IrisError, TypeError) as e:
-                said[name] = f"{type(e).__name__}: {e}"
-    return said
+    mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
+    part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
+    said, y = {}, ctx.zeros(2)
+    for name in ("dp", "tp"):
+        ctx.ccl.all_reduce(y, torch.full((2,), float(ctx.cur_rank), device=ctx.device), group=mesh[name])
+        ctx.device_barrier(mesh[name])
+        ctx.barrier(group=mesh[name])
+        said[name] = y.tolist()
+    said["mesh"] = said_by(ctx.ccl.all_reduce, y, y, group=mesh)
+    said["collective"] = said_by(ctx.ccl.all_reduce, part, part)
+    return said | {"product": said_by(ctx.ops.matmul_all_reduce, ctx.zeros(4, 4), part, part)}
 
 
 def gloo_sum(dying=None):

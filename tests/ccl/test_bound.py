@@ -16,16 +16,10 @@ def test_messages_of_another_thread(pool, num_ranks, device):
 
 
 def test_what_is_refused(pool):
-    for unknown, asynchronous, with_workspace, shapes, closed in pool.run(jobs.refused, 2):
-        assert unknown[0] == asynchronous[0] == with_workspace[0] == "ArgumentError"
-        assert "there are all_reduce, " in unknown[2]
-        assert "start()" in asynchronous[2]
-        assert "start()" in with_workspace[2]
-        assert shapes[0] == "ArgumentError"
-        assert closed[0] == "HeapClosedError"
+    assert pool.run(jobs.refused, 2) == [[]] * 2
 
 
 @pytest.mark.multigpu(2)
 def test_a_graph_keeps_what_it_captured(pool):
     wanted = [([2.0 * turn], [64.0 * turn]) for turn in range(5)]
-    assert pool.run(jobs.replays, 2) == [wanted] * 2
+    assert pool.run(jobs.replays, 2, "cuda") == [wanted] * 2

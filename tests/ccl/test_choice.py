@@ -16,6 +16,7 @@ from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import read_table
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.ops import FusedConfig
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives as gluon_collectives
 from iris_triton.collectives import TABLES, collectives
@@ -124,6 +125,8 @@ def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
     with pytest.raises(UnsupportedError, match=r"(?s)slow: it does not .*\n  sworn: full\n  said: it does not"):
         choice.choose(REQUEST, None, {"sworn": "full"})
     assert "slow (triton): no, it does not promise its bits" in str(choice.explain(REQUEST, None))
+    assert choice.choose(REQUEST, Config(algorithm="sworn")).algorithm.name == "sworn"
+    assert "measured" not in str(choice.explain(REQUEST, None))
     assert choice.choose(replace(REQUEST, group_size=1), None).algorithm.name == "slow"  # nothing is added up
 
 
@@ -142,28 +145,20 @@ def raising(error):
     return raises
 
 
-@table("error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()])
-@table("question", ["supports", "cost", "host_seconds", "tunings"])
-def test_an_algorithm_that_raises_is_left_out_with_one_warning(tmp_path, caplog, question, error):
-    check_left_out(tmp_path, caplog, question, raising(error), f"its `{question}` raised {type(error).__name__}")
+ERRORS = RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()
 
 
-@table(
-    ("question", "answer"),
-    [
-        ("supports", True), ("supports", None),
-        ("cost", "1"), ("cost", None), ("host_seconds", None), ("tunings", 5),
-    ],
-)  # fmt: skip
-def test_an_algorithm_that_says_nonsense_is_left_out_with_one_warning(tmp_path, caplog, question, answer):
-    check_left_out(tmp_path, caplog, question, lambda request: answer, f"its `{question}` returned ")
-
-
-def check_left_out(folder, caplog, question, says, reason):
+@table(("question", "answer"), [
+    *((question, error) for question in ("supports", "cost", "host_seconds", "tunings") for error in ERRORS),
+    ("supports", True), ("supports", None), ("cost", "1"), ("cost", None), ("host_seconds", None), ("tunings", 5),
+])  # fmt: skip
+def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(tmp_path, caplog, question, answer):
     caplog.clear()
-    table_file(folder, {"algorithm": "bad"})
-    bad = Algorithm("bad", 0.1, plugin="third", **{question: says})
-    choice = chooser(bad, Algorithm("good", 1.0), folders=[folder])
+    fails = isinstance(answer, BaseException)
+    reason = f"its `{question}` " + (f"raised {type(answer).__name__}" if fails else "returned ")
+    table_file(tmp_path, {"algorithm": "bad"})
+    bad = Algorithm("bad", 0.1, plugin="third", **{question: raising(answer) if fails else lambda request: answer})
+    choice = chooser(bad, Algorithm("good", 1.0), folders=[tmp_path])
     for nbytes in (512, 1024):
         request = replace(REQUEST, nbytes=nbytes)
         chosen, found = choice.choose(request, None).algorithm.name, choice.explain(request, None).candidates[0]
@@ -181,17 +176,12 @@ def check_left_out(folder, caplog, question, says, reason):
         chooser(Algorithm("bad", 1.0, supports=raising(KeyboardInterrupt()))).choose(REQUEST, None)
 
 
-def test_gluon_only():
-    choice = chooser(Algorithm("fast", 1.0), Algorithm("other", 2.0, plugin="gluon"))
-    assert choice.choose(REQUEST, Config(use_gluon=True))[0].name == "other"
-    with pytest.raises(UnsupportedError, match="not written in Gluon"):
-        choice.choose(REQUEST, Config(use_gluon=True, algorithm="fast"))
-
-
-def test_a_variant_in_gluon_is_the_algorithm_that_says_so():
+def test_in_gluon_alone():
+    """A variant there is the algorithm that says so."""
     ours = Algorithm("gluon_two_shot", 3.0, plugin="gluon", variants=("two_shot",))
     choice = chooser(Algorithm("two_shot", 1.0), Algorithm("ring", 1.0), ours)
-    assert choice.choose(REQUEST, Config(use_gluon=True, all_reduce_variant="two_shot"))[0] is ours
+    for wish in ({}, {"all_reduce_variant": "two_shot"}):
+        assert choice.choose(REQUEST, Config(use_gluon=True, **wish))[0] is ours
     assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot"))[0].name == "two_shot"
     for wish in ({"all_reduce_variant": "ring"}, {"algorithm": "two_shot"}):
         with pytest.raises(UnsupportedError, match="not written in Gluon"):
@@ -291,47 +281,36 @@ def test_an_algorithm_says_what_to_try():
     assert offered == {"fast": ({}, {"num_warps": 4}), "slow": ({},)}
 
 
-@table(
-    "field",
-    [
-        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
-        "chunks",
-    ],
-)  # fmt: skip
-@table("value", [0, -1, 1.5, True, "4"])
-def test_numbers_of_a_config_are_positive(field, value):
-    with pytest.raises(ValueError, match=f"{field} must be a positive integer"):
-        Config(**{field: value})
+NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages",
+           "num_warps", "chunks")  # fmt: skip
 
 
-@table(("fields", "part"), [
-    ({"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
-    ({"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
-    ({"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
-    ({"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
-    ({"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
-    ({"waves_per_eu": -1}, "waves_per_eu must be 0 or more"), ({"algorithm": ""}, "algorithm must be a name or None"),
+@table(("kind", "fields", "text"), [
+    *((Config, {name: n}, f"{name} must be a positive integer") for name in NUMBERS for n in (0, 1.5, True, "4")),
+    (Config, {"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
+    (Config, {"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
+    (Config, {"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
+    (Config, {"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
+    (Config, {"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
+    (Config, {"waves_per_eu": -1}, "waves_per_eu must be 0 or more"), (Config, {"algorithm": ""}, "must be a name"),
+    *((Config, {"num_warps": n}, f"num_warps must be a power of two up to 32, not {n}") for n in (3, 6, 64)),
+    (FusedConfig, {"block_size_m": 0}, "block_size_m must be a positive integer"),
+    (FusedConfig, {"block_size_k": True}, "block_size_k must be a positive integer"),
+    (FusedConfig, {"num_sms": -1}, "num_sms"), (FusedConfig, {"num_warps": 1.5}, "num_warps"),
+    (FusedConfig, {"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
+    (FusedConfig, {"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
+    (FusedConfig, {"allow_tf32": 1}, "allow_tf32 must be True, False or None"),
+    (FusedConfig, {"algorithm": ""}, "algorithm must be a name"),
 ])  # fmt: skip
-def test_other_fields_of_a_config(fields, part):
-    with pytest.raises(ValueError, match=part):
-        Config(**fields)
+def test_configs_that_cannot_be(kind, fields, text):
+    with pytest.raises(ArgumentError, match=text):
+        kind(**fields)
 
 
-@pytest.mark.parametrize("warps", [3, 6, 64])
-def test_warps_are_a_power_of_two_up_to_32(warps):
-    with pytest.raises(ArgumentError, match=f"num_warps must be a power of two up to 32, not {warps}"):
-        Config(num_warps=warps)
-
-
-def test_what_is_given_counts_whatever_its_value():
+def test_a_config_is_a_value_and_what_is_given_counts_whatever_it_is():
     reference = {"block_size_m": 32, "comm_sms": 64, "num_warps": 4, "num_stages": 1, "waves_per_eu": 0}
     assert Config(**reference).given("all_gather") == reference
     assert Config().given("all_gather") == Config(num_xcds=None).given("all_reduce") == {}
-    assert Config(comm_sms=64) != Config()
-
-
-def test_a_config_is_a_value():
-    assert Config(comm_sms=8) == Config(comm_sms=8) != Config()
     assert len({Config(comm_sms=8), Config(comm_sms=8), Config()}) == 2
     other = Config(comm_sms=8)
     object.__setattr__(other, "_hash", hash(other) + 1)  # as of a process with other hashes of strings
@@ -340,20 +319,12 @@ def test_a_config_is_a_value():
     assert Config(all_reduce_distribution=0).given("reduce_scatter") == {"all_reduce_distribution": 0}
 
 
-@table("op", [None, 0, ReduceOp.SUM, "sum", "SUM", dist.ReduceOp.SUM])
-def test_ways_to_say_sum(op):
-    assert reduce_op(op) is ReduceOp.SUM
-
-
-@table("name", list(ReduceOp.__members__))
-def test_reductions_of_torch(name):
-    assert reduce_op(getattr(dist.ReduceOp, name)) is ReduceOp[name]
-
-
-@table("op", ["median", 8, -1, True, 1.0, dist.ReduceOp.PREMUL_SUM])
-def test_unknown_reductions(op):
-    with pytest.raises(ArgumentError, match="is no reduction; known are SUM, PRODUCT"):
-        reduce_op(op)
+def test_reductions():
+    assert {reduce_op(op) for op in (None, 0, ReduceOp.SUM, "sum", "SUM", dist.ReduceOp.SUM)} == {ReduceOp.SUM}
+    assert all(reduce_op(getattr(dist.ReduceOp, name)) is each for name, each in ReduceOp.__members__.items())
+    for op in ("median", 8, -1, True, 1.0, dist.ReduceOp.PREMUL_SUM):
+        with pytest.raises(ArgumentError, match="is no reduction; known are SUM, PRODUCT"):
+            reduce_op(op)
 
 
 SHIPPED = sorted(TABLES.glob("*.json"))

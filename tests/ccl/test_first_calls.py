@@ -22,10 +22,11 @@ def cache(tmp_path):
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", [3])
-@pytest.mark.parametrize("members", [(0, 1, 2), (2, 0)], ids=["all", "two of three, in another order"])
-def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, cache):
-    found = pool.run(jobs.results, num_ranks, device, cache, members, "first")
+@pytest.mark.parametrize(("num_ranks", "members", "mode"), [
+    (3, (0, 1, 2), "first"), (3, (2, 0), "first"), (2, (0, 1), "exhaustive"),
+])  # fmt: skip
+def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, cache):
+    found = pool.run(jobs.results, num_ranks, device, cache, members, mode)
     for rank, (wrong, measured) in enumerate(found):
         assert wrong == []
         assert [in_place for in_place, _ in measured] == [False, False, True, True] * (rank in members)
@@ -33,19 +34,11 @@ def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device
         assert {why for _, why in measured} - alone == ({HERE} if rank in members else set())
 
 
-@two_ranks
-def test_results_are_right_after_measuring_everything(pool, num_ranks, device, cache):
-    for wrong, measured in pool.run(jobs.results, num_ranks, device, cache, (0, 1), "exhaustive"):
-        assert wrong == []
-        assert [why for _, why in measured] == [HERE] * 4
-
-
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
 def test_products_are_right_after_measuring(pool, num_ranks, members, cache):
-    for rank, (wrong, reasons) in enumerate(pool.run(jobs.products, num_ranks, cache, members)):
-        assert wrong == []
-        assert reasons == ([HERE] * 4 if rank in members else [])
+    for rank, found in enumerate(pool.run(jobs.products, num_ranks, cache, members)):
+        assert found == ([], [HERE] * 4 if rank in members else [])
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
@@ -101,14 +94,14 @@ def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_p
         assert files == sorted(own)
 
 
-def test_one_slow_call_of_a_short_kernel_does_not_decide(monkeypatch):
-    """A single call of some microseconds is not timed well enough to leave an algorithm out."""
-    assert measured(monkeypatch, [4e-6] * 3, [90e-6, 2e-6, 2e-6]) == [4e-6, 2e-6]
-
-
-def test_algorithms_that_are_close_are_measured_longer(monkeypatch):
-    slow_at_first, steady, far = [4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3
-    assert measured(monkeypatch, slow_at_first, steady, far) == [3.7e-6, 4e-6, 4.8e-6]
+@table("rounds, seconds", [
+    # a single call of some microseconds is not timed well enough to leave an algorithm out
+    (([4e-6] * 3, [90e-6, 2e-6, 2e-6]), [4e-6, 2e-6]),
+    # those that are close are measured longer
+    (([4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3), [3.7e-6, 4e-6, 4.8e-6]),
+])  # fmt: skip
+def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
+    assert measured(monkeypatch, *rounds) == seconds
 
 
 def measured(monkeypatch, *rounds):
@@ -144,26 +137,20 @@ def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launc
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 @two_ranks
-@pytest.mark.parametrize(
-    ("where", "who"), [("launch", "all"), ("prepare", 0), ("prepare", 1), ("no room", "all"), ("no room", 1)]
-)
-def test_an_algorithm_that_cannot_serve_the_call_is_left_out(pool, num_ranks, cache, where, who):
-    for said, result, inp, again, launched, after in pool.run(jobs.odd_one, num_ranks, cache, where, who):
-        assert (said, result) == ("", [3.0])
-        assert len(inp) == 1
+@pytest.mark.parametrize(("where", "who"), [
+    ("launch", "all"), ("prepare", 0), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0), ("launch", 1),
+])  # fmt: skip
+def test_an_algorithm_that_cannot_serve_the_call(pool, num_ranks, cache, where, who):
+    """It is left out; a launch that fails on one rank raises on all."""
+    for rank, found in enumerate(pool.run(jobs.odd_one, num_ranks, cache, where, who)):
+        said, result, inp, again, launched, after = found
         assert again == [[3.0]] * 2
+        if where == "launch" and who != "all":
+            assert said.startswith("RuntimeError: not here" if rank == who else "Device")
+            continue
+        assert (said, result, len(inp), after) == ("", [3.0], 1, ("two_shot", HERE))
         assert launched - {"odd"} == {"two_shot", "third"}
         assert ("odd" in launched) == (where == "launch")
-        assert after == ("two_shot", HERE)
-
-
-@two_ranks
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_launch_that_fails_on_one_rank_raises_on_all(pool, num_ranks, cache, who):
-    for rank, found in enumerate(pool.run(jobs.odd_one, num_ranks, cache, "launch", who)):
-        said, _, _, again, *_ = found
-        assert said.startswith("RuntimeError: not here" if rank == who else "Device")
-        assert again == [[3.0]] * 2
 
 
 @two_ranks

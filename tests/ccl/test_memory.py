@@ -32,16 +32,14 @@ def test_ranges_of_the_system_area(pool):
 def test_regions_of_teams(pool, system_size, workspace):
     results = pool.run(regions, 3, "cpu", system_size, workspace)
     for index in (0, 1):
-        rows = [found[index] for found, _ in results if len(found) > index]
+        rows = [found[index] for found in results if len(found) > index]
         assert len({tuple(row["offsets"]) for row in rows}) == 1
         for row in rows:
-            assert row["same"]
-            assert row["filled"]
-            assert row["place"]
+            assert (row["same"], row["filled"], row["place"]) == (True, True, True)
             assert row["sizes"][:3] == [1000, 1000, 5000]
             assert 4096 <= row["sizes"][3] <= (256 << 10)
             assert "workspace 'huge' of a collective needs" in row["huge"]
-    assert [found[1]["rank"] for found, _ in (results[2], results[0])] == [(0, 2, (2, 0)), (1, 2, (2, 0))]
+    assert [found[1]["rank"] for found in (results[2], results[0])] == [(0, 2, (2, 0)), (1, 2, (2, 0))]
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))

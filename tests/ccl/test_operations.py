@@ -1,48 +1,119 @@
-"""Every operation with every dtype, reduction, shape and place, against torch on one process."""
+"""Every algorithm with every dtype, reduction, shape and place, against torch on one process."""
 
+import ccl_cases
 import pytest
-from ccl_cases import moving_cases, place_cases, reducing_cases, reducing_pairs, shape_cases, way_cases
+from ccl_cases import ENCODINGS, FLOATS, Case, kinds, moving_cases, reducing_cases, reducing_pairs, served
 from jobs_ccl import run_cases
 from rank_counts import rank_counts
 
+FAMILIES = ("", "portable", *ENCODINGS)
+CASES_OF_A_JOB = 40  # a job on ranks has a limit of time, and the machine may be busy
+SMALL = "64KiB"
+"""A workspace in which few messages of packets go in one piece."""
 
-def check(pool, some, num_ranks, device, cases, turns):
-    cases = list(cases)
+
+def families(*ranks, seldom=(), **others):
+    """Values of (encoding, num_ranks) for each family: so many ranks, and others for those that are named."""
+    for family in FAMILIES:
+        counts, rare = others.get("packets" if family in ENCODINGS else family or "chosen", (ranks, seldom))
+        for count in rank_counts(*counts, seldom=rare):
+            number, marks = (count, []) if isinstance(count, int) else (*count.values, count.marks)
+            yield pytest.param(family, number, marks=marks, id=f"{family or 'chosen'}-{number}")
+
+
+def check(pool, num_ranks, device, cases, turns=1, members=None, workspace="", family=""):
+    cases = served(cases, len(members or range(num_ranks)))
+    assert cases
+    for begin in range(0, len(cases), CASES_OF_A_JOB):
+        part = cases[begin : begin + CASES_OF_A_JOB]
+        how = turns, members, workspace, family in ENCODINGS
+        assert pool.run(run_cases, num_ranks, device, part, *how, timeout_s=500.0) == [[]] * num_ranks
+
+
+def thinned(some, num_ranks, device, family, cases, on_cpu=1, named=7):
+    """Those that are tried: all that the library chooses for are more than there is time for."""
+    if family:
+        return some(cases, named, num_ranks)
+    cases = some(cases, on_cpu) if device == "cpu" else list(cases)
     if device == "cpu" and num_ranks in (1, 8):  # a rank alone, and more than processors, here and there
-        cases = some(cases, 5)
-    if device == "cuda":  # each kind of call is a kernel to be compiled, for each number of ranks
-        cases = cases[num_ranks % 3 :: {2: 2, 8: 2}.get(num_ranks, 5)]
-    for wrong in pool.run(run_cases, num_ranks, device, cases, turns, timeout_s=500.0):
-        assert wrong == []
+        return some(cases, 5)
+    # each kind of call is a kernel to be compiled, for each number of ranks
+    return cases if device == "cpu" else cases[num_ranks % 3 :: {2: 2, 8: 2}.get(num_ranks, 5)]
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, 8, seldom=[2, 4]))
-def test_dtypes_and_reductions(pool, some, num_ranks, device):
-    if num_ranks == 3 and device == "cpu":
+@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(1, 3, 8, seldom=[2, 4], packets=([3], [2, 8]))))
+def test_dtypes_and_reductions(pool, some, encoding, num_ranks, device):
+    known = kinds(encoding)
+    if encoding:
+        reducing = reducing_cases(known=known)
+    elif num_ranks == 3 and device == "cpu":
         reducing = reducing_pairs()
     else:
         reducing = reducing_cases({3: None, 4: 3}.get(num_ranks, 1))
-    moving = some(moving_cases(), 2) if device == "cpu" else moving_cases()
-    check(pool, some, num_ranks, device, [*reducing, *moving], turns=1)
+    moving = moving_cases(known)
+    if not encoding and device == "cpu":
+        moving = some(moving, 2)
+    cases = served([*reducing, *moving], num_ranks)
+    cases = thinned(some, num_ranks, device, encoding, cases, named=101 if num_ranks == 8 else 13)
+    check(pool, num_ranks, device, cases, family=encoding)
 
 
 @pytest.mark.exhaustive
-def test_every_operation_dtype_and_reduction(pool, some):
-    check(pool, some, 3, "cpu", reducing_cases(), turns=1)
+def test_every_operation_dtype_and_reduction(pool):
+    check(pool, 3, "cpu", reducing_cases())
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[8]))
-def test_shapes(pool, some, num_ranks, device):
-    check(pool, some, num_ranks, device, shape_cases(), turns=1)
+def test_lines_of_eight_members(pool):
+    """As many members as there can be, on the CPU; on GPUs they are a tier."""
+    case = Case("all_reduce", "bfloat16", shape=(203,), config={"algorithm": "ll128_two_shot"})
+    check(pool, 8, "cpu", [case], family="ll128")
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_places(pool, some, num_ranks, device):
-    cases = some(place_cases(), 3) if device == "cpu" else place_cases()
-    check(pool, some, num_ranks, device, cases, turns=1)
+@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(2, seldom=[8], packets=([4], [3]))))
+def test_shapes(pool, some, encoding, num_ranks, device):
+    cases = served(ccl_cases.shape_cases(kinds(encoding)), num_ranks)
+    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, named=10), family=encoding)
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[1, 2]))
-def test_ways(pool, some, num_ranks, device):
-    cases = some(way_cases(num_ranks), 2) if device == "cpu" else way_cases(num_ranks)
-    check(pool, some, num_ranks, device, cases, turns=2)
+@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2])))
+def test_places(pool, some, encoding, num_ranks, device):
+    cases = served(ccl_cases.place_cases(kinds(encoding)), num_ranks)
+    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, on_cpu=3), family=encoding)
+
+
+@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2], chosen=([3], [1, 2]))))
+def test_ways(pool, some, encoding, num_ranks, device):
+    cases = served(ccl_cases.way_cases(num_ranks, kinds(encoding)), num_ranks)
+    cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=2, named=5)
+    check(pool, num_ranks, device, cases, turns=2, family=encoding)
+
+
+@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, packets=([2], [3, 8]))))
+def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, encoding, num_ranks, device):
+    cases = ccl_cases.piece_cases(kinds(encoding))
+    if encoding in ENCODINGS:
+        cases = some(served(cases, num_ranks), 23 if num_ranks == 8 else 7, num_ranks)
+    check(pool, num_ranks, device, cases, 2, None, SMALL if encoding in ENCODINGS else "4KiB", encoding)
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+@pytest.mark.parametrize("members", [pytest.param((2, 0), marks=pytest.mark.exhaustive(device="cpu")), (3, 1, 0)])
+@pytest.mark.parametrize("encoding", FAMILIES[1:])
+def test_groups_of_named_algorithms(pool, num_ranks, encoding, members, device):
+    check(
+        pool, num_ranks, device, [ccl_cases.of(kind, shape=(77,)) for kind in kinds(encoding)], 2, members, "", encoding
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_what_each_algorithm_serves(family):
+    """All that is tried above, but for what sentinels cannot tell from nothing, and halves that lie off the heap."""
+    known = kinds(family)
+    assert len(known) == {"portable": 6, "ll": 8, "ll128": 9, "sentinel": 5}[family]
+    cases = [*reducing_cases(known=known), *moving_cases(known), *ccl_cases.shape_cases(known)]
+    cases += [*ccl_cases.place_cases(known), *ccl_cases.way_cases(4, known), *ccl_cases.piece_cases(known)]
+    if family == "sentinel":
+        splits = ("heap", "skewed", "output only")
+        cases = [case for case in cases if case.dtype in FLOATS[:3]]
+        cases = [case for case in cases if "split" not in case.config["algorithm"] or case.place in splits]
+    assert served(cases, 4) == cases

@@ -5,10 +5,12 @@ import threading
 
 import pytest
 import torch
+from tables import table
 
 from iris_core.device import launch_order
+from iris_core.device.barrier import _Group
 from iris_core.device.launch_order import DeviceOrder, HostOrder
-from iris_core.errors import DeviceError
+from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.heap.streams import HostStreams
 
 
@@ -42,43 +44,38 @@ def streams(monkeypatch):
     return made, on
 
 
-def call(team, on, stream):
-    """A call on a stream; returns for what the stream waits first."""
-    before = len(stream.waits)
-    with on(stream):
-        assert team.run(lambda plan: plan, "launched") == "launched"
-    return stream.waits[before:]
-
-
-def test_a_call_waits_for_the_stream_of_the_last_one(streams):
-    (a, b, _), on = streams
+@table(("calls", "waits"), [  # of streams, with the number of the capture; what each waits for
+    ("a0 a0 b0 b0 a0", ["", "", "a", "", "b"]),
+    ("a0 b7 b0", ["", "", "a"]),  # b is captured in between: what was launched on a has still to be waited for
+    ("a0 a7 c8 b7 a7 c8", ["", "", "", "a", "b", ""]),  # also a graph that is captured on the last call's stream
+])  # fmt: skip
+def test_a_call_waits_for_the_stream_of_the_last_one_of_its_graph(streams, calls, waits):
+    (made, on), found = streams, []
     team = DeviceOrder(0, lambda tensor, stream: None)
-    assert [call(team, on, each) for each in (a, a, b, b, a)] == [[], [], ["a"], [], ["b"]]
+    for each in made:
+        each.capture, each.waits = 0, []
+    for name, capture in calls.split():
+        stream = made["abc".index(name)]
+        stream.capture, before = int(capture), len(stream.waits)
+        with on(stream):
+            assert team.run(lambda plan: plan, "launched") == "launched"
+        found.append("".join(stream.waits[before:]))
+    assert found == waits
 
 
-def test_a_capture_does_not_make_calls_forget_each_other(streams):
-    """b is captured in between: what was launched on a has still to be waited for."""
-    (a, b, _), on = streams
-    team = DeviceOrder(0, lambda tensor, stream: None)
-    call(team, on, a)
-    b.capture = 7
-    assert call(team, on, b) == []
-    b.capture = 0
-    assert call(team, on, b) == ["a"]
-
-
-def test_branches_of_a_graph_are_ordered(streams):
-    """Also where a graph is captured on the stream of the last call, and two are captured at the same time."""
-    (a, b, c), on = streams
-    team = DeviceOrder(0, lambda tensor, stream: None)
-    call(team, on, a)
-    a.capture = b.capture = 7
-    c.capture = 8
-    assert call(team, on, a) == []
-    assert call(team, on, c) == []
-    assert call(team, on, b) == ["a"]
-    assert call(team, on, a) == ["b"]
-    assert call(team, on, c) == []
+def test_every_graph_has_flags_of_its_own(monkeypatch):
+    """Replays have no order with other launches.  Where a capture has no number, every barrier in it has its own."""
+    group = _Group((0, 1), torch.arange(6).view(6, 1).expand(6, 3), torch.zeros(6, 2), None)
+    used = []
+    for capture in (0, 5, 5, 0, 9, 5, None, None):
+        monkeypatch.setattr(launch_order, "current_capture", lambda index, capture=capture: capture)
+        used.append(int(group._slot().words[0]))
+    assert used == [0, 1, 1, 0, 2, 1, 3, 4]
+    monkeypatch.setattr(launch_order, "current_capture", lambda index: 11)
+    assert int(group._slot().words[0]) == 5
+    monkeypatch.setattr(launch_order, "current_capture", lambda index: 12)
+    with pytest.raises(UnsupportedError, match="IRIS_SYSTEM_SIZE"):
+        group._slot()
 
 
 # -- on the CPU -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """What kernels report reaches the next call of every rank that it concerns; and long waits are warned about."""
 
 import operator
+import re
 
 import jobs_reports as jobs
 import pytest
 import torch
 from rank_counts import rank_counts
+from tables import table
 
 from iris_core import Iris
 from iris_core.device import status
@@ -30,26 +32,23 @@ def test_every_member_raises_at_its_next_call(pool, some, num_ranks, device):
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_every_member_raises_after_a_barrier(pool, num_ranks, device):
-    for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, "all_reduce", "device_barrier"):
-        assert said == ("DeviceTimeoutError", 0, 1, "device_barrier")
-        assert (again, sums) == (None, [2.0])
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_reset_drops_what_no_call_has_raised(pool, num_ranks, device):
-    assert pool.run(jobs.gives_up, num_ranks, device, None) == [(None, None, [2.0])] * num_ranks
+@pytest.mark.parametrize("following", ["all_reduce", None])
+def test_after_a_barrier_every_member_raises_or_resets(pool, num_ranks, device, following):
+    wanted = ("DeviceTimeoutError", 0, 1, "device_barrier") if following else None  # a reset drops what was not raised
+    found = pool.run(jobs.gives_up, num_ranks, device, following, "device_barrier" if following else "all_reduce")
+    assert found == [(wanted, None, [2.0])] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
-    results = pool.run(jobs.differs, num_ranks, device)
-    for said, again, sums in results:
-        kind, rank, peer, op = said
+    for (kind, rank, peer, op), (text,), *again in pool.run(jobs.goes_wrong, num_ranks, device, "another call"):
         assert (kind, op) == ("DeviceError", "all_reduce")
         assert 1 in (rank, peer)
         assert rank != peer
-        assert (again, sums) == (None, [float(num_ranks)])
+        for who in (rank, peer):
+            elements = 8 if who == 1 else 4
+            assert f"on rank {who}, operation all_reduce, dtype float32, elements {elements}," in text
+        assert again == [None, None, [float(num_ranks)]]
 
 
 @pytest.mark.parametrize("op", ["send", "recv"])
@@ -61,22 +60,23 @@ def test_messages_at_the_same_time_are_reported(pool, op):
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_every_rank_hears_of_a_wait_of_a_users_kernel(pool, num_ranks, device):
-    for said, *after, sums in pool.run(jobs.own_kernel, num_ranks, device):
+    for said, _, *after in pool.run(jobs.goes_wrong, num_ranks, device, "own kernel"):
         assert said == ("DeviceTimeoutError", 1, None, "")
-        assert (after, sums) == ([None, None], [float(num_ranks)])
+        assert after == [None, None, [float(num_ranks)]]
 
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_other_groups_go_on(pool, num_ranks, device):
-    results = pool.run(jobs.of_a_group, num_ranks, device)
+    results = pool.run(jobs.goes_wrong, num_ranks, device, "group")
     assert [said for said, *_ in results] == [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2
-    assert [after for _, *after in results] == [[None, None]] * 4
+    assert [after for _, _, *after in results] == [[None, None, [2.0]]] * 4
 
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_other_ranks_hear_nothing_of_messages(pool, num_ranks, device):
-    results = pool.run(jobs.of_two, num_ranks, device)
-    assert results == [(("DeviceError", 1, 0, "recv"), None)] * 2 + [(None, None)]
+    results = pool.run(jobs.goes_wrong, num_ranks, device, "message")
+    assert [said for said, *_ in results] == [("DeviceError", 1, 0, "recv")] * 2 + [None]
+    assert [after for _, _, *after in results] == [[None, None, [3.0]]] * 3
 
 
 @pytest.mark.multigpu(2)
@@ -94,7 +94,9 @@ def test_a_long_wait_is_warned_about(pool, num_ranks, device, tmp_path):
         assert (running, left) == (["iris-watchdog"], [])
         if rank != 1:  # whose machine may be slow, too
             said = f"rank {rank} has waited for rank 1 in all_reduce 8192 x bfloat16 ("
-            assert any(text.startswith(said) for text in records)
+            waited = [text for text in records if text.startswith(said)]
+            assert waited
+            assert all(int(re.search(r" for (\d+) s; ", text)[1]) < 120 for text in waited)  # and no time of day
             assert any(text.startswith(f"rank {rank} no longer waits for rank 1") for text in records)
 
 
@@ -105,23 +107,17 @@ def test_a_child_has_no_watchdog(pool, num_ranks):
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------
-def test_no_watchdog_where_it_is_switched_off(monkeypatch):
-    monkeypatch.setenv("IRIS_WATCHDOG", "0")
+@table("begin", ["", "get_device_context", "device_barrier", "ccl.barrier", "ccl.all_reduce"])
+def test_the_watchdog_begins_with_the_first_kernel_unless_it_is_switched_off(monkeypatch, begin):
     monkeypatch.delenv("IRIS_DEVICE_TIMEOUT", raising=False)
+    if not begin:
+        monkeypatch.setenv("IRIS_WATCHDOG", "0")
     with Iris("1MiB", device="cpu") as ctx:
-        assert ctx._reports.timeout_ns == 0
-        ctx.get_device_context()
+        assert begin or ctx._reports.timeout_ns == 0
         assert jobs.threads() == []
-
-
-@pytest.mark.parametrize("begin", ["get_device_context", "device_barrier", "ccl.barrier", "ccl.all_reduce"])
-def test_the_watchdog_begins_with_the_first_kernel(monkeypatch, begin):
-    monkeypatch.delenv("IRIS_DEVICE_TIMEOUT", raising=False)
-    with Iris("1MiB", device="cpu") as ctx:
         tensors = [torch.zeros(1)] * 2 if begin == "ccl.all_reduce" else []
-        assert jobs.threads() == []
-        operator.attrgetter(begin)(ctx)(*tensors)
-        assert jobs.threads() == ["iris-watchdog"]
+        operator.attrgetter(begin or "get_device_context")(ctx)(*tensors)
+        assert jobs.threads() == ["iris-watchdog"] * bool(begin)
 
 
 def test_a_report_that_is_not_raised_is_logged(monkeypatch):
@@ -175,28 +171,21 @@ def driver(monkeypatch):
     return found
 
 
-def test_a_page_that_stays_registered_keeps_its_address(driver):
+def test_registered_pages(driver):
     """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
-    gpu = DeviceTarget(DeviceType.CUDA)
+    gpu, pages = DeviceTarget(DeviceType.CUDA), []
     for _ in range(4):
-        page = StatusPage(SingleWorld())
-        assert page.register(gpu) == page.address
-        del page
+        pages.append(StatusPage(SingleWorld()))
+        assert pages[-1].register(gpu) == pages[-1].address
+    last = pages.pop()
+    del pages
     assert len(driver.registered) == 4
-
-
-def test_a_page_is_taken_away_from_the_device(driver):
-    page = StatusPage(SingleWorld())
-    page.register(DeviceTarget(DeviceType.CUDA))
-    page.close()
-    page.close()
-    assert (driver.registered, status._registered) == (set(), {})
-
-
-def test_a_device_that_cannot_write_to_the_page_is_an_error(driver):
+    for _ in range(2):
+        last.close()
+    assert len(driver.registered) == len(status._registered) == 3
     driver.code = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
-        StatusPage(SingleWorld()).register(DeviceTarget(DeviceType.CUDA))
+        StatusPage(SingleWorld()).register(gpu)
 
 
 def test_a_report_that_is_being_written_is_not_read():

@@ -60,12 +60,9 @@ def test_near_close_and_far(tmp_path, way, octaves, is_near, config):
         if is_near
         else f"measured as the fastest at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks in {path}"
     )
-
-
-@pytest.mark.parametrize("nbytes", [MIB * 8 + 8, MIB // 8 - 8])
-def test_what_is_farther_says_nothing(tmp_path, nbytes):
-    one_point(tmp_path, "a", nbytes=nbytes)
-    assert tables(tmp_path).nearest(REQUEST) == ((), False)
+    far = MIB * 8 + 8 if way == 2 else MIB // 8 - 8
+    one_point(tmp_path / "far", "a", nbytes=far)
+    assert tables(tmp_path / "far").nearest(REQUEST) == ((), False)
 
 
 def test_the_order_of_what_is_near(tmp_path):
@@ -117,14 +114,12 @@ def test_places(tmp_path, op, direct_in, direct_out, place):
     assert (names(found), found.is_near) == ([place], True)
 
 
-def test_all_members_look_the_same_size_up():
+def test_sizes(tmp_path):
+    """All members look the same one up; splits of each member have none."""
     root = replace(REQUEST, op="scatter", nbytes=4 * MIB, options={"root": 0})
     assert size_of(root) == size_of(replace(root, nbytes=MIB, rank=1)) == (MIB,)
     assert size_of(replace(REQUEST, op="broadcast", options={"root": 0})) == (MIB,)
     assert size_of(replace(REQUEST, nbytes=1)) == size_of(replace(REQUEST, nbytes=1024)) == (1024,)
-
-
-def test_splits_of_each_member_have_no_size(tmp_path):
     table_file(tmp_path, {"op": "all_to_all", "nbytes": MIB})
     uneven = replace(REQUEST, op="all_to_all", options={"uneven": True})
     assert size_of(uneven) is None
@@ -214,6 +209,7 @@ def test_what_is_written_can_be_read(tmp_path):
     wanted[3] = replace(wanted[3], seconds=1.235e-6)
     assert list(found.entries) == [wanted[0], wanted[3], wanted[2], wanted[1]]
     assert [each.name for each in path.parent.iterdir()] == ["table.json"]
+    assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
 
 
 def test_points_that_were_measured_again_replace_the_old():
@@ -227,31 +223,26 @@ def test_points_that_were_measured_again_replace_the_old():
     assert merged(products, [new]) == [products[0], new]
 
 
-def test_names_of_files():
-    assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
+ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
 
 
-@pytest.mark.parametrize("change", [{"measured": None}, {"measured": "yes"}, {"measured": False}])
-def test_a_table_says_whether_it_was_measured(tmp_path, change):
-    """A model also says where its times come from."""
-    path = table_file(tmp_path, **change)
-    with pytest.raises(SettingsError, match="note" if change["measured"] is False else "measured"):
+@table(("head", "row", "text"), [
+    ({"measured": None}, {}, "measured"), ({"measured": "yes"}, {}, "measured"),
+    ({"measured": False}, {}, "note"),  # a model also says where its times come from
+    *(({}, row, ONE_SIZE) for row in (
+        {"nbytes": None}, {"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0})),
+    *(({}, row, next(iter(row))) for row in (
+        {"max_nbytes": 4096}, {"nbytes": 0}, {"nbytes": 1 << 61}, {"place": "x"})),
+])  # fmt: skip
+def test_what_a_table_cannot_say(tmp_path, head, row, text):
+    path = table_file(tmp_path, row, **head)
+    with pytest.raises(SettingsError, match=text):
         read_table(path)
 
 
-@pytest.mark.parametrize("change", [{"nbytes": None}, {"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0}])
-def test_a_line_has_one_size(tmp_path, change):
-    with pytest.raises(SettingsError, match="a line has `nbytes`, or `m`, `n` and `k`"):
-        read_table(table_file(tmp_path, change))
-
-
-@pytest.mark.parametrize("change", [{"max_nbytes": 4096}, {"nbytes": 0}, {"nbytes": 1 << 61}, {"place": "x"}])
-def test_fields_that_cannot_be(tmp_path, change):
-    with pytest.raises(SettingsError, match=next(iter(change))):
-        read_table(table_file(tmp_path, change))
-
-
-@pytest.mark.parametrize("text", ["", "[]", json.dumps(HEAD), json.dumps(HEAD | {"format": 1, "entries": [ROW]})])
+@pytest.mark.parametrize("text", ["", "[]", json.dumps(HEAD), *(
+    json.dumps(HEAD | head) for head in ({"format": 1, "entries": [ROW]}, {"entries": [{"op": "x"}]}, {"entries": None})
+)])  # fmt: skip
 def test_a_damaged_table_is_left_out(tmp_path, caplog, text):
     path = tmp_path / "bad.json"
     path.write_text(text)

@@ -18,9 +18,7 @@ from iris_core.types import DeviceTarget, DeviceType
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_calls_from_new_threads(pool, num_ranks, device):
-    for results, errors in pool.run(from_new_threads, num_ranks, device):
-        assert errors == []
-        assert list(results.values()) == [[3.0], [2.0], [64.0]] * 2
+    assert pool.run(from_new_threads, num_ranks, device) == [([[3.0], [2.0], [64.0]] * 2, [""] * 6)] * num_ranks
 
 
 class Guard:

@@ -2,6 +2,8 @@
 
 import jobs_torch_distributed as jobs
 import pytest
+from jobs_ccl import run_cases
+from jobs_ops import run_cases as run_products
 
 from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
@@ -18,16 +20,11 @@ def device(request):
 
 @three_ranks
 @members
-def test_collectives_are_right(pool, num_ranks, device, members):
-    for wrong in pool.run(jobs.collectives, num_ranks, device, members):
+def test_results_are_right(pool, num_ranks, device, members):
+    name = jobs.name_on(device)
+    for wrong in pool.run(run_cases, num_ranks, device, list(jobs.collective_cases(len(members), name)), 2, members):
         assert wrong == []
-
-
-@three_ranks
-@members
-def test_products_are_right(pool, num_ranks, device, members):
-    for wrong in pool.run(jobs.products, num_ranks, device, members):
-        assert wrong == []
+    assert pool.run(run_products, num_ranks, device, list(jobs.product_cases(name)), 2, members) == [[]] * num_ranks
 
 
 @two_ranks
@@ -37,30 +34,22 @@ def test_calls_beside_others(pool, num_ranks, device):
 
 @two_ranks
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool, num_ranks):
+    uninitialised = "torch.distributed is not initialised (torch.distributed.init_process_group)"
+    order, rows = "torch.distributed orders the members by rank", "its parts are rows, in torch's order"
+    reasons = {
+        "no torch.distributed": uninitialised, "no torch.distributed for products": uninitialised, "order": order,
+        "strided input": "its tensors are contiguous", "strided output": "its tensors are contiguous",
+        "splits": "it divides tensors in equal parts, along the first dimension",
+        "dtype": "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64",
+        "reduction": "it does not reduce by bxor", "average of integers": "it does not reduce by avg",
+        "config": "it has no use for comm_sms of the config", "a rank alone": "a group of one rank has no peer",
+        "order of products": order, "columns": rows, "tiles": rows, "output": "its output is contiguous",
+        "A": "its A is contiguous", "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
+    }  # fmt: skip
     for said, chosen in pool.run(jobs.refusals, num_ranks, "cpu"):
-        reasons = {
-            "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
-            "order": "torch.distributed orders the members by rank", "strided input": "its tensors are contiguous",
-            "strided output": "its tensors are contiguous",
-            "splits": "it divides tensors in equal parts, along the first dimension",
-            "dtype": "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64",
-            "reduction": "it does not reduce by bxor", "average of integers": "it does not reduce by avg",
-            "config": "it has no use for comm_sms of the config", "a rank alone": "a group of one rank has no peer",
-        }  # fmt: skip
-        assert {what: text.partition("cannot serve this call: ")[2] for what, text in said.items()} == reasons
-        assert not {"gloo", ""} & chosen  # if nothing is named
-
-
-@two_ranks
-def test_products_that_it_cannot_serve_are_refused_with_the_reason(pool, num_ranks):
-    for said in pool.run(jobs.refused_products, num_ranks, "cpu"):
-        reasons = {
-            "no torch.distributed": "torch.distributed is not initialised (torch.distributed.init_process_group)",
-            "order": "torch.distributed orders the members by rank", "columns": "its parts are rows, in torch's order",
-            "tiles": "its parts are rows, in torch's order", "output": "its output is contiguous",
-            "A": "its A is contiguous", "torch_symm": "torch's symmetric memory is asked for on NVIDIA GPUs only",
-        }  # fmt: skip
         assert {what: text.partition("cannot serve this call: ")[2] or text for what, text in said.items()} == reasons
+        assert all(text.startswith("UnsupportedError") for what, text in said.items() if what != "torch_symm")
+        assert not {"gloo", ""} & chosen  # if nothing is named
 
 
 @pytest.mark.parametrize("num_ranks", [4])

@@ -1,62 +1,106 @@
-"""Tables of collectives are measured on verified data, and used."""
+"""Tables of collectives and of fused operations are measured on verified data, and used."""
 
 from dataclasses import replace
 
 import pytest
-from jobs_tuning import chosen, samples, tune
+import torch
+from jobs_tuning import chosen, products, samples, tune
 from rank_counts import rank_counts
+from tables import table
 
 from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError
 from iris_core.tuning.collectives import OPS, TuneOptions
+from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 @pytest.mark.parametrize(("nbytes", "dtype"), [(1, "int8"), (5000, "bfloat16")])
 def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
     unit = num_ranks * 16
-    whole = max(unit, nbytes // unit * unit)
     for rank, answers in enumerate(pool.run(samples, num_ranks, device, nbytes, dtype)):
         for op in OPS:
-            size, seen = answers[op]
-            assert size == whole
             idle = (rank and op in ("reduce", "gather")) or (not rank and op == "broadcast")
-            assert seen == (None if idle else [True, False, False]), op
+            assert answers[op] == (max(unit, nbytes // unit * unit), None if idle else [True, False, False]), op
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_products_tell_right_from_wrong(pool, num_ranks, dtype, device):
+    algorithm = None if dtype.startswith("float8") else "unfused"  # which does not multiply those
+    wanted = dict.fromkeys(KINDS, (True, True, True, False, False))
+    assert pool.run(products, num_ranks, device, dtype, algorithm) == [wanted] * num_ranks
 
 
 def test_all_ranks_find_the_same(pool, device):
     wanted = {"ops": ("all_reduce", "scatter"), "dtypes": ("float32", "int32"), "max_nbytes": 2500}
     first, second = pool.run(tune, 2, device, wanted)
     assert first == second
-    assert first.passed_over == tuple(
-        f"scatter at {nbytes} bytes: there is nothing to choose from" for nbytes in (2048, 1024) * 2
-    )
+    nothing = "there is nothing to choose from"
+    assert first.passed_over == tuple(f"scatter at {nbytes} bytes: {nothing}" for nbytes in (2048, 1024) * 2)
     assert not first.wrong
-    for dtype in ("*", "int32"):
-        rows = [each for each in first.entries if each.dtype == dtype]
-        assert {each.op for each in rows} == {"all_reduce"}
-        assert {(each.size, each.place) for each in rows} == {((1024,), "heap"), ((2048,), "heap")}
-        assert all(each.seconds > 0 for each in rows)
+    points = {(row["op"], row["dtype"], row["size"], row["place"]) for row in first.entries}
+    assert points == {("all_reduce", dtype, (n,), "heap") for dtype in ("*", "int32") for n in (1024, 2048)}
+    assert all(row["seconds"] > 0 for row in first.entries)
 
 
-def test_wrong_data_is_left_out_and_named(pool):
-    wanted = {"ops": ("all_reduce",), "dtypes": ("float32",), "max_nbytes": 1024}
-    for found in pool.run(tune, 2, "cpu", wanted, "one_shot"):
-        assert found.entries
-        assert "one_shot" not in {each.algorithm for each in found.entries}
-        assert "all_reduce one_shot at 1024 bytes: ranks 0, 1" in found.wrong
+def test_all_ranks_find_the_same_of_products(pool, device):
+    wanted = {"ops": ("matmul_all_gather",), "layers": ((16, 32, 48), (64, 32, 48))}
+    first, second = pool.run(tune, 2, device, wanted)
+    assert first == second
+    assert not first.wrong
+    assert not first.passed_over
+    kinds = {(row["gather_dim"], row["size"]) for row in first.entries}
+    assert kinds == {(0, (8, 32, 48)), (0, (32, 32, 48)), (1, (16, 16, 48)), (1, (64, 16, 48))}
+    assert all(row["seconds"] > 0 and row["dtype"] == "bfloat16" for row in first.entries)
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"ops": ("all_shuffle",)}, "no operation all_shuffle can be tuned"),
-    ({"dtypes": ("uint8",)}, "no element type uint8"), ({"dtypes": ()}, "one at least"),
-    ({"ops": ("reduce", "reduce")}, "each operation once"),
-    ({"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
+LAYER = ((16, 32, 48),)
+
+
+@pytest.mark.parametrize(("wanted", "broken", "dtype", "text"), [
+    ({"ops": ("all_reduce",), "dtypes": ("float32",), "max_nbytes": 1024}, "one_shot", "*",
+     "all_reduce one_shot at 1024 bytes"),
+    ({"ops": ("matmul_all_reduce",), "dtypes": ("tf32",), "layers": LAYER}, "two_shot", "float32",  # CPUs have no TF32
+     "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32"),
 ])  # fmt: skip
-def test_options_that_cannot_be(wrong, message):
+def test_wrong_data_is_left_out_and_named(pool, wanted, broken, dtype, text):
+    for found in pool.run(tune, 2, "cpu", wanted, broken):
+        assert {row["dtype"] for row in found.entries} == {dtype}
+        assert broken not in {row["algorithm"] for row in found.entries}
+        assert f"{text}: ranks 0, 1" in found.wrong
+
+
+def test_what_cannot_be_launched_is_left_out(pool):
+    for found in pool.run(tune, 2, "cpu", {"ops": ("matmul_all_reduce",), "layers": LAYER}, "two_shot", 100.0, True):
+        assert not found.wrong
+        assert not found.passed_over
+        assert "two_shot" not in {row["algorithm"] for row in found.entries} != set()
+
+
+def test_after_the_limit_nothing_is_begun(pool):
+    wanted = {"ops": ("matmul_all_reduce",), "layers": (*LAYER, (32, 32, 48))}
+    for found in pool.run(tune, 2, "cpu", wanted, "", 1e-6):
+        assert found.entries == ()
+        assert len(found.passed_over) == 2
+        assert all("the limit of 0 s was reached" in each for each in found.passed_over)
+
+
+@table(("options", "wrong", "message"), [
+    (TuneOptions, {"ops": ("all_shuffle",)}, "no operation all_shuffle can be tuned"),
+    (TuneOptions, {"dtypes": ("uint8",)}, "no element type uint8"), (TuneOptions, {"dtypes": ()}, "one at least"),
+    (TuneOptions, {"ops": ("reduce", "reduce")}, "each operation once"),
+    (TuneOptions, {"min_nbytes": 64, "max_nbytes": 32}, "from 64 to 32 bytes"),
+    (FusedTuneOptions, {"ops": ("all_reduce",)}, "no operation all_reduce can be tuned"),
+    (FusedTuneOptions, {"dtypes": ("float64",)}, "no element type float64"),
+    (FusedTuneOptions, {"ops": ("matmul_all_reduce",) * 2}, "each operation once"),
+    (FusedTuneOptions, {"layers": ()}, "layers must be given"),
+    (FusedTuneOptions, {"layers": ((0, 1, 1),)}, "of positive sizes"),
+])  # fmt: skip
+def test_options_that_cannot_be(options, wrong, message):
     with pytest.raises(ArgumentError, match=message):
-        TuneOptions(**wrong)
+        options(**wrong)
 
 
 def test_sizes():
@@ -65,19 +109,39 @@ def test_sizes():
         assert [each.sample.nbytes for each in wanted.points(0, 2)] == sizes
 
 
+def test_layers():
+    found = [point.sample for point in FusedTuneOptions().points(0, 8)]
+    assert len(found) == len(KINDS) * len(LAYERS) == len(set(found))
+    sizes = [sample.heap_nbytes for sample in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] < 12 << 30
+    assert {(sample.op, sample.gather_dim) for sample in found if 8192 in sample.shape} == set(KINDS)
+    assert FusedSample.of_layer("all_gather_matmul", 1, torch.half, 1, 8, (512, 64, 80)).a_shape == (512, 10)
+    with pytest.raises(ArgumentError, match="3 ranks cannot divide 8192 rows and a weight of 28672 x 8192"):
+        FusedTuneOptions().points(0, 3)
+    for op, dim, shape in (("all_gather_matmul", 1, (4, 4, 5)), ("matmul_reduce_scatter", None, (5, 4, 4))):
+        with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
+            FusedSample(op, dim, torch.half, 0, 2, shape)
+
+
 @pytest.mark.slow
 def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
-    arguments = ["tune", "--device", "cpu", "--ranks", "2", "--op", "all_reduce", "--max", "1KiB"]
+    on_two = ["--device", "cpu", "--ranks", "2"]
+    arguments = ["tune", *on_two, "--op", "all_reduce", "--max", "1KiB"]
     assert main(arguments) == 0
+    assert main(["tune", "--ops", *on_two, "--op", "matmul_all_reduce", "--shape", "40x32x48"]) == 0
     shown = capsys.readouterr().out
-    path = tmp_path / "ccl" / "cpu-2.json"
-    assert f"written to {path}" in shown
-    fastest = read_table(path).entries[0]
-    (said, _) = pool.run(chosen, 2, str(tmp_path))
-    assert said == (fastest.algorithm, f"measured as the fastest in {path}")
-    assert {each.name for each in tmp_path.iterdir()} == {"ccl"}
-    own = tmp_path / "own.json"
+    for engine, shape in (("ccl", ()), ("ops", (40, 48, 16))):
+        path = tmp_path / engine / "cpu-2.json"
+        assert f"written to {path}" in shown
+        fastest = min(read_table(path).entries, key=lambda row: row.seconds)
+        assert pool.run(chosen, 2, str(tmp_path), *shape)[0] == (
+            fastest.algorithm,
+            f"measured as the fastest in {path}",
+        )
+    assert {each.name for each in tmp_path.iterdir()} == {"ccl", "ops"}
+    fastest, own = read_table(tmp_path / "ccl" / "cpu-2.json").entries[0], tmp_path / "own.json"
     write_table(own, "cpu", 2, {}, [Entry("reduce", "*", (1024,), "pull", 1.0), *(replace(fastest, seconds=9.0),) * 2])
     assert main([*arguments, "--op", "scatter", "--out", str(own)]) == 0
     entries = read_table(own).entries
@@ -86,11 +150,17 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     assert entries[0].seconds < 9.0
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
+@table(("arguments", "message"), [
     (["--max", "many"], "--max many: a size is"),
     (["--ranks", "1", "--device", "cpu"], "one rank leaves nothing to choose"),
     (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
-    (["--op", "magic"], "no operation magic"),
+    (["--op", "magic"], "no operation magic"), (["--shape", "4x4x4"], "--shape is one of fused operations"),
+    (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
+    (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
+    (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
+    (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
+    (["--ops", "--device", "cpu"], "give small ones by --shape"),
+    (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
 ])  # fmt: skip
 def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
     assert main(["tune", *arguments]) == 1

@@ -1,21 +1,3 @@
-"""The same tests on the CPU, where the algorithms are emulated, and on GPUs."""
+"""The same tests on CPU ranks, where packets are emulated, and on GPUs."""
 
-import pytest
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
-def device(request):
-    """Where the ranks compute; on GPUs, the test's `num_ranks` decides about its tier."""
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def probed(request):
-    """Skip what leans on a fact about this machine's memory that was not probed; asked on a rank, as CUDA is there."""
-    params = getattr(getattr(request.node, "callspec", None), "params", {})
-    if params.get("device") == "cuda" and "ll128" in params.get("encodings", (params.get("encoding"),)):
-        from jobs_fast import unprobed
-
-        reason = request.getfixturevalue("pool").run(unprobed, 1, "cuda", ["ll128"])[0]
-        if reason:
-            pytest.skip(reason)
+from devices import device, probed  # noqa: F401 - fixtures

@@ -1,6 +1,5 @@
 """Rank jobs of tests/ccl_fast."""
 
-import inspect
 import random
 import threading
 import time
@@ -15,7 +14,6 @@ from jobs_common import in_vain
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 
@@ -27,13 +25,6 @@ def unprobed(device, encodings):
     if device == "cpu" or "ll128" not in encodings:
         return ""
     return lines_problem(0)
-
-
-def run_cases(device, cases, turns, workspace=None):
-    """As tests/ccl runs cases, with the emulation; returns what was wrong."""
-    limits = {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
-    with emulation(**limits):
-        return jobs_ccl.run_cases(device, cases, turns)
 
 
 def set_epochs(ctx, epoch):
@@ -85,21 +76,16 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     return wrong
 
 
-def run_group(device, members, cases, turns):
-    """Calls of a group, whose members are named in its order; the others do nothing."""
-    ordered = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    group = dist.new_group(list(members), **ordered)
-    members = list(members) if ordered else sorted(members)  # older versions of torch sort them
+def after_a_reset(ctx, plays):
+    """What is wrong with calls in turn, when all have put the group back to its beginning."""
+    ctx.ccl.reset()
     wrong = []
-    with emulation(), Iris("24MiB", device=device) as ctx:
-        for case in cases:
-            own = members.index(ctx.cur_rank) if ctx.cur_rank in members else 0
-            tensors = jobs_ccl.Tensors(ctx, case, own, len(members))  # a symmetric call: on all ranks
-            for turn in range(turns if ctx.cur_rank in members else 0):
-                inputs = tensors.fill(turn)
-                jobs_ccl.call(ctx, case, tensors, group, members)
-                wrong += jobs_ccl.verify(case, tensors, inputs, f" in group {members}")
-        ctx.barrier()
+    for turn in range(1, 4):
+        for tensors in plays:
+            inputs = tensors.fill(turn)
+            jobs_ccl.call(ctx, tensors.case, tensors)
+            wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset")
+    ctx.barrier()
     return wrong
 
 
@@ -141,20 +127,9 @@ def leave_one_out(device, algorithm, op):
                 jobs_ccl.call(ctx, case, tensors)
             if device != "cpu":
                 torch.cuda.synchronize()
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceTimeoutError as error:
-            text = str(error)
+        text = jobs_ccl.said_by(ctx.barrier)
         ctx.barrier()
-        ctx.ccl.reset()
-        again = []
-        for turn in range(1, 4):
-            inputs = tensors.fill(turn)
-            jobs_ccl.call(ctx, case, tensors)
-            again += jobs_ccl.verify(case, tensors, inputs, f", call {turn} after the reset")
-        ctx.barrier()
-        return first + again, text
+        return first + after_a_reset(ctx, [tensors]), text
 
 
 def run_overlapping(device, backend, op, algorithm):
@@ -181,20 +156,9 @@ def run_overlapping(device, backend, op, algorithm):
             threading.Timer(0.5, store.set, (both_wait, "")).start()
         jobs_ccl.call(ctx, case, both[1])
         first.join()
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceError as error:
-            text = str(error)
+        text = jobs_ccl.said_by(ctx.barrier)
         dist.barrier()
-        ctx.ccl.reset()
-        wrong = []
-        for turn in range(1, 4):
-            inputs = both[0].fill(turn)
-            jobs_ccl.call(ctx, case, both[0])
-            wrong += jobs_ccl.verify(case, both[0], inputs, f", call {turn} after the reset")
-        ctx.barrier()
-        return text, wrong
+        return text, after_a_reset(ctx, both[:1])
 
 
 def call_in_other_order(device, algorithm):
@@ -203,8 +167,7 @@ def call_in_other_order(device, algorithm):
     Returns what is raised, and what was wrong after a reset.
     """
     cases = [
-        Case("all_reduce", "float32", shape=(40,), reduction=reduction, config={"algorithm": algorithm})
-        for reduction in ("sum", "max")
+        Case("all_reduce", shape=(40,), reduction=each, config={"algorithm": algorithm}) for each in ("sum", "max")
     ]
     with emulation(IRIS_DEVICE_TIMEOUT="5"), Iris("24MiB", device=device) as ctx:
         both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
@@ -212,25 +175,13 @@ def call_in_other_order(device, algorithm):
             tensors.fill(0)
             jobs_ccl.call(ctx, tensors.case, tensors)
         ctx.barrier()
-        text = ""
-        order = both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
+        text, order = "", both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
         for step in (*(partial(jobs_ccl.call, ctx, tensors.case, tensors) for tensors in order), ctx.barrier):
             time.sleep(0.3 * random.random())
-            try:
-                with in_vain(2.5):
-                    step()
-            except DeviceError as error:
-                text += f"{error}\n"
+            with in_vain(2.5):
+                text += jobs_ccl.said_by(step)
         dist.barrier()
-        ctx.ccl.reset()
-        wrong = []
-        for turn in range(1, 4):
-            for tensors in both:
-                inputs = tensors.fill(turn)
-                jobs_ccl.call(ctx, tensors.case, tensors)
-                wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset")
-        ctx.barrier()
-        return text, wrong
+        return text, after_a_reset(ctx, both)
 
 
 def cross_groups(device, algorithm, rounds):

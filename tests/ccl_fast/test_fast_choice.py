@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fast_cases import ENCODINGS, algorithms
 from table_files import table_file
 from tables import table
 
@@ -32,18 +31,17 @@ def one(op, name):
     return next(each for each in fast_collectives() if (each.op, each.name) == (op, name))
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+@table("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_models_choose_packets_for_small_messages(op, tmp_path, monkeypatch):
     """Lines of 128 bytes only where they were found to arrive whole; nothing of it on other devices."""
     monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "not probed")
     chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
+    chosen = {target: chooser.choose(request(op, target), None)[0].name for target in (GPU, AMD, CPU)}
     packets = {each.name for each in fast_collectives() if each.op == op}
-    assert chooser.choose(request(op), None)[0].name in packets - {n for n in packets if "ll128" in n}
-    assert chooser.choose(request(op, AMD), None)[0].name not in packets
-    assert chooser.choose(request(op, CPU), None)[0].name not in packets
-    listed = {each.name: each for each in chooser.explain(request(op), None).candidates}
-    if op == "all_reduce":
-        assert "until measured" in str(listed["sentinel_split"])
+    assert chosen[GPU] in {name for name in packets if "ll128" not in name}
+    assert not {chosen[AMD], chosen[CPU]} & packets
+    listed = {each.name: str(each) for each in chooser.explain(request(op), None).candidates}
+    assert op != "all_reduce" or "until measured" in listed["sentinel_split"]
 
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
@@ -68,66 +66,51 @@ def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
     assert compared > 20
 
 
-def test_a_table_makes_an_algorithm_eligible(tmp_path):
-    table_file(tmp_path, {"algorithm": "sentinel_split"}, device="a GPU")
-    chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
-    assert chooser.choose(request("all_reduce"), None)[0].name == "sentinel_split"
-    assert chooser.choose(request("all_reduce", size=2), None)[0].name == "sentinel_split"  # the nearest number speaks
-
-
-def test_only_algorithms_that_must_be_measured_is_an_error(tmp_path):
+def test_algorithms_that_must_be_measured(tmp_path):
+    """They serve where they are named, or a table names them, be it of the nearest number of ranks."""
     only = [each for each in fast_collectives() if getattr(each, "measured_only", False)]
     chooser = Chooser(only, Tables(tmp_path, [], "a GPU"), ())
     with pytest.raises(UnsupportedError, match=r"sentinel_split.*only where they were measured"):
         chooser.choose(request("all_reduce"), None)
     assert chooser.choose(request("all_reduce"), Config(algorithm="sentinel_split"))[0].name == "sentinel_split"
+    table_file(tmp_path, {"algorithm": "sentinel_split"}, device="a GPU")
+    chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
+    for size in (4, 2):
+        assert chooser.choose(request("all_reduce", size=size), None)[0].name == "sentinel_split"
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_packets_are_for_nvidia(encoding):
-    for op, name in algorithms(encoding):
-        assert "for NVIDIA GPUs" in one(op, name).supports(request(op, CPU)).reason
-        assert "NVIDIA" in one(op, name).supports(request(op, AMD)).reason
-
-
-@pytest.mark.parametrize(("name", "changes", "reason"), [
+@table(("name", "changes", "reason"), [
     ("sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
     ("sentinel_two_shot", {"dtype": "float64"}, "may have any value"),
     ("ll_one_shot", {"dtype": "complex64"}, "does not know elements"),
     ("sentinel_split", {"place": "ordinary"}, "not on the heap"),
-    ("sentinel_split", {"dtype": "int32"}, "may have any value"),
+    ("sentinel_split", {"dtype": "int32"}, "may have any value"), ("ll_one_shot", {"size": 9}, "up to 8 ranks"),
 ])  # fmt: skip
 def test_what_is_refused(name, changes, reason):
     assert reason in one("all_reduce", name).supports(request("all_reduce", **changes)).reason
-
-
-def test_group_size_and_config():
-    algorithm = one("all_reduce", "ll_one_shot")
-    assert "up to 8 ranks" in algorithm.supports(request("all_reduce", size=9)).reason
     asked = request("all_reduce")
     changed = dataclasses.replace(asked, options={**asked.options, "config": {"block_size_m": 8}})
-    assert "block_size_m" in algorithm.supports(changed).reason
+    assert "block_size_m" in one("all_reduce", name).supports(changed).reason
 
 
-@pytest.mark.parametrize("holds", [True, False])
-def test_facts_are_read(tmp_path, holds):
+def test_packets_are_for_nvidia():
+    for each in fast_collectives():
+        assert "for NVIDIA GPUs" in each.supports(request(each.op, CPU)).reason
+        assert "NVIDIA" in each.supports(request(each.op, AMD)).reason
+
+
+@table(("text", "holds"), [
+    *((json.dumps({"format": 1, "device": "x", "facts": {"whole_lines": {"holds": holds}}}), holds)
+      for holds in (True, False)),
+    *((text, False) for text in (
+        "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
+        '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}')),
+])  # fmt: skip
+def test_facts_are_read(tmp_path, text, holds):
     path = tmp_path / fabric.file_name("NVIDIA H200")
     assert path.name == "NVIDIA_H200.json"
-    path.write_text(json.dumps({"format": 1, "device": "NVIDIA H200", "facts": {"whole_lines": {"holds": holds}}}))
-    assert fabric.says_whole_lines(path) is holds
-
-
-@table(
-    "text",
-    [
-        "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
-        '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}',
-    ],
-)  # fmt: skip
-def test_a_file_that_says_nothing(tmp_path, text):
-    path = tmp_path / "x.json"
     path.write_text(text)
-    assert not fabric.says_whole_lines(path)
+    assert fabric.says_whole_lines(path) is holds
 
 
 def test_a_device_that_was_not_probed(tmp_path, monkeypatch):
@@ -145,32 +128,26 @@ def test_a_device_that_was_not_probed(tmp_path, monkeypatch):
 KB, MB = 1 << 10, 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("op", "chosen"),
-    [
-        ("all_reduce", {
-            KB: "ll128_one_shot", 64 * KB: "ll128_one_shot", 128 * KB: "sentinel_two_shot", 256 * KB: "ll128_two_shot",
-            MB: "sentinel_two_shot", 4 * MB: "sentinel_two_shot", 16 * MB: "sentinel_split",
-            1024 * MB: "sentinel_split",
-        }),
-        ("all_gather", {KB: "ll128_mailbox", 8 * MB: "ll128_mailbox", 16 * MB: "push", 1024 * MB: "push"}),
-        ("reduce_scatter", {
-            KB: "sentinel_mailbox", 256 * KB: "ll128_mailbox", MB: "sentinel_mailbox", 16 * MB: "sentinel_mailbox",
-            128 * MB: "pull", 1024 * MB: "pull",
-        }),
-        ("all_to_all", {KB: "ll128_mailbox", 8 * MB: "ll128_mailbox", 16 * MB: "push", 1024 * MB: "push"}),
-    ],
-)  # fmt: skip
+@table(("op", "chosen"), [
+    ("all_reduce", {
+        KB: "ll128_one_shot", 64 * KB: "ll128_one_shot", 128 * KB: "sentinel_two_shot", 256 * KB: "ll128_two_shot",
+        MB: "sentinel_two_shot", 4 * MB: "sentinel_two_shot", 16 * MB: "sentinel_split", 1024 * MB: "sentinel_split",
+    }),
+    ("all_gather", {KB: "ll128_mailbox", 8 * MB: "ll128_mailbox", 16 * MB: "push", 1024 * MB: "push"}),
+    ("reduce_scatter", {
+        KB: "sentinel_mailbox", 256 * KB: "ll128_mailbox", MB: "sentinel_mailbox", 16 * MB: "sentinel_mailbox",
+        128 * MB: "pull", 1024 * MB: "pull",
+    }),
+    ("all_to_all", {KB: "ll128_mailbox", 8 * MB: "ll128_mailbox", 16 * MB: "push", 1024 * MB: "push"}),
+])  # fmt: skip
 def test_eight_gpus_get_what_won_there(op, chosen, monkeypatch):
     """The designs that were the fastest on 8 x H200, by the size of the whole buffer; bfloat16, on the heap."""
     monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "")
     chooser = Chooser(collectives(), Tables(TABLES, [], "NVIDIA H200"), ())
     for nbytes, name in chosen.items():
         own = nbytes // 8 if op == "all_gather" else nbytes
-        call = dataclasses.replace(
-            request(op, size=8, dtype="bfloat16"), nbytes=own, shape=(own // 2,), direct_in=True, direct_out=True
-        )
-        algorithm, why = chooser.choose(call, None)[:2]
+        call = dataclasses.replace(request(op, size=8, dtype="bfloat16"), nbytes=own, shape=(own // 2,))
+        algorithm, why = chooser.choose(dataclasses.replace(call, direct_in=True, direct_out=True), None)[:2]
         assert algorithm.name == name, (op, nbytes, why)
 
 

@@ -4,13 +4,11 @@ import importlib.util
 import itertools
 import pathlib
 import re
-import subprocess
-import tempfile
 
 import pytest
 import torch
-import triton
 import triton.language as tl
+from cubins import resources
 from tables import table
 
 from iris_triton.collectives.packets.exchange import exchange
@@ -29,8 +27,15 @@ def common(size):
         "counters": FLAGS, "me": 0, "rank": 0, "kind": 5, "part": 1 << 16, "first": 0, "cap": 4096, "box": 1 << 21,
         "LOOKS": 1, "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "in_sizes": (1,), "in_strides": (1,),
         "out_sizes": (1,), "out_strides": (1,), "N": size, "ITEM": 2, "IN_DIMS": 0, "OUT_DIMS": 0,
-        "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2, "nbytes": 1 << 18,
+        "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2, "nbytes": 1 << 18, "DT": tl.bfloat16,
+        "OP": "sum", "STEP": False, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "ONCE": True, "EARLY": False,
+        "SHARDED": True, "REDUCES": True,
     }  # fmt: skip
+
+
+def compiled_exchange(size, hops, **given):
+    """The kernel of most algorithms, compiled for so many members."""
+    return compile_for(exchange, [torch.int16] * 2, common(size) | HOPS[hops] | given)
 
 
 NO_ROOT = {"root": 0, "ROOT": ""}
@@ -71,12 +76,11 @@ def exchanges():
 
 @table(("encoding", "size", "sharded", "reduces"), list(exchanges()))
 def test_exchange(encoding, size, sharded, reduces):
-    given = {"SHARDED": sharded, "REDUCES": reduces, "DT": tl.bfloat16 if reduces else None, "OP": "sum"}
-    given |= {"ENC": encoding, "STEP": size == 8, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "EARLY": size == 2}
-    given |= {"ONCE": size != 3, **HOPS[1]}
+    given = {"SHARDED": sharded, "REDUCES": reduces, "DT": tl.bfloat16 if reduces else None, "ENC": encoding}
+    given |= {"STEP": size == 8, "EARLY": size == 2, "ONCE": size != 3}
     if size == 3:
         given |= {"EVEN": False, "ROOT": "to" if reduces else "from"}
-    check(compile_for(exchange, [torch.int16] * 2, common(size) | given), encoding, size)
+    check(compiled_exchange(size, 1, **given), encoding, size)
 
 
 @pytest.mark.parametrize("encoding", VECTOR)
@@ -84,19 +88,14 @@ def test_exchange(encoding, size, sharded, reduces):
 def test_two_shot(encoding, dtype, reduction):
     if encoding == "ll" or (encoding == "sentinel" and not dtype.is_floating()):
         pytest.skip("not served")
-    given = {"DT": dtype, "OP": reduction, "ITEM": dtype.primitive_bitwidth // 8, "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), **HOPS[2]}
-    given |= {"EVEN": reduction != "max", "ONCE": reduction != "avg", "EARLY": False}
-    check(compile_for(exchange, [torch.int16] * 2, common(4) | given), encoding, 8, 2)
+    given = {"DT": dtype, "OP": reduction, "ITEM": dtype.primitive_bitwidth // 8, "EVEN": reduction != "max"}
+    check(compiled_exchange(4, 2, ENC=encoding, ONCE=reduction != "avg", **given), encoding, 8, 2)
 
 
 @table(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
 def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
     """See tests/compile/test_early_launch.py."""
-    given = {"SHARDED": True, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(4), "EVEN": True, "ONCE": True}
-    given |= {"EARLY": True, "launch_pdl": True, **HOPS[hops]}
-    text = assembly(compile_for(exchange, [torch.int16] * 2, common(4) | given))
+    text = assembly(compiled_exchange(4, hops, ENC=encoding, EVEN=True, EARLY=True, launch_pdl=True))
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
     assert begin < text.index("ld.global")
     waits = [match.start() for match in re.finditer(r"\bld\.relaxed\.sys", text)]
@@ -106,9 +105,7 @@ def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, enco
 @table("encoding", VECTOR)
 def test_nothing_waits_for_the_check_of_overlaps(encoding):
     """What it loads comes with the epoch, and the answer of its atomic is looked at when all packets have come."""
-    given = {"SHARDED": False, "REDUCES": True, "DT": tl.bfloat16, "OP": "sum", "ENC": encoding, "STEP": False}
-    given |= {"NAP_NS": 0, "pieces": 1, "peers": peers(8), "ONCE": True, "EARLY": False, **HOPS[1]}
-    text = assembly(compile_for(exchange, [torch.int16] * 2, common(8) | given))
+    text = assembly(compiled_exchange(8, 1, ENC=encoding, SHARDED=False))
     epoch, claim = text.index("ld.volatile.global.b32"), re.search(r"@q atom.relaxed.gpu.global.add.u32 (%r\d+)", text)
     push, poll = (text.index(f"{each}.relaxed.sys.global.v") for each in ("st", "ld"))
     assert epoch < text.index("ld.volatile.global.v4.b32") < push < claim.start() < poll
@@ -161,12 +158,12 @@ def test_norms_to_eight_bits():
 
 
 def test_split():
-    given = {"DT": tl.bfloat16, "OP": "sum", "ITER": 4}
-    given |= {
-        "control": WORDS, "local": FLAGS, "bases": WORDS, "peers": peers(8), "nbytes": 1 << 19, "slots": 4096,
-        "EVEN": True, "BLOCK": 256, "SUB": 64,
+    given = common(8) | {
+        "control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096, "EVEN": True, "BLOCK": 256,
+        "SUB": 64, "ITER": 4,
     }  # fmt: skip
-    compiled = compile_for(split, [torch.int16] * 2, common(8) | given)
+    known = {name: value for name, value in given.items() if name in (*split.arg_names, "num_warps")}
+    compiled = compile_for(split, [torch.int16] * 2, known)
     check(compiled, "sentinel", 8, 2)
     assert assembly(compiled).count("nanosleep") == 2
 
@@ -174,25 +171,11 @@ def test_split():
 @table("hops", [1, 2])
 def test_lines_stay_with_eight_neighbours(hops):
     """Elements that are loaded one by one must not make the compiler give a thread several packets of a line."""
-    given = {"ENC": "ll128", "IN_WHOLE": False, "OUT_WHOLE": False, "EVEN": False, "DT": tl.bfloat16, "OP": "sum"}
-    given |= {"SHARDED": True, "REDUCES": True, "STEP": False, "pieces": 1, "peers": peers(4), "ONCE": True}
-    given |= {"NAP_NS": 0, "EARLY": False, **HOPS[hops]}
-    compiled = compile_for(exchange, [torch.int16] * 2, common(4) | given)
+    compiled = compiled_exchange(4, hops, ENC="ll128", IN_WHOLE=False, OUT_WHOLE=False, EVEN=False)
     pushes = [line for line in compiled.asm["ttgir"].splitlines() if "st.relaxed.sys" in line]
     assert pushes
     named = dict(re.findall(r"(#blocked\d*) = .*sizePerThread = \[(\d+)\]", compiled.asm["ttgir"]))
     assert {named[layout] for line in pushes for layout in re.findall(r"#blocked\d*", line)} == {"1"}
-
-
-def usage(compiled):
-    """Registers of a thread, and bytes that did not fit into them."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
-    return int(registers), int(stack)
 
 
 @pytest.mark.parametrize(("kernel", "hops", "encoding", "warps", "most"), [
@@ -201,16 +184,14 @@ def usage(compiled):
 ])  # fmt: skip
 def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     """With 64, a thousand programs of four warps are on an H200 at once, and none waits for its turn."""
-    given = {"ENC": encoding, "EVEN": True, "DT": tl.bfloat16, "OP": "sum", "SHARDED": True, "REDUCES": True}
-    given |= {"STEP": True, "pieces": 1, "peers": peers(8), "ONCE": True, "NAP_NS": 100, "ITER": 1}
-    given |= {"control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096}
-    given |= {"SUB": 32 * warps, "EARLY": False, **HOPS[hops]}
+    given = {"ENC": encoding, "EVEN": True, "STEP": True, "NAP_NS": 100, "ITER": 1, "SUB": 32 * warps}
+    given |= {"control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096, **HOPS[hops]}
     known = {name: value for name, value in (common(8) | given).items() if name in kernel.arg_names}
     block = 32 * warps * (4 if kernel is split else 1)
     two_hops = kernel is exchange and hops == 2
     asked = {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
     compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
-    registers, stack = usage(compiled)
+    registers, stack = resources(compiled)
     assert registers <= most
     assert stack <= 8 * two_hops  # the epoch, and what was claimed of it, wait there for the packets
     text = assembly(compiled)

@@ -1,50 +1,30 @@
 """Calls one after the other, in groups, and without a rank that should take part."""
 
 import pytest
-from ccl_cases import Case
-from fast_cases import ENCODINGS, algorithms
-from jobs_fast import (
-    SMALL,
-    call_in_other_order,
-    cross_groups,
-    leave_one_out,
-    plan_again,
-    run_group,
-    run_mixed,
-    run_overlapping,
-)
+from ccl_cases import ENCODINGS, Case, kinds, of, sequence_cases
+from jobs_fast import SMALL, call_in_other_order, cross_groups, leave_one_out, plan_again, run_mixed, run_overlapping
 from rank_counts import rank_counts
 
 SELDOM = pytest.mark.exhaustive(device="cpu")
 
 
-def kinds(encodings):
-    """Calls of very different sizes, in one piece and in several, in one program and in several."""
-    for encoding in encodings:
-        for op, algorithm in algorithms(encoding):
-            for shape, programs in (((3,), 1), ((1003,), 4), ((5003,), 2)):
-                config = {"algorithm": algorithm, "num_warps": 4, "comm_sms": programs}
-                yield Case(op, "float32", shape=shape, config=config)
+MIXED = [([each], rank_counts(seldom=[2, 3, 4, 8])) for each in ENCODINGS]
+MIXED += [(list(ENCODINGS), rank_counts(3, seldom=[2, 4, 8])), (["portable"], [3])]
 
 
-def check_back_to_back(pool, num_ranks, device, encodings, cases, calls):
-    for wrong in pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL):
-        assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(seldom=[2, 3, 4, 8]))
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_back_to_back(pool, some, encoding, num_ranks, device):
-    cases = some(kinds([encoding]), 11 if num_ranks == 8 else 4, num_ranks)
-    check_back_to_back(pool, num_ranks, device, [encoding], cases, 12 if device == "cpu" else 2000)
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 4, 8]))
-@pytest.mark.parametrize("encodings", [ENCODINGS], ids="+".join)
-def test_encodings_in_turn(pool, some, encodings, num_ranks, device):
-    cases = some(kinds(encodings), 11 if num_ranks == 8 else 7, num_ranks)
-    calls = (20 if num_ranks < 4 else 8) if device == "cpu" else 2000
-    check_back_to_back(pool, num_ranks, device, encodings, cases, calls)
+@pytest.mark.parametrize(("encodings", "num_ranks"), [
+    pytest.param(encodings, *getattr(count, "values", [count]), marks=getattr(count, "marks", ()))
+    for encodings, counts in MIXED for count in counts
+])  # fmt: skip
+def test_in_any_order_with_ranks_out_of_step(pool, some, encodings, num_ranks, device):
+    if encodings == ["portable"]:
+        cases = [of(kind, "bfloat16", shape=(701,)) for kind in kinds("portable")]
+        cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary"), Case("reduce_scatter")]
+    else:
+        cases = [case for encoding in encodings for case in sequence_cases(encoding)]
+        cases = some(cases, 11 if num_ranks == 8 else 7 if len(encodings) > 1 else 4, num_ranks)
+    calls = (8 if num_ranks > 3 else 20) if device == "cpu" else 2000
+    assert pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
@@ -58,24 +38,14 @@ def test_encodings_in_turn(pool, some, encodings, num_ranks, device):
 def test_epochs_wrap_around(pool, some, encoding, epoch, num_ranks, device):
     """Places that nothing was sent to are not taken for packets where the counters pass 0."""
     # all sizes, and of each algorithm one or two with the two epochs together
-    cases = some(kinds([encoding]), 4 if device == "cpu" else 2, epoch)
+    cases = some(sequence_cases(encoding), 4 if device == "cpu" else 2, epoch)
     for wrong in pool.run(run_mixed, num_ranks, device, cases, 8 if device == "cpu" else 12, 3, SMALL, epoch):
-        assert wrong == []
-
-
-@pytest.mark.parametrize("members", [pytest.param((2, 0), marks=SELDOM), (3, 1, 0)])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_group(pool, encoding, members, device):
-    cases = [
-        Case(op, "float32", shape=(77,), config={"algorithm": algorithm}) for op, algorithm in algorithms(encoding)
-    ]
-    for wrong in pool.run(run_group, 4, device, members, cases, 2):
         assert wrong == []
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_one_member_plans_again(pool, encoding, device):
-    names = [algorithm for op, algorithm in algorithms(encoding) if op == "all_reduce"]
+    names = [algorithm for op, algorithm in kinds(encoding) if op == "all_reduce"]
     assert pool.run(plan_again, 2, device, names) == [[], []]
 
 
@@ -97,6 +67,7 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
     said = ["where the data of rank 0 arrives, in the"]
     said += ["where rank 0 signals program"] * (form == "split")
     for rank in (1, 2):
+        assert texts[rank].startswith("DeviceTimeoutError")
         assert f"rank {rank}, program " in texts[rank]
         assert "IRIS_DEVICE_TIMEOUT" in texts[rank]
         assert any(each in texts[rank] for each in said)
@@ -113,6 +84,7 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
 def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
     """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
     (text, _), *_ = results = pool.run(run_overlapping, 2, "cpu", backend, op, algorithm)
+    assert text.startswith("DeviceError")
     assert "at the same time on the device of rank 0" in text
     assert op in text
     assert f"({algorithm})" in text
@@ -126,6 +98,7 @@ def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
 def test_ranks_that_call_in_different_orders_are_told(pool, num_ranks, algorithm):
     """Replays of graphs in different orders do the same on GPUs: the kernels compare, not the hosts."""
     for text, wrong in pool.run(call_in_other_order, num_ranks, "cpu", algorithm):
+        assert text.startswith("Device")
         assert "have called differently" in text
         assert "sum" in text
         assert "max" in text

@@ -1,11 +1,13 @@
 """Rank jobs: the algorithms for Hopper, on GPUs, and on CPU ranks where the executor computes TMA and wgmma."""
 
+import functools
+
 import torch
-from jobs_ops import Tensors, call, verify
+from jobs_ccl import unlike
+from jobs_ops import run_cases
 from ops_cases import Case
 
 from iris_core import Iris
-from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig
 
 TINY = {"block_size_m": 64, "block_size_n": 64, "num_warps": 4, "num_stages": 3}
@@ -55,47 +57,40 @@ def one_of_each(on_cpu, shapes=None):
 
 def run(device, turns):
     """Call every case `turns` times with new data; returns what was wrong."""
-    wrong = []
-    with Iris("64MiB", device=device, backend="gluon") as ctx:
-        for case in cases(device == "cpu"):
-            with ctx.scope():
-                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-                for turn in range(turns):
-                    tensors.fill(turn)
-                    call(ctx, case, tensors)
-                    wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
-        ctx.barrier()
-    return wrong
+    return run_cases(device, list(cases(device == "cpu")), turns, None, "gluon", "64MiB")
 
 
 def refused(device):
-    """Why each of them refuses what TMA, wgmma or the division of rows does not allow."""
-    said = {}
+    """What is wrong with why each of them refuses what TMA, wgmma or the division of rows does not allow."""
     with Iris("4MiB", device=device, backend="gluon") as ctx:
-        size = ctx.num_ranks
+        size, ops = ctx.num_ranks, ctx.ops
 
         def make(*shape, dtype=torch.bfloat16):
             return torch.zeros(*shape, dtype=dtype, device=ctx.device)
 
-        def ask(name, op, algorithm, *tensors, **options):
-            config = FusedConfig(algorithm=algorithm, **(TINY | options.pop("more", {})))
-            try:
-                getattr(ctx.ops, op)(*tensors, config=config, **options)
-                said[name] = "nothing"
-            except UnsupportedError as error:
-                said[name] = str(error)
+        def of(algorithm, **more):
+            return FusedConfig(algorithm=algorithm, **(TINY | more))
 
-        scatter, gather = "matmul_reduce_scatter", "matmul_all_gather"
-        ask("float32", gather, "hopper_push", *(make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)))
-        out = make(64 * size, 64)
-        ask("every other", gather, "hopper_push", out, make(64, 64), make(64, 128)[:, ::2])
-        ask("expanded", gather, "hopper_push", out, make(64, 64), make(1, 64).expand(64, 64))
-        ask("odd", gather, "hopper_push", make(64 * size, 60), make(64, 64), make(64, 60))
-        ask("rows", scatter, "hopper_push", make(24, 64), make(24 * size, 64), make(64, 64))
-        ask("tiles", scatter, "hopper_push", make(64, 64), make(64, 64), make(64, 64), layout="tiles")
-        ask("block", gather, "hopper_push", out, make(64, 64), make(64, 64), more={"block_size_n": 32})
-        gather = "all_gather_matmul", "hopper_copy_engine_push"
-        ask("columns", *gather, make(64, 64), make(64, 64), make(64 * size, 64))
-        ask("fetching", *gather, out, make(64, 64), make(64, 64), gather_dim=0, more={"num_fetch_sms": 1})
+        push, fetch = of("hopper_push"), of("hopper_copy_engine_push")
+        gather, scatter = (
+            functools.partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter)
+        )
+        out, a, wide = make(64 * size, 64), make(64, 64), make(64, 128)
+        floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
+        tma = "UnsupportedError: .*TMA needs dense rows, or columns, of B"
+        wrong = unlike(
+            ("UnsupportedError: .*its core multiplies bfloat16 and float16, not float32", lambda: gather(*floats)),
+            (tma, lambda: gather(out, a, wide[:, ::2])), (tma, lambda: gather(out, a, make(1, 64).expand(64, 64))),
+            (tma, lambda: gather(make(64 * size, 60), a, make(64, 60))),
+            ("UnsupportedError: .*a member's 24 rows must be a multiple of the 64 rows",
+             lambda: scatter(make(24, 64), make(24 * size, 64), a)),
+            ("UnsupportedError: .*it serves layout='torch' alone", lambda: scatter(a.clone(), a, a, layout="tiles")),
+            ("UnsupportedError: .*block_n 64, 128 or 256",
+             lambda: gather(out, a, a, config=of("hopper_push", block_size_n=32))),
+            ("UnsupportedError: .*it serves gather_dim=0 alone",
+             lambda: ops.all_gather_matmul(a.clone(), a, out, config=fetch)),
+            ("UnsupportedError: .*it has no use for num_fetch_sms", lambda: ops.all_gather_matmul(
+                out, a, a, gather_dim=0, config=of("hopper_copy_engine_push", num_fetch_sms=1))),
+        )  # fmt: skip
         ctx.barrier()
-    return said
+    return wrong

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import delays
 import torch
 from emulation import emulation
+from jobs_ccl import unlike
 from jobs_common import environment
-from jobs_nodes import refusal
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -223,37 +223,38 @@ def measured(cache):
 
 
 def refused():
-    """What is refused, and by whom."""
+    """What is wrong with what is refused."""
     with Iris("16MiB", device="cpu") as ctx:
         x, residual, out, weight = torch.ones(3, 8), torch.ones(3, 8), torch.empty(3, 8), torch.ones(8)
-        fp8, scales = torch.empty(3, 8, dtype=torch.float8_e4m3fn), torch.empty(3)
-
-        def call(*tensors, **how):
-            return refusal(lambda: ctx.ops.all_reduce_rms_norm(*tensors, **how))
-
-        said = [
-            call(out, residual, torch.ones(3, 16)[:, :8], weight),
-            call(out, residual, x, torch.ones(3)),
-            call(out, residual.half(), x, weight),
-            call(out.half(), residual, x, weight),
-            call(fp8, residual, x, weight),
-            call(out, residual, x, weight, scales=scales),
-            call(fp8, residual, x, weight, scales=torch.empty(8)),
-            call(x, residual, x, weight),
-            call(out, residual, x, weight, -1.0),
-            call(out.double(), residual.double(), x.double(), weight),
-            call(out, residual.clone().requires_grad_(), x, weight),
-            call(out, residual, x, weight, eps=1e-3 if ctx.cur_rank else 1e-5),
-            call(out, residual, x, weight, config=Config(algorithm="one_shot", num_stages=2)),
-            call(out, residual, x, weight, config=Config(algorithm="none")),
-            call(*(each[ctx.cur_rank :] for each in (out, residual, x)), weight),
-            refusal(lambda: ctx.ops.bind(OP, out, residual, x, weight, async_op=True)),
-        ]
-        kept = residual.clone()
-        empty = [each[:0] for each in (out, residual, x)]
-        ctx.ops.all_reduce_rms_norm(*empty, weight)
+        fp8, call = torch.empty(3, 8, dtype=torch.float8_e4m3fn), ctx.ops.all_reduce_rms_norm
+        kept, one = residual.clone(), ctx.cur_rank
+        wrong = unlike(
+            (r"LayoutError: .*the x, of shape \(3, 8\), must be contiguous",
+             lambda: call(out, residual, torch.ones(3, 16)[:, :8], weight)),
+            (r"ArgumentError: .*the weight must be \(8,\)", lambda: call(out, residual, x, torch.ones(3))),
+            ("ArgumentError: .*the residual float16", lambda: call(out, residual.half(), x, weight)),
+            ("ArgumentError: .*the output is float32, float8_e4m3fn", lambda: call(out.half(), residual, x, weight)),
+            ("ArgumentError: .*takes scales", lambda: call(fp8, residual, x, weight)),
+            ("ArgumentError: .*takes scales", lambda: call(out, residual, x, weight, scales=torch.empty(3))),
+            (r"ArgumentError: .*scales must be float32 and \(3,\)",
+             lambda: call(fp8, residual, x, weight, scales=torch.empty(8))),
+            ("ArgumentError: .*the output and the x share memory", lambda: call(x, residual, x, weight)),
+            ("ArgumentError: .*eps must be", lambda: call(out, residual, x, weight, -1.0)),
+            ("UnsupportedError: .*float64 is not normalised",
+             lambda: call(*(each.double() for each in (out, residual, x)), weight)),
+            ("ArgumentError: .*gradients", lambda: call(out, residual.clone().requires_grad_(), x, weight)),
+            ("RankMismatchError: .*eps", lambda: call(out, residual, x, weight, eps=1e-3 if one else 1e-5)),
+            ("UnsupportedError: .*no use for num_stages",
+             lambda: call(out, residual, x, weight, config=Config(algorithm="one_shot", num_stages=2))),
+            ("ArgumentError: .*there is no algorithm 'none'",
+             lambda: call(out, residual, x, weight, config=Config(algorithm="none"))),
+            ("RankMismatchError: .*rows", lambda: call(*(each[one:] for each in (out, residual, x)), weight)),
+            ("ArgumentError: .*neither async_op",
+             lambda: ctx.ops.bind(OP, out, residual, x, weight, async_op=True)),
+            ("", lambda: call(*(each[:0] for each in (out, residual, x)), weight)),
+        )  # fmt: skip
     assert torch.equal(kept, residual)
-    return said
+    return wrong
 
 
 def called_differently(algorithm):

@@ -113,16 +113,18 @@ def rare_kinds(device):
     return most, wrong
 
 
-def run_cases(device, cases, turns):
-    """Call every case `turns` times with new data; returns what was wrong."""
+def run_cases(device, cases, turns, members=None, backend="auto", heap="24MiB"):
+    """Call every case `turns` times with new data, on these ranks in this order or on all; returns what was wrong."""
     wrong = []
-    with Iris("24MiB", device=device) as ctx:
+    with Iris(heap, device=device, backend=backend) as ctx:
+        everyone = list(members or range(ctx.num_ranks))
+        is_member = ctx.cur_rank in everyone
         for case in cases:
             with ctx.scope():
-                tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-                for turn in range(turns):
+                tensors = Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
+                for turn in range(turns * is_member):
                     tensors.fill(turn)
-                    call(ctx, case, tensors)
+                    call(ctx, case, tensors, members)
                     wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
         ctx.barrier()
     return wrong

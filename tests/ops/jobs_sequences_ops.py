@@ -1,17 +1,18 @@
 """Rank jobs of tests/ops: many calls one after the other, in groups, beside each other, in graphs; wrong calls."""
 
-import inspect
+import functools
 import random
 import time
 
 import torch
-import torch.distributed as dist
+from jobs_ccl import unlike
 from jobs_ops import Tensors, call, verify
+from jobs_sequences import of_groups
 from ops_cases import OPS, SEVERAL, Case, algorithms, dims
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import IrisError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 
 ENGINES = {
@@ -47,23 +48,17 @@ def random_case(generator, size):
 
 def in_groups(device, sets, rounds, cases=IN_GROUPS, backend="triton"):
     """Every group makes calls of its own, random ones and given ones; a rank that is in none of them makes none."""
-    unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    made = [dist.new_group(members, **unsorted) for members in sets]
-    sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
-    wrong = []
-    with Iris("24MiB", device=device, backend=backend) as ctx:
-        for number, (members, group) in enumerate(zip(sets, made, strict=True)):
-            generator = random.Random(number)
-            mine = ctx.cur_rank in members
-            for turn in range(rounds + (len(cases) if len(members) > 1 else 0)):
-                case = random_case(generator, len(members)) if turn < rounds else cases[turn - rounds]
-                tensors = Tensors(ctx, case, members.index(ctx.cur_rank) if mine else 0, len(members))
-                if mine:
-                    tensors.fill(turn)
-                    call(ctx, case, tensors, group if turn % 2 else list(members))
-                    wrong += verify(case, tensors, turn, f" in group {members}")
-        ctx.barrier()
-    return wrong
+
+    def play(ctx, generator, turn, rank, members, group):
+        case = random_case(generator, len(members)) if turn < rounds else cases[turn - rounds]
+        tensors = Tensors(ctx, case, rank or 0, len(members))
+        if rank is None:
+            return []
+        tensors.fill(turn)
+        call(ctx, case, tensors, group if turn % 2 else list(members))
+        return verify(case, tensors, turn, f" in group {members}")
+
+    return of_groups(device, sets, lambda members: rounds + len(cases) * (len(members) > 1), play, backend)
 
 
 def back_to_back(device, kinds, calls, slow_ranks, cases=None, backend="triton"):
@@ -159,44 +154,37 @@ def asynchronous(device, cases=None, backend="triton"):
 
 
 def workspaces(device):
-    """A workspace knows its last call, is used again, and lets go of what it has."""
-    said = {}
+    """A workspace knows its last call, is used again, and lets go of what it has: the names of what does not hold."""
+    said, matched = {}, ("all_gather_matmul", torch.float32)
     with Iris("8MiB", device=device) as ctx:
         case = Case("all_gather_matmul", "fetch" if ctx.num_ranks > 1 else "unfused", (20, 24, 32), dim=0)
-        tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-        mine = FusedWorkspace()
-        config = FusedConfig(algorithm=case.algorithm)
-        prepared = ctx.ops.all_gather_matmul_preamble(
-            tensors.out, tensors.a, tensors.b, None, config, mine, gather_dim=0
-        )
-        shape = (20 * ctx.num_ranks, 24, 32)
-        said["preamble"] = prepared is mine and mine.matches("all_gather_matmul", shape, torch.float32, ctx.num_ranks)
+        other, mine, config = Case("matmul_all_reduce", "unfused", (4, 4, 4)), FusedWorkspace(), FusedConfig
+        tensors, others = (Tensors(ctx, each, ctx.cur_rank, ctx.num_ranks) for each in (case, other))
+        operands = tensors.out, tensors.a, tensors.b, None, config(algorithm=case.algorithm), mine
+        prepared = ctx.ops.all_gather_matmul_preamble(*operands, gather_dim=0)
+
+        def matches():
+            return mine.matches(matched[0], (20 * ctx.num_ranks, 24, 32), matched[1], ctx.num_ranks)
+
+        said["preamble"] = prepared is mine and matches()
         plan = next(iter(mine.calls.values())).plan
-        wrong = []
         for turn in range(3):
             tensors.fill(turn)
             said[f"returned {turn}"] = call(ctx, case, tensors, workspace=mine) is mine
-            wrong += verify(case, tensors, turn)
-        said["right"] = wrong == []
+            said[f"right {turn}"] = not verify(case, tensors, turn)
         said["planned once"] = len(mine.calls) == 1 and next(iter(mine.calls.values())).plan is plan
         said["memory"] = mine.aux_buffer is not None and (mine.locks is not None) == (case.algorithm == "fetch")
-        other = Case("matmul_all_reduce", "unfused", (4, 4, 4))
-        others = Tensors(ctx, other, ctx.cur_rank, ctx.num_ranks)
         others.fill(0)
         call(ctx, other, others, workspace=mine)
-        said["another"] = mine.operation == "matmul_all_reduce" and len(mine.calls) == 2
-        said["mismatch"] = not mine.matches("all_gather_matmul", shape, torch.float32, ctx.num_ranks)
+        said["another"] = mine.operation == "matmul_all_reduce" and len(mine.calls) == 2 and not matches()
         own = call(ctx, other, others)
         said["own"] = own is not mine and own is call(ctx, other, others) and own.variant == "unfused"
         said["passed back"] = call(ctx, other, others, workspace=own) is own and len(own.calls) == 1
         with Iris("1MiB", device=device) as second:
-            try:
-                call(second, other, others, workspace=mine)
-            except IrisError as error:
-                said["of another context"] = "plans of another context" in str(error)
+            of_another = unlike((".*plans of another context", lambda: call(second, other, others, workspace=mine)))
             mine.reset()
             call(second, other, others, workspace=mine)
-            said["of another context, reset"] = verify(other, others) == [] and len(mine.calls) == 1
+            said["of another context"] = not of_another + verify(other, others) and len(mine.calls) == 1
             second.barrier()
         said["closed with it"] = not mine.calls and mine.owner is None
         mine.clear()
@@ -206,11 +194,8 @@ def workspaces(device):
         said["again"] = verify(case, tensors, 5) == []
         ctx.barrier()
     said["closed"] = not mine.prepared and not mine.calls
-    try:
-        call(ctx, case, tensors, workspace=mine)
-    except IrisError as error:
-        said["after close"] = "closed" in str(error)
-    return said
+    said["after close"] = not unlike((".*closed", lambda: call(ctx, case, tensors, workspace=mine)))
+    return [name for name, holds in said.items() if not holds]
 
 
 def without_room(device, deterministic):
@@ -237,123 +222,91 @@ def without_room(device, deterministic):
     return said
 
 
-def different(device, what):
-    """Ranks that call differently are told, all of them; afterwards they can go on."""
-    with Iris("8MiB", device=device) as ctx:
-        odd = ctx.cur_rank == 1
-        a, b, out, bias = ctx.ones(8, 8), ctx.ones(8, 8), ctx.zeros(8, 8), ctx.zeros(8)
-        wide = ctx.zeros(8, 8 * ctx.num_ranks)
-        off_heap = torch.zeros(8, 8 * ctx.num_ranks, device=ctx.device)
-        try:
-            if what == "shape":
-                n = 8 - 4 * odd
-                ctx.ops.matmul_all_reduce(out[:, :n], a, b[:, :n])
-            elif what == "dtypes":
-                kinds = torch.float8_e4m3fn, (torch.float8_e4m3fn, torch.float8_e5m2)[odd]
-                ctx.ops.matmul_all_reduce(out, a.to(kinds[0]), b.to(kinds[1]))
-            elif what == "place":
-                ctx.ops.matmul_all_gather(off_heap if odd else wide, a, b, gather_dim=1)
-            elif what == "config":
-                ctx.ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="unfused" if odd else "two_shot"))
-            else:
-                ctx.ops.matmul_all_reduce(out, a, b, bias if odd else None)
-            said = "nothing"
-        except IrisError as error:
-            said = f"{type(error).__name__}: {error}"
-        ctx.ops.matmul_all_reduce(out, a, b)
-        said = (said, out.unique().tolist())
-        ctx.barrier()
-    return said
-
-
 def refused(device):
-    """What wrong calls say; nothing is launched, so right ones still work afterwards."""
-    said = {}
+    """What is wrong with what wrong calls say; nothing is launched, so right ones still work afterwards."""
     with Iris("8MiB", device=device) as ctx:
         ops, size = ctx.ops, ctx.num_ranks
-        a, b, out = ctx.ones(6 * size, 4), ctx.ones(4, 6), ctx.zeros(6 * size, 6)
-        part = ctx.zeros(6, 6)
+        a, b, out, part = ctx.ones(6 * size, 4), ctx.ones(4, 6), ctx.zeros(6 * size, 6), ctx.zeros(6, 6)
         grad = torch.ones(4, 6, device=ctx.device, requires_grad=True)
-        double = [x.double() for x in (out, a, b)]
-        calls = {
-            "shape": lambda: ops.matmul_all_reduce(out[:5], a, b),
-            "inner": lambda: ops.matmul_all_reduce(out, a[:, :3], b),
-            "vector": lambda: ops.matmul_all_reduce(out, a[0], b),
-            "nothing": lambda: ops.matmul_all_reduce(out, a[:, :0], b[:0]),
-            "dtype": lambda: ops.matmul_all_reduce(out, a, b.half()),
-            "out dtype": lambda: ops.matmul_all_reduce(out.half(), a, b),
-            "double": lambda: ops.matmul_all_reduce(*double),
-            "integers": lambda: ops.matmul_all_reduce(out.int(), a.int(), b.int()),
-            "device": lambda: ops.matmul_all_reduce(out, a, torch.zeros(4, 6, device="meta")),
-            "no tensor": lambda: ops.matmul_all_reduce(out, a, [[1.0]]),
-            "bias": lambda: ops.matmul_all_reduce(out, a, b, ctx.zeros(5)),
-            "bias along rows": lambda: ops.matmul_all_reduce(out, a, b, ctx.zeros(6 * size)),
-            "bias dtype": lambda: ops.matmul_all_reduce(out, a, b, torch.zeros(6, dtype=torch.half, device=ctx.device)),
-            "overlap": lambda: ops.matmul_all_reduce(out, out[:, :4], b),
-            "shared memory": lambda: ops.matmul_all_reduce(out[:1].expand(6 * size, 6), a, b),
-            "gradients": lambda: ops.matmul_all_reduce(out, a, grad),
-            "config": lambda: ops.matmul_all_reduce(out, a, b, config=Config()),
-            "workspace": lambda: ops.matmul_all_reduce(out, a, b, workspace={}),
-            "algorithm": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(algorithm="magic")),
-            "ring": lambda: ops.matmul_all_reduce(out, a, b, config=FusedConfig(all_reduce_variant="ring")),
-            "unused": lambda: ops.matmul_all_reduce(
-                out, a, b, config=FusedConfig(algorithm="two_shot", num_fetch_sms=8)
-            ),
-            "block": lambda: ops.matmul_all_reduce(
-                out, a, b, config=FusedConfig(algorithm="two_shot", block_size_m=48)
-            ),
-            "indivisible": lambda: ops.matmul_reduce_scatter(part, a[:-1], b),
-            "scattered": lambda: ops.matmul_reduce_scatter(out, a, b),
-            "tiles": lambda: ops.matmul_reduce_scatter(part, a, b, layout="tiles"),
-            "layout": lambda: ops.matmul_reduce_scatter(part, a, b, layout="columns"),
-            "gathered": lambda: ops.all_gather_matmul(out, a[:6], b),
-            "dim": lambda: ops.all_gather_matmul(out, a[:6], b, gather_dim=2),
-            "gathered after": lambda: ops.matmul_all_gather(out, a[:6], b, gather_dim=1),
-            "fetchers": lambda: ops.all_gather_matmul(
-                out, a[:6], b, gather_dim=0, config=FusedConfig(algorithm="fetch", num_sms=2, num_fetch_sms=2)
-            ),
-            "gluon": lambda: ops.all_gather_matmul(out, a[:6], b, gather_dim=0, config=FusedConfig(use_gluon=True)),
-            "operation": lambda: ops.explain("matmul", out, a, b),
-        }
-        buffer = torch.zeros(64 * (6 * size + 1), device=ctx.device)
-        spread, column = buffer.as_strided((6 * size, 4), (64, 1)), buffer.as_strided((6 * size, 4), (64, 1), 8)
-        negated = torch.view_as_complex(torch.zeros(6 * size, 4, 2, device=ctx.device)).conj().imag
+        halves, f8, f8z = torch.zeros(6, dtype=torch.half), torch.float8_e4m3fn, torch.float8_e4m3fnuz
+        buffer, pairs = (torch.zeros(n, device=ctx.device) for n in (64 * (6 * size + 1), 48 * size))
+        spread, column = (buffer.as_strided((6 * size, 4), (64, 1), begin) for begin in (0, 8))
+        pairs = pairs.view(6 * size, 4, 2)
+        negated, plain = torch.view_as_complex(pairs).conj().imag, pairs[..., 1]
         assert negated.is_neg()
-        plain = torch.zeros(6 * size, 4, 2, device=ctx.device)[..., 1]
         assert plain.stride() == negated.stride()
+        reduce, scatter, before, after = (
+            functools.partial(getattr(ops, op), *tensors)
+            for op, *tensors in (
+                ("matmul_all_reduce", out), ("matmul_reduce_scatter", part), ("all_gather_matmul", out, a[:6], b),
+                ("matmul_all_gather", out, a[:6], b),
+            )
+        )  # fmt: skip
+        two_shot, of = functools.partial(FusedConfig, algorithm="two_shot"), FusedConfig
         ops.matmul_all_reduce(spread, column, b[:, :4])  # between each other's rows they share nothing
         ops.matmul_all_reduce(column, plain, b[:, :4])
-        calls |= {  # the same kinds of calls, which are known now
-            "gaps": lambda: ops.matmul_all_reduce(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4]),
-            "negated": lambda: ops.matmul_all_reduce(column, negated, b[:, :4]),
-            "families": lambda: ops.matmul_all_reduce(out, a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fnuz)),
-            "variant": lambda: ops.all_gather_matmul(
-                out, a[:6], b, gather_dim=0, config=FusedConfig(all_reduce_variant="ring")
-            ),
-            "fetchers of another": lambda: ops.matmul_reduce_scatter(
-                part, a, b, config=FusedConfig(algorithm="push", num_fetch_sms=1)
-            ),
-        }
-        for name, wrong in calls.items():
-            try:
-                wrong()
-                said[name] = "nothing"
-            except (IrisError, TypeError, ValueError, RuntimeError) as error:
-                said[name] = f"{type(error).__name__}: {error}"
-        ops.matmul_reduce_scatter(part, a, b)
+        reduce(a, b)
+        reduce(a, b, ctx.zeros(6))
+        wrong = unlike(
+            (r"ArgumentError: matmul_all_reduce: .* the output must be \(12, 6\)",
+             lambda: ops.matmul_all_reduce(out[:5], a, b)),
+            ("ArgumentError: .*as many columns as B has rows", lambda: reduce(a[:, :3], b)),
+            ("ArgumentError: .*A must be a matrix", lambda: reduce(a[0], b)),
+            ("ArgumentError: .*inner dimension is 0", lambda: reduce(a[:, :0], b[:0])),
+            ("ArgumentError: .*A has dtype float32, B float16", lambda: reduce(a, b.half())),
+            ("ArgumentError: .*the output has dtype float16", lambda: ops.matmul_all_reduce(out.half(), a, b)),
+            ("UnsupportedError: .*float64 are not multiplied",
+             lambda: ops.matmul_all_reduce(*(x.double() for x in (out, a, b)))),
+            ("UnsupportedError: .*int32 are not multiplied",
+             lambda: ops.matmul_all_reduce(*(x.int() for x in (out, a, b)))),
+            ("DeviceError", lambda: reduce(a, torch.zeros(4, 6, device="meta"))),
+            ("TypeError: .*B must be a torch tensor", lambda: reduce(a, [[1.0]])),
+            (r"ArgumentError: .*must be \(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
+            (r"ArgumentError: .*bias\[:, None\]", lambda: reduce(a, b, ctx.zeros(6 * size))),
+            ("ArgumentError: .*the bias has dtype float16", lambda: reduce(a, b, halves.to(ctx.device))),
+            ("ArgumentError: .*the output and A share memory", lambda: reduce(out[:, :4], b)),
+            ("ArgumentError: .*share memory", lambda: ops.matmul_all_reduce(out[:1].expand(6 * size, 6), a, b)),
+            ("ArgumentError: .*iris_core.nn, or call it under torch.no_grad", lambda: reduce(a, grad)),
+            ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
+            ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
+            ("ArgumentError: .*there is no algorithm 'magic'; there are unfused, two_shot, copy_engine",
+             lambda: reduce(a, b, config=of(algorithm="magic"))),
+            ("ArgumentError: .*no algorithm 'ring'", lambda: reduce(a, b, config=of(all_reduce_variant="ring"))),
+            ("UnsupportedError: .*no use for num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
+            ("UnsupportedError: .*block_size_m is 48", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
+            ("ArgumentError: .*must divide the 11 rows", lambda: scatter(a[:-1], b)),
+            (r"ArgumentError: .*must be \(6, 6\)", lambda: ops.matmul_reduce_scatter(out, a, b)),
+            (r'ArgumentError: .*with layout="tiles" the output must be \(12, 6\)',
+             lambda: scatter(a, b, layout="tiles")),
+            ("ArgumentError: .*layout must be one of torch, tiles", lambda: scatter(a, b, layout="columns")),
+            ("ArgumentError: .*they fit gather_dim=0", before),
+            ("ArgumentError: .*gather_dim must be 0", lambda: before(gather_dim=2)),
+            ("ArgumentError: .*they fit gather_dim=0", lambda: after(gather_dim=1)),
+            (".*num_sms must be the larger number",
+             lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
+            ("UnsupportedError: .*not written in Gluon", lambda: before(gather_dim=0, config=of(use_gluon=True))),
+            (".*'matmul' is no operation", lambda: ops.explain("matmul", out, a, b)),
+            # the same kinds of calls, which are known now
+            ("ArgumentError: .*the output and A share memory",
+             lambda: ops.matmul_all_reduce(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
+            (".*lazily negated", lambda: ops.matmul_all_reduce(column, negated, b[:, :4])),
+            ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
+            ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
+            ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
+            ("ArgumentError: .*names an algorithm of matmul_all_reduce",
+             lambda: before(gather_dim=0, config=of(all_reduce_variant="ring"))),
+            ("UnsupportedError: .*no use for num_fetch_sms",
+             lambda: scatter(a, b, config=of(algorithm="push", num_fetch_sms=1))),
+        )  # fmt: skip
+        scatter(a, b)
         ctx.barrier()
         assert part.unique().tolist() == [4.0 * size]
         with torch.no_grad():
-            ops.matmul_all_reduce(out, a, grad)
-        empty = ops.matmul_all_reduce(out[:0], a[:0], b)
-        assert empty.operation == ""
-        said["explain"] = str(ops.explain("all_gather_matmul", out, a[:6], b, gather_dim=0))
+            reduce(a, grad)
+        assert ops.matmul_all_reduce(out[:0], a[:0], b).operation == ""
+        said = str(ops.explain("all_gather_matmul", out, a[:6], b, gather_dim=0))
         ctx.barrier()
-    try:
-        ops.matmul_all_reduce(out, a, b)
-    except IrisError as error:
-        said["closed"] = f"{type(error).__name__}: {error}"
-    return said
+    return wrong + unlike(("HeapClosedError", lambda: reduce(a, b))), said
 
 
 def captured(device, cases, replays, backend="triton"):

@@ -1,7 +1,9 @@
 """Rank jobs of test_ulysses."""
 
+import functools
+
 import torch
-from jobs_nodes import refusal
+from jobs_ccl import unlike
 
 from iris_core import Iris
 from iris_core.nn import ulysses
@@ -38,13 +40,15 @@ def there_and_back(device, group, dims, dtype):
 
 
 def refused():
-    """What is refused, on both ranks, and a right call behind."""
+    """What is wrong with what is refused, on both ranks, and whether a right call behind is right."""
     with Iris("4MiB", device="cpu") as ctx:
         x, out = torch.ones(2, 4, 6), torch.empty(2, 8, 3)
-
-        def call(*tensors, scatter=2, gather=1):
-            return refusal(lambda: ctx.ops.ulysses(*tensors, scatter_dim=scatter, gather_dim=gather))
-
-        said = [call(out, x, scatter=1), call(out, x[:, :, :5]), call(out[:1], x), call(x, x, gather=0)]
+        call = functools.partial(ctx.ops.ulysses, scatter_dim=2, gather_dim=1)
+        wrong = unlike(
+            ("ArgumentError: .*must be two", lambda: call(out, x, scatter_dim=1)),
+            ("ArgumentError: .*2 ranks must divide", lambda: call(out, x[:, :, :5])),
+            (r"ArgumentError: .*the output must be \(2, 8, 3\)", lambda: call(out[:1], x)),
+            (r"ArgumentError: .*the output must be \(4, 4, 3\)", lambda: call(x, x, gather_dim=0)),
+        )
         ctx.ops.ulysses(out, x, scatter_dim=-1, gather_dim=-2)
-        return said, bool((out == 1).all())
+        return wrong, bool((out == 1).all())

@@ -91,13 +91,4 @@ def test_a_mistake_is_reported(pool, tmp_path, name, job, case, right, wrong):
 
 
 def test_what_is_refused(pool):
-    kinds = ["ArgumentError", "ArgumentError", "UnsupportedError", "RankMismatchError", "ArgumentError"]
-    kinds += ["RankMismatchError", "UnsupportedError", *["ArgumentError"] * 6, "HeapClosedError"]
-    for said in pool.run(jobs.refused, 2):
-        assert [kind for kind, _, _ in said] == kinds
-        texts = [text for _, _, text in said]
-        parts = {
-            0: "3 heads must be a multiple", 1: "not 24", 2: "not int32", 7: "v must be (1, 1, 5, 16)", 8: "with gaps",
-            9: "lengths must be (1,), int32", 10: "k must be (1, 4, 16)", 11: "pass gradients=True", 12: "gradients",
-        }  # fmt: skip
-        assert [number for number, part in parts.items() if part not in texts[number]] == []
+    assert pool.run(jobs.refused, 2) == [[]] * 2

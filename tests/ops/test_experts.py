@@ -3,44 +3,29 @@
 import jobs_experts as jobs
 import pytest
 
+exhaustive = pytest.mark.exhaustive
 # experts of a rank, choices, elements, most tokens, dtype, scales
-CASES = {
-    "one expert each": (1, 1, 32, 5, "float32", 0),
-    "more choices than experts of a rank": (2, 4, 1200, 9, "bfloat16", 0),
-    "8-bit floats with scales": (3, 2, 48, 30, "float8_e4m3fn", 3),
-}
+ONE, MANY, FP8 = (1, 1, 32, 5, "float32", 0), (2, 4, 1200, 9, "bfloat16", 0), (3, 2, 48, 30, "float8_e4m3fn", 3)
 
 
-@pytest.mark.parametrize(
-    ("case", "num_ranks", "group"),
-    [
-        ("one expert each", 2, None),
-        ("more choices than experts of a rank", 4, [3, 1, 0]),
-        ("8-bit floats with scales", 3, None),
-        *(pytest.param(case, 2, None, marks=pytest.mark.exhaustive) for case in list(CASES)[1:]),
-    ],
-)
+@pytest.mark.parametrize(("case", "num_ranks", "group"), [
+    (ONE, 2, None), (MANY, 4, [3, 1, 0]), (FP8, 3, None),
+    *(pytest.param(case, 2, None, marks=exhaustive) for case in (MANY, FP8)),
+])  # fmt: skip
 def test_tokens_reach_their_experts_and_come_back(pool, device, case, num_ranks, group):
-    assert pool.run(jobs.passes, num_ranks, device, group, CASES[case], 4) == [[]] * num_ranks
+    assert pool.run(jobs.passes, num_ranks, device, group, case, 4) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize(
-    ("case", "num_ranks", "group"),
-    [
-        ("more choices than experts of a rank", 2, None),
-        ("one expert each", 3, None),
-        ("more choices than experts of a rank", 4, [3, 1, 0]),
-        pytest.param("more choices than experts of a rank", 4, None, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize(("case", "num_ranks", "group"), [
+    (MANY, 2, None), (ONE, 3, None), (MANY, 4, [3, 1, 0]), pytest.param(MANY, 4, None, marks=exhaustive),
+])  # fmt: skip
 def test_gradients(pool, device, case, num_ranks, group):
-    assert pool.run(jobs.differentiates, num_ranks, device, group, CASES[case], 3) == [[]] * num_ranks
+    assert pool.run(jobs.differentiates, num_ranks, device, group, case, 3) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize(("num_ranks", "group", "gone"), [(3, None, (1,)), (4, [2, 0, 3, 1], (0, 3))])
 def test_members_that_are_gone(pool, device, num_ranks, group, gone):
-    case = CASES["more choices than experts of a rank"]
-    assert pool.run(jobs.passes, num_ranks, device, group, case, 6, gone) == [[]] * num_ranks
+    assert pool.run(jobs.passes, num_ranks, device, group, MANY, 6, gone) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -54,7 +39,7 @@ def test_programs_that_are_late(pool, tmp_path, num_ranks):
     assert pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=exhaustive)])
 def test_training_is_that_of_one_process(pool, device, num_ranks):
     for losses, error, text in pool.run(jobs.trains, num_ranks, device, 6):
         for ours, theirs in losses:
@@ -65,18 +50,7 @@ def test_training_is_that_of_one_process(pool, device, num_ranks):
 
 
 def test_what_is_refused(pool):
-    said = pool.run(jobs.refused, 2)
-    kinds = ["ArgumentError"] * 3 + ["UnsupportedError", "RankMismatchError", "UnsupportedError"]
-    kinds += ["ArgumentError"] * 10 + ["HeapClosedError"]
-    for each in said:
-        assert [kind for kind, _, _ in each] == kinds
-    texts = [text for _, _, text in said[0]]
-    for number, part in enumerate(["cannot divide 3 experts", "no multiple of 16 bytes", "make no layer", "not int32"]):
-        assert part in texts[number]
-    assert "x must be (2, 16), bfloat16" in texts[6]
-    parts = ["another call", "no other members", "not received yet", "weighted takes", "it is another's"]
-    parts.append("gradients need")
-    assert all(part in text for part, text in zip(parts, texts[10:], strict=False))
+    assert pool.run(jobs.refused, 2) == [[]] * 2
 
 
 @pytest.mark.multigpu

@@ -1,14 +1,11 @@
 """The algorithms for Hopper: by the executor on CPU ranks, on GPUs, and compiled."""
 
 import re
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import triton
+from cubins import resources
 from jobs_hopper import one_of_each, refused, run
 from jobs_sequences_ops import asynchronous, back_to_back, captured, in_groups
 from tables import table
@@ -29,23 +26,12 @@ END = (0, 1 << 40)  # timeout, status
 def test_operations(pool, num_ranks, device):
     if device == "cpu" and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
-    for wrong in pool.run(run, num_ranks, device, 1 if device == "cpu" else 2, timeout_s=300.0):
-        assert wrong == []
+    assert pool.run(run, num_ranks, device, 1 if device == "cpu" else 2, timeout_s=300.0) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_refused_calls(pool, num_ranks, device):
-    for said in pool.run(refused, num_ranks, device):
-        texts = {
-            "float32": "its core multiplies bfloat16 and float16, not float32",
-            "every other": "TMA needs dense rows, or columns, of B",
-            "expanded": "TMA needs dense rows, or columns, of B", "odd": "TMA needs dense rows, or columns, of B",
-            "rows": "a member's 24 rows must be a multiple of the 64 rows", "tiles": "it serves layout='torch' alone",
-            "block": "block_n 64, 128 or 256", "columns": "it serves gather_dim=0 alone",
-            "fetching": "it has no use for num_fetch_sms",
-        }  # fmt: skip
-        assert said.keys() == texts.keys()
-        assert {name: said[name] for name, text in texts.items() if text not in said[name]} == {}
+    assert pool.run(refused, num_ranks, device) == [[]] * num_ranks
 
 
 # -- many calls -------------------------------------------------------------------------------------------------------
@@ -76,8 +62,7 @@ def test_replays_with_changing_data(pool, num_ranks):
 @pytest.mark.parametrize("num_ranks", [2])
 def test_asynchronous_calls(pool, num_ranks, device):
     cases = [case for case in one_of_each(device == "cpu") if device != "cpu" or case.op == "all_gather_matmul"]
-    for wrong in pool.run(asynchronous, num_ranks, device, cases, GLUON):
-        assert wrong == []
+    assert pool.run(asynchronous, num_ranks, device, cases, GLUON) == [[]] * num_ranks
 
 
 @pytest.mark.multigpu
@@ -97,17 +82,6 @@ KERNELS = {
     "gather": (gather_product, (BF16, BF16, BF16, BF16, BF16, I32, 1, 1, 8192, 4096, 8192, 8192, 1, 1024, 32, 64, *END),
                {"BIAS": "columns"}),
 }  # fmt: skip
-
-
-def resources(compiled):
-    """What the assembler says about a kernel: registers of a thread, bytes that did not fit into them."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "LOCAL"))
-    return registers, stack + local
 
 
 _OF_A_QUARTER = 512 * 32
@@ -171,83 +145,71 @@ def test_assembly(name, config, turned):
 
 
 # -- what `iris tune` measures ----------------------------------------------------------------------------------------
-SHAPES = {  # shapes of A and of the output, on one of 8 ranks; B is K x N
-    "matmul_reduce_scatter": ((8192, 3584), (1024, 8192)),
-    "matmul_all_gather": ((8192, 3584), (8192, 65536)),
-    "all_gather_matmul": ((1024, 3584), (8192, 8192)),
-}
+GATHERS, SCATTERS = "all_gather_matmul", "matmul_reduce_scatter"
+OPS = (SCATTERS, "matmul_all_gather", GATHERS)
 
 
-@pytest.mark.parametrize("op", SHAPES)
+@pytest.fixture(autouse=True)
+def copies(monkeypatch):
+    """Let all devices have copies."""
+    monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
+
+
+def asked(op, m, n, k, config=None):
+    """What a rank of 8 asks for of M rows and its own part of a weight, of K x N."""
+    dim, out = {GATHERS: ({"gather_dim": 0}, (m, n)), SCATTERS: ({}, (m // 8, n))}.get(
+        op, ({"gather_dim": 1}, (m, 8 * n))
+    )
+    return FusedRequest(
+        op=op, m=m, n=n, k=k, dtype="bfloat16", out_dtype="bfloat16", nbytes=m * (k if op == GATHERS else n) * 2,
+        rank=0, members=tuple(range(8)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(k, 1),
+        b_stride=(n, 1), out_stride=(out[1], 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True,
+        aligned=(True,) * 4, options={"layout": "torch", "bias": "none", "config": config or {}, "tf32": False, **dim},
+    )  # fmt: skip
+
+
+def serving(op):
+    """The algorithms of an operation."""
+    return [each for each in operations() if each.op == op]
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_launches_that_are_worth_measuring(op):
     """The own choice, then others that it can make, none of them twice."""
-    a, out = SHAPES[op]
-    more = {"all_gather_matmul": {"gather_dim": 0}, "matmul_all_gather": {"gather_dim": 1}}.get(op, {})
-
-    def asked(config):
-        options = {"layout": "torch", "bias": "none", "config": config, "tf32": False, **more}
-        return FusedRequest(
-            op=op, m=8192, n=8192, k=3584, dtype="bfloat16", out_dtype="bfloat16", nbytes=8192 * 8192 * 2, rank=0,
-            members=tuple(range(8)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(a[1], 1),
-            b_stride=(8192, 1), out_stride=(out[1], 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True,
-            aligned=(True, True, True, True), options=options,
-        )  # fmt: skip
-
-    for algorithm in (each for each in operations() if each.op == op and each.supports(asked({}))):
-        offered = algorithm.tunings(asked({}))
+    for algorithm in serving(op):
+        request = asked(op, 8192, 8192, 3584)
+        assert algorithm.supports(request)
+        offered = algorithm.tunings(request)
         assert offered[0] == {}
         assert len(offered) >= 4
-        assert all(algorithm.supports(asked(config)) for config in offered)
-        cores = [algorithm._gemm(asked(config), 132) for config in offered]
+        requests = [asked(op, 8192, 8192, 3584, config) for config in offered]
+        assert all(algorithm.supports(each) for each in requests)
+        cores = [algorithm._gemm(each, 132) for each in requests]
         launches = {(core, tuple(sorted(config.items()))) for core, config in zip(cores, offered, strict=True)}
         assert len(launches) == len(offered)
         assert len(set(cores)) >= 2
 
 
-def asked_of_layer(op, m, n, k, size, config=None):
-    """What a rank asks for of M rows and a weight of N x K."""
-    gathers = op == "all_gather_matmul"
-    n, k = (n // size, k) if gathers else (k, n // size)
-    out = (m // size if op == "matmul_reduce_scatter" else m, n)
-    options = {"layout": "torch", "bias": "none", "config": config or {}, "tf32": False}
-    return FusedRequest(
-        op=op, m=m, n=n, k=k, dtype="bfloat16", out_dtype="bfloat16", nbytes=m * (k if gathers else n) * 2, rank=0,
-        members=tuple(range(size)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(k, 1), b_stride=(n, 1),
-        out_stride=(n, 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True, aligned=(True,) * 4,
-        options={**options, "gather_dim": 0} if gathers else options,
-    )  # fmt: skip
-
-
-def serving(op):
-    return [each for each in operations() if each.op == op]
-
-
-@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
-def test_members_that_own_64_rows(op, monkeypatch):
+@pytest.mark.parametrize(("op", "n", "k"), [(GATHERS, 3584, 8192), (SCATTERS, 8192, 3584)])
+def test_members_that_own_64_rows(op, n, k):
     """512 rows of 8 ranks: without a config, and with every launch that is worth measuring."""
-    monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
-        request = asked_of_layer(op, 512, 28672, 8192, 8)
+        request = asked(op, 512, n, k)
         assert algorithm.supports(request)
         assert algorithm._gemm(request, 132).block_m == 64
-        assert {128, 256} == {
-            algorithm._gemm(asked_of_layer(op, 512, 28672, 8192, 8, config), 132).block_n
-            for config in algorithm.tunings(request)
-        }
-        refused = algorithm.supports(asked_of_layer(op, 512, 28672, 8192, 8, {"block_size_m": 128}))
+        launches = [algorithm._gemm(asked(op, 512, n, k, config), 132) for config in algorithm.tunings(request)]
+        assert {each.block_n for each in launches} == {128, 256}
+        refused = algorithm.supports(asked(op, 512, n, k, {"block_size_m": 128}))
         assert "a member's 64 rows must be a multiple of the 128 rows" in refused.reason
 
 
 @table("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])
-@table("op", SHAPES)
-def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
+@table("op", [GATHERS, SCATTERS])
+def test_configs_do_not_depend_on_processors(op, config):
     """What `supports` accepts, `prepare` can launch, on devices of any size, whatever the shape."""
-    monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
     for algorithm in serving(op):
-        for m, n in ((8192, 8192), (66 * 128, 384 * 8), (2048, 4096)):
-            request = asked_of_layer(op, m, n, 4096, 8, config) if op != "matmul_all_gather" else None
-            if request is None:
-                continue
+        for m, n in ((8192, 1024), (66 * 128, 384), (2048, 512)):
+            request = asked(op, m, *((n, 4096) if op == GATHERS else (4096, n)), config)
             works = bool(algorithm.supports(request)) or "rows must be a multiple" in algorithm.supports(request).reason
             for processors in (1, 116, 132):
                 if works:
@@ -257,12 +219,9 @@ def test_configs_do_not_depend_on_processors(op, config, monkeypatch):
                         algorithm._gemm(request, processors)
 
 
-@pytest.mark.parametrize(
-    ("m", "runs"), [(8192, True), (2048, False)], ids=["in runs", "in turn"]
-)  # fmt: skip
+@pytest.mark.parametrize(("m", "runs"), [(8192, True), (2048, False)], ids=["in runs", "in turn"])
 def test_both_orders_of_owners_are_measured(m, runs):
     """By default the one that was faster where both were measured, and the other one is offered."""
-    for algorithm in serving("matmul_reduce_scatter"):
-        request = asked_of_layer("matmul_reduce_scatter", m, 28672, 8192, 8)
-        chunks = {config.get("chunk_size") for config in algorithm.tunings(request)} - {None}
+    for algorithm in serving(SCATTERS):
+        chunks = {config.get("chunk_size") for config in algorithm.tunings(asked(SCATTERS, m, 8192, 3584))} - {None}
         assert chunks == {1} if runs else min(chunks) > 100_000

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from jobs_nn import frozen, in_a_group, indivisible, of_a_layer, refused_by_one, train
+from jobs_nn import frozen, indivisible, of_a_layer, refused_by_one, train
 from rank_counts import rank_counts
+from tables import table
 
 from iris_core import Iris
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -41,7 +42,7 @@ def test_training_by_fused_kernels_in_bfloat16(pool, num_ranks, device, form, al
 
 @pytest.mark.parametrize("num_ranks", [3])
 def test_training_in_a_group(pool, num_ranks, device):
-    results = pool.run(in_a_group, num_ranks, device)
+    results = pool.run(train, num_ranks, device, "sequence", torch.float32, 2, None, [0, 2])
     assert results[1] is None
     check([results[0], results[2]], 1e-4)
 
@@ -66,33 +67,32 @@ def test_frozen(pool, num_ranks, device):
         assert said == [True] * len(said)
 
 
-def test_wrong_shapes():
+ONES = torch.ones
+FIVE = ONES(5, 4)
+
+
+@table(("call", "text"), [
+    (lambda ctx: linear(ctx, ONES(2, 3), FIVE), "x must have 4 features"),
+    (lambda ctx: linear(ctx, ONES(2, 4), FIVE, ONES(4)), r"bias must be \(5,\)"),
+    (lambda ctx: linear(ctx, ONES(2, 4), ONES(4)), "weight must be a matrix"),
+    (lambda ctx: linear_reduce_scatter(ctx, ONES(4), FIVE), "first dimension is divided"),
+    (lambda ctx: all_gather_linear(ctx, ONES(4), FIVE), "first dimension is divided"),
+    (lambda ctx: ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True),
+     "gather_output cannot be had"),
+    (lambda ctx: ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused")), "nothing is fused"),
+    (lambda ctx: RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(ONES(2, 3)), "must have all 4 features"),
+    (lambda ctx: linear(ctx, ONES(2, 4), FIVE.bfloat16()),
+     "x has torch.float32, weight has torch.bfloat16; they must have one"),
+    (lambda ctx: linear(ctx, ONES(2, 4).double(), FIVE.double()), "torch.float64 is not supported"),
+    *((lambda ctx, whole=whole: RowParallelLinear(ctx, 4, 5).load_whole(ONES(whole)),
+       r"the whole weight is \(5, 4\), not") for whole in ((1, 4), (6, 4), (4, 5))),
+    (lambda ctx: ColumnParallelLinear(ctx, 4, 6).load_whole(ONES(6, 4), ONES(1)),
+     r"the whole bias is \(6,\), not \(1,\)"),
+])  # fmt: skip
+def test_wrong_shapes(call, text):
     with Iris("1MiB", device="cpu") as ctx:
-        with pytest.raises(ArgumentError, match="x must have 4 features"):
-            linear(ctx, torch.ones(2, 3), torch.ones(5, 4))
-        with pytest.raises(ArgumentError, match=r"bias must be \(5,\)"):
-            linear(ctx, torch.ones(2, 4), torch.ones(5, 4), torch.ones(4))
-        with pytest.raises(ArgumentError, match="weight must be a matrix"):
-            linear(ctx, torch.ones(2, 4), torch.ones(4))
-        with pytest.raises(ArgumentError, match="first dimension is divided"):
-            linear_reduce_scatter(ctx, torch.ones(4), torch.ones(5, 4))
-        with pytest.raises(ArgumentError, match="first dimension is divided"):
-            all_gather_linear(ctx, torch.ones(4), torch.ones(5, 4))
-        with pytest.raises(ArgumentError, match="gather_output cannot be had"):
-            ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True)
-        with pytest.raises(ArgumentError, match="nothing is fused"):
-            ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused"))
-        with pytest.raises(ArgumentError, match="must have all 4 features"):
-            RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(torch.ones(2, 3))
-        with pytest.raises(ArgumentError, match=r"x has torch.float32, weight has torch.bfloat16; they must have one"):
-            linear(ctx, torch.ones(2, 4), torch.ones(5, 4, dtype=torch.bfloat16))
-        with pytest.raises(UnsupportedError, match=r"torch.float64 is not supported"):
-            linear(ctx, torch.ones(2, 4).double(), torch.ones(5, 4).double())
-        for whole in ((1, 4), (6, 4), (4, 5)):
-            with pytest.raises(ArgumentError, match=r"the whole weight is \(5, 4\), not"):
-                RowParallelLinear(ctx, 4, 5).load_whole(torch.ones(whole))
-        with pytest.raises(ArgumentError, match=r"the whole bias is \(6,\), not \(1,\)"):
-            ColumnParallelLinear(ctx, 4, 6).load_whole(torch.ones(6, 4), torch.ones(1))
+        with pytest.raises(UnsupportedError if "not supported" in text else ArgumentError, match=text):
+            call(ctx)
         assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
 
 
@@ -103,7 +103,8 @@ def test_what_a_layer_refuses_on_one_rank_it_refuses_on_all(pool, num_ranks, dev
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_features_that_cannot_be_divided(pool, num_ranks, device):
-    for said in pool.run(indivisible, num_ranks, device):
-        assert [text.partition(": ")[0] for text in said] == ["ColumnParallelLinear", "RowParallelLinear"]
-        assert "cannot divide out_features=5" in said[0]
-        assert "cannot divide in_features=5" in said[1]
+    for column, row in pool.run(indivisible, num_ranks, device):
+        assert column.startswith("ArgumentError: ColumnParallelLinear: ")
+        assert "cannot divide out_features=5" in column
+        assert row.startswith("ArgumentError: RowParallelLinear: ")
+        assert "cannot divide in_features=5" in row

@@ -5,22 +5,29 @@ from jobs_ops import float32_precisions, rare_kinds, run_cases
 from ops_cases import all_cases, die_cases, dtype_cases, layout_cases, piece_cases, place_cases, shape_cases, thinned
 from rank_counts import rank_counts
 
+CALLS = {  # numbers of ranks, how many on the CPU, turns there
+    "all": (rank_counts(4, seldom=[8]), 2, 1), "shapes": (rank_counts(1, 3, seldom=[2]), 1, 1),
+    "dtypes": ([1, 2], 2, 2), "places": ([2], 2, 1), "layout": (rank_counts(3, seldom=[2]), 1, 2),
+    "pieces": (rank_counts(3, seldom=[2]), 1, 2), "dies": ([2], 1, 1),
+}  # fmt: skip
+MAKE = {
+    "all": all_cases, "shapes": shape_cases, "dtypes": dtype_cases, "places": place_cases, "layout": layout_cases,
+    "pieces": piece_cases, "dies": die_cases,
+}  # fmt: skip
 
-def check(pool, num_ranks, device, cases, turns=2):
-    """Call all of them, with data that is exact, and again with any data."""
-    cases = list(cases)
-    if device == "cpu" and num_ranks > 2:  # more ranks than processors, here and there
-        cases = thinned(cases, num_ranks)
-    for wrong in pool.run(run_cases, num_ranks, device, cases, turns, timeout_s=500.0):
-        assert wrong == []
 
-
-@pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[8]))
-def test_everything_on_many_ranks(pool, some, num_ranks, device):
-    cases = list(all_cases(num_ranks))
+@pytest.mark.parametrize(("what", "num_ranks"), [
+    pytest.param(what, *getattr(count, "values", [count]), marks=getattr(count, "marks", ()))
+    for what, (counts, *_) in CALLS.items() for count in counts
+])  # fmt: skip
+def test_results(pool, some, what, num_ranks, device):
+    """With data that is exact, and again with any data."""
+    cases, (_, every, turns) = list(MAKE[what](num_ranks)), CALLS[what]
     if device == "cpu":
-        cases = some(thinned(cases, num_ranks), 2)
-    check(pool, num_ranks, device, cases, 1 if device == "cpu" else 2)
+        cases = thinned(cases, num_ranks) if num_ranks > 2 else cases  # more ranks than processors, here and there
+        cases = some(cases, every)
+    for wrong in pool.run(run_cases, num_ranks, device, cases, turns if device == "cpu" else 2, timeout_s=500.0):
+        assert wrong == []
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -28,38 +35,6 @@ def test_kinds_that_some_members_have_forgotten(pool, num_ranks, device):
     for most, wrong in pool.run(rare_kinds, num_ranks, device):
         assert most <= 8
         assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2]))
-def test_shapes(pool, num_ranks, device):
-    check(pool, num_ranks, device, shape_cases(num_ranks), 1 if device == "cpu" else 2)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_dtypes(pool, some, num_ranks, device):
-    cases = list(dtype_cases(num_ranks))
-    check(pool, num_ranks, device, some(cases, 2) if device == "cpu" else cases)
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_places(pool, some, num_ranks, device):
-    cases = list(place_cases(num_ranks))
-    check(pool, num_ranks, device, some(cases, 2) if device == "cpu" else cases, 1 if device == "cpu" else 2)
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_layout_of_tiles(pool, num_ranks, device):
-    check(pool, num_ranks, device, layout_cases(num_ranks))
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_products_in_pieces(pool, num_ranks, device):
-    check(pool, num_ranks, device, piece_cases(num_ranks))
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_tiles_of_several_dies(pool, num_ranks, device):
-    check(pool, num_ranks, device, die_cases(num_ranks), 1 if device == "cpu" else 2)
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -12,7 +12,6 @@ CASES = {
     "hopper on CPU ranks": lambda: jobs_hopper.cases(True),
     "hopper": lambda: [case for case in jobs_hopper.cases(False) if case.bias == "columns"][:2],
 }
-SOME = [pytest.param(each, marks=pytest.mark.exhaustive) if each == "hopper" else each for each in CASES]
 RANK, SIZE = 1, 2
 
 
@@ -25,46 +24,38 @@ def output(case, turn):
     return got
 
 
-def without_bias(case, rank, size, which, turn):
-    values = operand(case, rank, size, which, turn)
-    return values if values is None or which != 2 else torch.zeros_like(values)
+def mistaken(mistake):
+    """What operands are where one thing is forgotten."""
+
+    def changed(case, rank, size, which, turn):
+        values = operand(case, rank, size, which, turn)
+        if which == 2 and values is not None and mistake == "no bias":
+            return torch.zeros_like(values)
+        if which == 0 and rank == RANK:
+            values = values.double()
+            if mistake == "a block of columns":
+                values[:, -16:] = 0
+            elif mistake == "swapped rows":
+                values[-2:] = values[-2:].flip(0)
+        return values
+
+    return changed
 
 
-def without_a_block_of_columns(case, rank, size, which, turn):
-    values = operand(case, rank, size, which, turn)
-    if which == 0 and rank == RANK:
-        values = values.double()
-        values[:, -16:] = 0
-    return values
-
-
-def with_swapped_rows(case, rank, size, which, turn):
-    values = operand(case, rank, size, which, turn)
-    if which == 0 and rank == RANK and values.shape[0] > 1:
-        values = values.double()
-        values[-2:] = values[-2:].flip(0)
-    return values
-
-
-@pytest.mark.parametrize("which", SOME)
-def test_right_results_are_right(which):
+@table("which", [pytest.param(each, marks=pytest.mark.exhaustive) if each == "hopper" else each for each in CASES])
+def test_right_results_are_right_and_mistakes_are_seen(monkeypatch, which):
+    seen = set()
     for case in CASES[which]():
-        for turn in range(2):
-            assert wrong_elements(case, output(case, turn), RANK, SIZE, turn) == [], case
-
-
-@table("mistake", [without_bias, without_a_block_of_columns, with_swapped_rows])
-@table("which", SOME)
-def test_mistakes_are_seen(monkeypatch, which, mistake):
-    seen = 0
-    for case in CASES[which]():
-        if (mistake is without_bias and not case.bias) or case.shape[0] == 1 or min(case.shape) < 3:
-            continue
-        right = output(case, 0)
-        with monkeypatch.context() as patch:
-            patch.setattr(ops_cases, "operand", mistake)
-            got = output(case, 0)
-        if case.layout != "tiles" or not torch.equal(got, right):  # of the tiles, others may be this rank's
-            assert wrong_elements(case, got, RANK, SIZE, 0) != [], case
-            seen += 1
-    assert seen
+        rights = [output(case, turn) for turn in range(2)]
+        for turn, right in enumerate(rights):
+            assert wrong_elements(case, right, RANK, SIZE, turn) == [], case
+        for mistake in ("no bias", "a block of columns", "swapped rows"):
+            if (mistake == "no bias" and not case.bias) or case.shape[0] == 1 or min(case.shape) < 3:
+                continue
+            with monkeypatch.context() as patch:
+                patch.setattr(ops_cases, "operand", mistaken(mistake))
+                got = output(case, 0)
+            if case.layout != "tiles" or not torch.equal(got, rights[0]):  # of the tiles, others may be this rank's
+                assert wrong_elements(case, got, RANK, SIZE, 0) != [], case
+                seen.add(mistake)
+    assert len(seen) == 3

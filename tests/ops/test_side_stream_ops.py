@@ -12,29 +12,21 @@ from iris_triton.gemm.parts.shards import Shards, Side
 
 
 class Stream:
-    """Writes down what happens on it."""
+    """Writes down for which event or stream it waits."""
 
-    device = "cuda:0"
-    cuda_stream = 7
+    device, cuda_stream = "cuda:0", 7
 
     def __init__(self, name, log):
-        self.name, self._log = name, log
-
-    def wait_event(self, event):
-        self._log.append((self.name, "waits for", event.name))
-
-    def wait_stream(self, stream):
-        self._log.append((self.name, "waits for", stream.name))
+        self.name = name
+        self.wait_event = self.wait_stream = lambda other: log.append((name, "waits for", other.name))
 
 
 class Event:
     """Writes down where it is recorded."""
 
     def __init__(self, name, log):
-        self.name, self._log = name, log
-
-    def record(self, stream):
-        self._log.append((stream.name, "records", self.name))
+        self.name = name
+        self.record = lambda stream: log.append((stream.name, "records", name))
 
 
 @pytest.fixture
@@ -55,15 +47,13 @@ def streams(monkeypatch):
     return log, main, side
 
 
-class Kernel:
+def kernel(log, what):
     """A kernel that writes down on which stream it is launched, and what with."""
 
-    def __init__(self, log, what):
-        self._log, self._what = log, what
+    def launch(stream, *tensors):
+        log.append(((stream or torch.cuda.current_stream()).name, what, len(tensors)))
 
-    def __call__(self, stream, *tensors):
-        name = torch.cuda.current_stream().name if stream is None else stream.name
-        self._log.append((name, self._what, len(tensors)))
+    return launch
 
 
 @pytest.fixture
@@ -96,7 +86,7 @@ def side_of(streams):
         assert (value, flags, stream) == (1, 0, RAW)
         log.append(("side", "writes", address))
 
-    return Side(Kernel(log, "waits for all"), copy, write, int, side, RAW, Event("ready", log))
+    return Side(kernel(log, "waits for all"), copy, write, int, side, RAW, Event("ready", log))
 
 
 def shards_of(streams, matrix):
@@ -120,18 +110,12 @@ def test_products_begin_when_their_rows_are_there(streams, multiplied):
     a, b, bias = operands()
     others = [torch.randn(4, 3), torch.randn(4, 3)]
     matrix, out = torch.cat([torch.zeros(4, 3), *others]), torch.zeros(12, 5)
-    order = [(0, None), *((member, Kernel(log, f"waits for {member}")) for member in (1, 2))]
+    order = [(0, None), *((member, kernel(log, f"waits for {member}")) for member in (1, 2))]
     multiply_shards(shards_of(streams, matrix), order, False)(None, out, a, b, bias)
     assert log == [
-        *BEGIN,
-        *PUSHES,
-        ("main", "multiplies", 0),
-        ("main", "waits for 1", 0),
-        ("main", "multiplies", 4),
-        ("main", "waits for 2", 0),
-        ("main", "multiplies", 8),
-        ("main", "waits for", "side"),
-    ]
+        *BEGIN, *PUSHES, ("main", "multiplies", 0), ("main", "waits for 1", 0), ("main", "multiplies", 4),
+        ("main", "waits for 2", 0), ("main", "multiplies", 8), ("main", "waits for", "side"),
+    ]  # fmt: skip
     torch.testing.assert_close(out, torch.cat([a, *others]) @ b + bias)
 
 
@@ -139,7 +123,7 @@ def test_words_are_written_before_the_product_that_waits_for_them_is_launched(st
     log, *_ = streams
     a, b, _ = operands()
     matrix, out = torch.zeros(12, 3), torch.zeros(12, 5)
-    beside_copies(shards_of(streams, matrix), Kernel(log, "multiplies"))(None, out, a, b)
+    beside_copies(shards_of(streams, matrix), kernel(log, "multiplies"))(None, out, a, b)
     assert log == [*BEGIN, *PUSHES, ("main", "multiplies", 3), ("main", "waits for", "side")]
 
 
@@ -159,22 +143,11 @@ def test_products_are_carried_beside_the_next_one(streams, multiplied):
     product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
     carried = [(4, 8, product[4:8], 11, 1, Event("of 1", log)), (8, 12, product[8:], 12, 2, Event("of 2", log))]
     side = side_of(streams)
-    carry_products(side, carried, (0, slots[0]), Kernel(log, "adds"), True, False)(None, out, a, b)
+    carry_products(side, carried, (0, slots[0]), kernel(log, "adds"), True, False)(None, out, a, b)
     assert log == [
-        ("main", "records", "ready"),
-        ("side", "waits for", "ready"),
-        ("side", "waits for all", 0),
-        ("main", "multiplies", 4),
-        ("main", "records", "of 1"),
-        ("side", "waits for", "of 1"),
-        ("side", "copies", (11, 1)),
-        ("main", "multiplies", 8),
-        ("main", "records", "of 2"),
-        ("side", "waits for", "of 2"),
-        ("side", "copies", (12, 2)),
-        ("main", "multiplies", 0),
-        ("side", "waits for all", 0),
-        ("main", "waits for", "side"),
-        ("main", "adds", 1),
-    ]
+        *BEGIN, ("side", "waits for all", 0), ("main", "multiplies", 4), ("main", "records", "of 1"),
+        ("side", "waits for", "of 1"), ("side", "copies", (11, 1)), ("main", "multiplies", 8),
+        ("main", "records", "of 2"), ("side", "waits for", "of 2"), ("side", "copies", (12, 2)),
+        ("main", "multiplies", 0), ("side", "waits for all", 0), ("main", "waits for", "side"), ("main", "adds", 1),
+    ]  # fmt: skip
     torch.testing.assert_close(torch.cat([slots[0], product[4:]]), a @ b)

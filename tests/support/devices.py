@@ -1,0 +1,21 @@
+"""Fixtures of tests that are the same on CPU ranks and on GPUs; a folder's conftest imports what it needs."""
+
+import pytest
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
+def device(request):
+    """Where the ranks compute; on GPUs, the test's `num_ranks` decides about its tier."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def probed(request):
+    """Skip what leans on a fact about this machine's memory that was not probed; asked on a rank, as CUDA is there."""
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    if params.get("device") == "cuda" and "ll128" in params.get("encodings", (params.get("encoding"),)):
+        from jobs_fast import unprobed
+
+        reason = request.getfixturevalue("pool").run(unprobed, 1, "cuda", ["ll128"])[0]
+        if reason:
+            pytest.skip(reason)
