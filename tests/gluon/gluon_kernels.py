@@ -72,10 +72,13 @@ def note(notes, what):
     notes.seen.append(what)
 
 
-def said_by_the_compiler(kernel, *args):
-    """What the compiler says when it refuses a kernel, with all causes; "" if it does not."""
+def said_by_the_compiler(kernel, *args, **named):
+    """What the compiler says when it refuses a kernel, with all causes; "" if it does not.
+
+    Instead of a kernel, a function that compiles one.
+    """
     try:
-        compile_for(kernel, args)
+        compile_for(kernel, args, named) if isinstance(kernel, JITFunction) else kernel(*args, **named)
     except (triton.CompilationError, RuntimeError) as refusal:
         error, texts = refusal, []
         while error is not None:
