@@ -11,8 +11,9 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat, blocked_layout, default_layout, warp_size
-from iris_triton import interpreter
+from iris_triton.language.blocks import lanes
 from iris_triton.testing.compile_only import compile_for
+from iris_triton.testing.languages import in_gluon
 
 LAYOUT = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
 OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
@@ -107,8 +108,8 @@ def test_a_layout_must_fit_the_launch_and_the_others():
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [32], [4], [0]), BLOCK=128, num_warps=8)
     with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
-    for lanes in (32, 64):
-        mixed_lanes[(1,)](lanes, lanes)
+    for each in (32, 64):
+        mixed_lanes[(1,)](each, each)
     with pytest.raises(ValueError, match="32 threads per warp, but the module specifies 64"):
         mixed_lanes[(1,)](64, 32)
     with pytest.raises(UnsupportedError, match="num_ctas must be 1, not 2"):
@@ -188,51 +189,7 @@ def test_blocks_that_get_a_layout(what):
     assert compile_for(without_layout, (torch.float32, what))
 
 
-# -- control flow, constants, aggregates ------------------------------------------------------------------------------
-@_compat.aggregate
-class Span:
-    start: gl.tensor
-    length: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, start, length):
-        self.start = start
-        self.length = gl.constexpr(length)
-
-    @gluon.jit
-    def places(self):
-        return self.start + gl.arange(0, self.length, layout=default_layout([self.length]))
-
-    @gluon.jit
-    def fill(self, x, value):
-        gl.store(x + self.places(), value)
-
-
-@gluon.jit
-def fill_spans(x, n, LENGTH: gl.constexpr):
-    for k in range(n):
-        span = Span(k * LENGTH, LENGTH)
-        if k % 2 == 0:
-            span.fill(x, k)
-    total = 0
-    for k in gl.static_range(3):
-        total += k
-    gl.static_assert(LENGTH > 4, "too short")
-    gl.store(x + 1, total)
-
-
-def test_aggregates_loops_and_branches():
-    x = torch.full((64,), -1, dtype=torch.int32)
-    fill_spans[(1,)](x, 4, LENGTH=16)
-    expected = torch.tensor([0, -1, 2, -1]).repeat_interleave(16).int()
-    expected[1] = 3
-    assert torch.equal(x, expected)
-    with pytest.raises(AssertionError, match="too short"):
-        fill_spans[(1,)](x, 4, LENGTH=4)
-    with pytest.raises(interpreter.OutOfBoundsError, match="lane 4"):
-        fill_spans[(1,)](torch.zeros(36), 4, LENGTH=16)
-
-
+# -- beside Triton ----------------------------------------------------------------------------------------------------
 @triton.jit
 def add_one(x, offsets):
     return tl.load(x + offsets) + 1
@@ -259,17 +216,9 @@ def test_device_functions_of_triton_may_be_called():
     assert torch.equal(out, x + 2)
 
 
-@gluon.jit
-def numbers(x, out, dtype: gl.constexpr):
-    i = gl.arange(0, 64, layout=default_layout([64]))
-    value = gl.load(x + i).to(dtype)
-    result = value * value - value / 3 + gl.maximum(value, 1) + gl.exp(gl.cast(value, gl.float32)).to(dtype)
-    gl.store(out + i, result)
-
-
 @triton.jit
-def numbers_in_triton(x, out, dtype: tl.constexpr):
-    i = tl.arange(0, 64)
+def numbers(x, out, dtype: tl.constexpr):
+    i = lanes(64)
     value = tl.load(x + i).to(dtype)
     result = value * value - value / 3 + tl.maximum(value, 1) + tl.exp(tl.cast(value, tl.float32)).to(dtype)
     tl.store(out + i, result)
@@ -278,26 +227,9 @@ def numbers_in_triton(x, out, dtype: tl.constexpr):
 @table("dtype, element", [(torch.float32, tl.float32), (torch.float16, tl.float16), (torch.bfloat16, tl.bfloat16)])
 def test_arithmetic_is_that_of_the_triton_dialect(dtype, element):
     x, out, expected = torch.randn(64), torch.zeros(64, dtype=dtype), torch.zeros(64, dtype=dtype)
-    numbers[(1,)](x, out, element)
-    numbers_in_triton[(1,)](x, expected, element)
+    in_gluon(numbers)[(1,)](x, out, element)
+    numbers[(1,)](x, expected, element)
     assert torch.equal(out, expected)
-
-
-@gluon.jit
-def ping_pong(flags, out, rounds):
-    """Two programs hand a counter to and fro."""
-    me = gl.program_id(0)
-    for _ in range(rounds):
-        while gl.atomic_cas(flags + me, 1, 0, sem="acquire", scope="gpu") != 1:
-            pass
-        gl.store(out, gl.load(out) + 1)
-        gl.atomic_xchg(flags + 1 - me, 1, sem="release", scope="gpu")
-
-
-def test_programs_wait_for_each_other():
-    flags, out = torch.tensor([1, 0], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    ping_pong[(2,)](flags, out, 10)
-    assert out.item() == 20
 
 
 # -- layouts that fit -------------------------------------------------------------------------------------------------
