@@ -111,7 +111,7 @@ def test_every_exported_name_can_be_had():
 def test_iris_opens_a_context_with_this_backend():
     with iris.iris(1 << 20, allocator_type="host", engines=None) as ctx:
         assert isinstance(ctx, iris.Iris)
-        assert (ctx.heap_size, ctx.num_ranks) == (1 << 20, 1)
+        assert (ctx.heap_size, ctx.num_ranks, ctx.get_num_ranks()) == (1 << 20, 1, 1)
         assert isinstance(ctx.backend, TritonBackend)
     with pytest.raises(PluginNotFoundError, match="no_such_allocator"):
         iris.iris(1 << 20, allocator_type="no_such_allocator")
