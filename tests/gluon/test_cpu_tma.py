@@ -65,8 +65,9 @@ def test_padding_with_nan(dtype):
 def test_strides_and_three_dimensions():
     whole, out = torch.randn(64, 128), torch.zeros(32, 32)
     part = whole[8:40, 64:96]
-    copy_box[(1,)](describe(part, [32, 32]), describe(out, [32, 32]), (0, 0), (0, 0))
-    assert torch.equal(out, part)
+    for to in ((0, 0), (32, 0)):  # the second one lies beyond the edge
+        copy_box[(1,)](describe(part, [32, 32]), describe(out, [32, 32]), (0, 0), to)
+        assert torch.equal(out, part)
     x, out = torch.randn(4, 16, 32), torch.zeros(2, 8, 32)
     copy_box[(1,)](describe(x, [2, 8, 32]), describe(out, [2, 8, 32]), (1, 4, 0), (0, 0, 0))
     assert torch.equal(out, x[1:3, 4:12])
