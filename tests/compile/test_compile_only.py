@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from recording import record
+from tables import table
 from triton.runtime import driver
 
 from iris_triton import interpreter
@@ -37,21 +38,14 @@ def broken(x):
     tl.store(x, undefined_name)  # noqa: F821
 
 
-@pytest.mark.parametrize(("target", "text"), [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
-def test_compiles_for_the_target_named(target, text):
-    assert text in assembly(compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, target))
-
-
-def test_driver_is_restored():
+@table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
+def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
     before = driver._active
-    compile_for(add_one, (torch.float32, 100), {"BLOCK": 64})
+    assert text in assembly(compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, target))
     assert driver._active is before
     with pytest.raises(triton.CompilationError):
-        compile_for(broken, (torch.float32,))
+        compile_for(broken, (torch.float32,), {}, target)
     assert driver._active is before
-
-
-def test_unknown_target():
     with pytest.raises(KeyError, match="gfx1"):
         compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
 
@@ -70,20 +64,17 @@ def test_record_compiles_what_is_launched_and_launches_it():
     assert interpreter.is_enabled()
 
 
-def test_record_survives_disabling_the_executor_within():
+def test_record_survives_disabling_the_executor_within_and_shows_what_does_not_compile():
+    one = {"sm_90": TARGETS["sm_90"]}
     interpreter.enable()
+    with record(one), pytest.raises(triton.CompilationError):
+        broken[(1,)](torch.zeros(1))
     try:
-        with record({"sm_90": TARGETS["sm_90"]}):
+        with record(one):
             interpreter.disable()
-        run = triton.runtime.jit.JITFunction.run
-        assert run.__module__ == "triton.runtime.jit"
+        assert triton.runtime.jit.JITFunction.run.__module__ == "triton.runtime.jit"
     finally:
         interpreter.enable()
-
-
-def test_record_shows_what_does_not_compile():
-    with record({"sm_90": TARGETS["sm_90"]}), pytest.raises(triton.CompilationError):
-        broken[(1,)](torch.zeros(1))
 
 
 def test_intrinsics_have_no_assembly_of_another_vendor():

@@ -13,6 +13,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from gluon_kernels import said_by_the_compiler
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -76,13 +78,10 @@ def declared(version):
 
 
 # -- anywhere ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("version", VERSIONS)
+@table("version", VERSIONS)
 def test_a_shim_declares_what_the_wheel_defines(version):
     assert declared(version) == FUNCTIONS[version]
-
-
-def test_every_shim_is_of_a_known_version():
-    assert {path.name for path in SHIMS[VERSIONS[0]].parent.glob("*.ll")} == {path.name for path in SHIMS.values()}
+    assert {path.name for path in SHIMS[version].parent.glob("*.ll")} == {path.name for path in SHIMS.values()}
 
 
 def test_another_version_is_refused_by_name():
@@ -170,42 +169,29 @@ def test_the_wheel_defines_what_was_found(version, monkeypatch):
     assert {name: found.get(name) for name in FUNCTIONS[version]} == FUNCTIONS[version]
 
 
-@pytest.mark.parametrize("op", ["add", "set"])
-def test_a_context_compiles(op):
-    made = compile_for(exchange, ARGUMENTS, {**SIZES, "OP": op, **options("2.32")})
+def check(kernel, arguments, sizes, least, version="2.32"):
+    made = compile_for(kernel, arguments, {**sizes, **options(version)})
     assert undefined(made.asm["ptx"]) == set()
-    assert len(made.asm["cubin"]) > 100_000  # NCCL's functions are in it
-
-
-def test_a_context_compiles_in_gluon():
-    made = compile_for(exchange_in_gluon, (IrisDeviceCtx, *ARGUMENTS, 256), options("2.32"))
-    assert undefined(made.asm["ptx"]) == set()
-    assert len(made.asm["cubin"]) > 100_000
-
-
-def test_a_block_of_rows_compiles():
-    made = compile_for(rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4, **options("2.32")})
-    assert undefined(made.asm["ptx"]) == set()
-
-
-@pytest.mark.parametrize("gets", [False, True])
-def test_what_the_host_launches_compiles(gets):
-    sizes = {"GETS": gets, "SIGNALS": not gets, **options("2.32")}
-    made = compile_for(copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), sizes)
-    assert undefined(made.asm["ptx"]) == set()
+    assert len(made.asm["cubin"]) > least  # NCCL's functions are in it
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_functions_of_offsets_compile(version):
-    made = compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
-    assert undefined(made.asm["ptx"]) == set()
-    assert len(made.asm["cubin"]) > 50_000
+    check(by_offset, (torch.int64, torch.int64, 3), {}, 50_000, version)
+
+
+@table("kernel, arguments, sizes, least", [
+    (exchange, ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
+    (exchange, ARGUMENTS, {**SIZES, "OP": "set"}, 100_000),
+    (exchange_in_gluon, (IrisDeviceCtx, *ARGUMENTS, 256), {}, 100_000),
+    (rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}, 0),
+    *((copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets}, 0)
+      for gets in (False, True)),  # what the host launches
+])  # fmt: skip
+def test_a_context_compiles(kernel, arguments, sizes, least):
+    check(kernel, arguments, sizes, least)
 
 
 def test_an_nccl_without_signals_of_words_is_refused_by_name():
-    with pytest.raises(triton.CompilationError) as refusal:
-        compile_for(exchange, ARGUMENTS, {**SIZES, "OP": "add", **options("2.30")})
-    error, said = refusal.value, ""
-    while error is not None:
-        said, error = said + str(error), error.__cause__
+    said = said_by_the_compiler(exchange, *ARGUMENTS, **SIZES, OP="add", **options("2.30"))
     assert "nvidia-nccl-cu13>=2.32" in said

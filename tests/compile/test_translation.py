@@ -2,17 +2,16 @@
 
 import re
 
-import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
 from iris_triton import language
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
 SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}
-BOTH_RANKS = [(3, 5), (torch.int32, torch.int32)]
 
 
 @triton.jit
@@ -44,64 +43,41 @@ def refill(x, bases, modifier: tl.constexpr, BLOCK: tl.constexpr):
     language.store(x + tl.arange(0, BLOCK), 1.0, 0, 1, bases, cache_modifier=modifier)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@table("target", TARGETS)
 def test_unknown_alignment_needs_a_hint(target):
-    def text(hint):
-        args = (torch.float32, torch.int64, 3, 5, 7)  # a shift by 7 elements is not aligned
-        return assembly(compile_for(fill, args, {"hint": hint, "BLOCK": 1024}, target))
+    def text(kernel, hint, block):  # neither a shift by 7 elements nor rows of 7 are aligned
+        args = (torch.float32, torch.int64, 3, 5, 7)
+        return assembly(compile_for(kernel, args, {"hint": hint, "BLOCK": block}, target))
 
-    assert re.search(SINGLE[target], text(None))
-    assert not re.search(VECTOR[target], text(None))
-    assert re.search(VECTOR[target], text(16))
-    assert not re.search(SINGLE[target], text(16))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_hint_per_dimension(target):
-    def text(hint):
-        args = (torch.float32, torch.int64, 3, 5, 7)  # rows of 7 elements, as far as the compiler knows
-        return assembly(compile_for(fill_2d, args, {"hint": hint, "BLOCK": 64}, target))
-
-    assert not re.search(VECTOR[target], text(None))
-    assert re.search(VECTOR[target], text((1, 16)))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_ranks_that_the_compiler_does_not_know(target):
-    args = (torch.float32, torch.int64, torch.int32)
+    for hint, found, lacking in ((None, SINGLE, VECTOR), (16, VECTOR, SINGLE)):
+        assert re.search(found[target], text(fill, hint, 1024))
+        assert not re.search(lacking[target], text(fill, hint, 1024))
+    assert not re.search(VECTOR[target], text(fill_2d, None, 64))
+    assert re.search(VECTOR[target], text(fill_2d, (1, 16), 64))
+    args = (torch.float32, torch.int64, torch.int32)  # ranks that the compiler does not know
     assert re.search(VECTOR[target], assembly(compile_for(fill_from_table, args, {"BLOCK": 1024}, target)))
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype"),
-    [("gfx942", torch.bool), ("gfx950", torch.int8), ("gfx942", torch.float16), ("gfx950", torch.float64)],
-)
-def test_amd_does_not_cut_the_distance_to_32_bits(target, dtype):
+@table("target, dtype", [("sm_90", torch.float32), ("gfx942", torch.bool), ("gfx950", torch.int8),
+                         ("gfx942", torch.float16), ("gfx950", torch.float64)])  # fmt: skip
+def test_distance_is_added_as_64_bits(target, dtype):
     # A tensor of less than 2 GiB, of which Triton assumes that 32-bit offsets reach all that its pointer leads to.
     small = torch.empty(4096, dtype=dtype)
     compiled = compile_for(fill, (small, torch.int64, 3, 5, 0), {"hint": None, "BLOCK": 1024}, target)
-    assert "tt.pointer_range = 32" in compiled.asm["ttgir"]
-    assert "buffer_store" not in assembly(compiled)
-    assert "trunci" not in compiled.asm["ttgir"]
+    assert re.search(r"arith\.shrsi .* : i64", compiled.asm["ttir"])
+    assert re.search(r"tt\.addptr .*, tensor<1024xi64>", compiled.asm["ttir"])
+    if target != "sm_90":
+        assert "tt.pointer_range = 32" in compiled.asm["ttgir"]
+        assert "buffer_store" not in assembly(compiled)
+        assert "trunci" not in compiled.asm["ttgir"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_distance_is_added_as_64_bits(target):
-    small = torch.empty(4096)
-    ir = compile_for(fill, (small, torch.int64, 3, 5, 0), {"hint": None, "BLOCK": 1024}, target).asm["ttir"]
-    assert re.search(r"arith\.shrsi .* : i64", ir)
-    assert re.search(r"tt\.addptr .*, tensor<1024xi64>", ir)
-
-
-@pytest.mark.parametrize(
-    ("modifier", "volatile", "cuda", "amd"),
-    [
-        (".ca", False, r"ld\.global\.ca\.v4", r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
-        (".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
-        (".cv", False, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
-        (None, True, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
-    ],
-)
+@table("modifier, volatile, cuda, amd", [
+    (".ca", False, r"ld\.global\.ca\.v4", r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
+    (".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
+    (".cv", False, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+    (None, True, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+])  # fmt: skip
 def test_load_modifiers_reach_the_assembly(modifier, volatile, cuda, amd):
     kwargs = {"modifier": modifier, "volatile": volatile, "BLOCK": 1024}
     args = (torch.float32, torch.float32, torch.int64)
@@ -109,7 +85,7 @@ def test_load_modifiers_reach_the_assembly(modifier, volatile, cuda, amd):
     assert re.search(amd, assembly(compile_for(reload, args, kwargs, "gfx942")), re.MULTILINE)
 
 
-@pytest.mark.parametrize("modifier", [".wb", ".cg", ".cs", ".wt"])
+@table("modifier", [".wb", ".cg", ".cs", ".wt"])
 def test_store_modifiers_reach_the_assembly(modifier):
     kwargs = {"modifier": modifier, "BLOCK": 1024}
     text = assembly(compile_for(refill, (torch.float32, torch.int64), kwargs, "sm_90"))

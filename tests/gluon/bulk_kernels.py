@@ -10,17 +10,9 @@ from iris_gluon import IrisDeviceCtx, default_layout
 from iris_gluon._compat import tma_load
 from iris_gluon.bulk import fence_async_global, get_bulk, put_bulk
 
-CASES = (  # elements, first element of the source, first element of the target
-    (0, 0, 0),
-    (1, 0, 0),
-    (32, 0, 0),
-    (33, 16, 32),
-    (4096, 0, 0),
-    (100_003, 64, 128),
-    (5000, 1, 0),  # addresses that are no multiples of 16 bytes
-    (5000, 0, 3),
-    (5000, 1, 1),
-)
+# elements, first element of the source and of the target; in the last three addresses are no multiples of 16 bytes
+CASES = ((0, 0, 0), (1, 0, 0), (32, 0, 0), (33, 16, 32), (4096, 0, 0), (100_003, 64, 128), (5000, 1, 0), (5000, 0, 3),
+         (5000, 1, 1))  # fmt: skip
 SIZE = 1 << 17
 
 

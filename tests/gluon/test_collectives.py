@@ -5,17 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
-from collectives_jobs import (
-    ALGORITHMS,
-    asynchronous,
-    in_gluon,
-    mixed,
-    one_of_each,
-    said_of,
-    same_bits,
-    stays_away,
-)
+from collectives_jobs import ALGORITHMS, asynchronous, in_gluon, mixed, one_of_each, said_of, same_bits, stays_away
 from rank_counts import rank_counts
+from tables import table
 from triton.runtime import _allocation
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
@@ -190,22 +182,15 @@ def test_what_is_chosen_and_said(pool, num_ranks, device):
         assert "no, " not in said["free"].partition("gluon_two_shot (gluon): ")[2].partition("\n")[0]
 
 
-@pytest.mark.parametrize("algorithm", collectives(), ids=lambda each: f"{each.op}-{each.name}")
+@table("algorithm", collectives())
 def test_warps_of_the_device(algorithm):
     def answer(target, **config):
-        options = {"reduction": "sum"} if algorithm.op == "all_reduce" else {}
-        options |= {"layout": "torch", "uneven": False, "in_place": False, "in_stride": (1,), "config": config}
-        request = CollectiveRequest(
-            op=algorithm.op,
-            shape=(8,),
-            dtype="float32",
-            nbytes=32,
-            rank=0,
-            group_size=2,
-            target=target,
+        options = {"layout": "torch", "uneven": False, "in_place": False, "in_stride": (1,), "config": config}
+        options |= {"reduction": "sum"} if algorithm.op == "all_reduce" else {}
+        return algorithm.supports(CollectiveRequest(
+            op=algorithm.op, shape=(8,), dtype="float32", nbytes=32, rank=0, group_size=2, target=target,
             options=options,
-        )
-        return algorithm.supports(request)
+        ))  # fmt: skip
 
     nvidia, amd = DeviceTarget(DeviceType.CUDA, 0, "sm_90", 32), DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
     assert algorithm.info == GLUON_INFO

@@ -4,19 +4,19 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from gluon_kernels import Notes, load_block, note, said_by_the_compiler, store_block
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import iris_gluon.interpreter  # noqa: F401
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat, blocked_layout, default_layout, warp_size
-from iris_triton import interpreter
+from iris_triton.language.blocks import lanes
 from iris_triton.testing.compile_only import compile_for
+from iris_triton.testing.languages import in_gluon
 
-
-@pytest.fixture(autouse=True)
-def _executor():
-    interpreter.enable()
+LAYOUT = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
@@ -26,37 +26,36 @@ def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
     gl.store(out + i, 2 * gl.load(x + i, mask=i < n, other=1.0), mask=i < n)
 
 
-@pytest.mark.parametrize("lanes", [32, 64])
-def test_one_dimension(lanes):
-    for warps in [1, 4, 8]:
-        x, out = torch.randn(1000), torch.zeros(1000)
-        double[(8,)](x, out, 1000, gl.BlockedLayout([2], [lanes], [warps], [0]), BLOCK=128, num_warps=warps)
-        assert torch.equal(out, 2 * x)
+@table("lanes, warps", [(32, 1), (32, 8), (64, 1), (64, 4)])
+def test_one_dimension(lanes, warps):
+    x, out = torch.randn(1000), torch.zeros(1000)
+    double[(8,)](x, out, 1000, gl.BlockedLayout([2], [lanes], [warps], [0]), BLOCK=128, num_warps=warps)
+    assert torch.equal(out, 2 * x)
 
 
 @gluon.jit
-def two_dimensions(x, rows, columns, out, R: gl.constexpr, C: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    other: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
-    r = gl.arange(0, R, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, C, layout=gl.SliceLayout(0, layout))
-    places = r[:, None] * C + c[None, :]
-    value = gl.load(x + places)
+def two_dimensions(x, rows, columns, out, turned, layout: gl.constexpr, other: gl.constexpr):
+    r = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, 32, layout=gl.SliceLayout(0, layout))
+    value = load_block(x, 16, 32, layout)
     gl.store(rows + r, gl.sum(value, axis=1))
     highest = gl.max(value, axis=0)
     gl.store(columns + c, highest)
-    turned = gl.convert_layout(value - gl.expand_dims(highest, 0), other)
-    gl.store(out + places, gl.convert_layout(gl.where(turned > -1, turned, -turned), layout))
+    below = gl.convert_layout(value - gl.expand_dims(highest, 0), other)
+    store_block(out, gl.where(below > -1, below, -below))
+    flat = gl.load(x + gl.arange(0, 512, layout=gl.BlockedLayout([2], [32], [4], [0])))
+    store_block(turned, gl.permute(gl.convert_layout(gl.reshape(flat, [128, 4]), layout), [1, 0]))
 
 
 def test_two_dimensions_reductions_and_conversions():
-    x = torch.randn(16, 32)
+    x, turned = torch.randn(16, 32), torch.zeros(4, 128)
     rows, columns, out = torch.zeros(16), torch.zeros(32), torch.zeros(16, 32)
-    two_dimensions[(1,)](x, rows, columns, out, R=16, C=32)
+    two_dimensions[(1,)](x, rows, columns, out, turned, LAYOUT, OTHER)
     torch.testing.assert_close(rows, x.sum(1))
     assert torch.equal(columns, x.max(0).values)
     below = x - x.max(0).values
     assert torch.equal(out, torch.where(below > -1, below, -below))
+    assert torch.equal(turned, x.view(128, 4).T)
 
 
 @gluon.jit
@@ -82,37 +81,19 @@ def misuse(what: gl.constexpr, x, lanes: gl.constexpr, warps: gl.constexpr):
         gl.num_ctas()
 
 
-MESSAGES = {
-    "pointers": (ValueError, "Layout mismatch in broadcast: BlockedLayout.*2.*vs BlockedLayout.*1"),
-    "addition": (ValueError, "Layout mismatch in broadcast"),
-    "mask": (ValueError, "Layout mismatch in broadcast"),
-    "expand": (ValueError, "expected expand_dims input to have a SliceLayout"),
-    "trivial": (TypeError, "is not trivial.*The linear layouts are"),
-    "no layout": (TypeError, "missing 1 required positional argument: 'layout'"),
-    "rank": (AssertionError, "tensor shape and layout rank mismatch"),
-}
-
-
-def test_misuse_has_the_compilers_message():
-    for what in MESSAGES:
-        error, text = MESSAGES[what]
-        with pytest.raises(error, match=f"(?s){text}"):
-            misuse[(1,)](what, torch.zeros(256), 32, 4)
-
-
-def test_the_compiler_refuses_the_same():
-    for what in MESSAGES:
-        with pytest.raises((triton.CompilationError, RuntimeError)):
-            compile_for(misuse, (what, torch.float32, 32, 4))
-
-
-def test_a_layout_must_fit_the_launch():
-    layout = gl.BlockedLayout([1], [32], [4], [0])
-    x = torch.zeros(128)
-    with pytest.raises(ValueError, match="Layout has 4 warps per CTA, but the context requires 8 warps per CTA"):
-        double[(1,)](x, x, 128, layout, BLOCK=128, num_warps=8)
-    with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
-        double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
+@table("what, error, text", [
+    ("pointers", ValueError, "Layout mismatch in broadcast: BlockedLayout.*2.*vs BlockedLayout.*1"),
+    ("addition", ValueError, "Layout mismatch in broadcast"),
+    ("mask", ValueError, "Layout mismatch in broadcast"),
+    ("expand", ValueError, "expected expand_dims input to have a SliceLayout"),
+    ("trivial", TypeError, "is not trivial.*The linear layouts are"),
+    ("no layout", TypeError, "missing 1 required positional argument: 'layout'"),
+    ("rank", AssertionError, "tensor shape and layout rank mismatch"),
+])  # fmt: skip
+def test_misuse_has_the_compilers_message(what, error, text):
+    with pytest.raises(error, match=f"(?s){text}"):
+        misuse[(1,)](what, torch.zeros(256), 32, 4)
+    assert said_by_the_compiler(misuse, what, torch.float32, 32, 4)
 
 
 @gluon.jit
@@ -121,43 +102,24 @@ def mixed_lanes(first: gl.constexpr, second: gl.constexpr):
     gl.arange(0, 256, layout=gl.BlockedLayout([1], [second], [4], [0]))
 
 
-def test_all_layouts_of_a_launch_have_one_warp_size():
-    for lanes in (32, 64):
-        mixed_lanes[(1,)](lanes, lanes)
+def test_a_layout_must_fit_the_launch_and_the_others():
+    x = torch.zeros(128)
+    with pytest.raises(ValueError, match="Layout has 4 warps per CTA, but the context requires 8 warps per CTA"):
+        double[(1,)](x, x, 128, gl.BlockedLayout([1], [32], [4], [0]), BLOCK=128, num_warps=8)
+    with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
+        double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
+    for each in (32, 64):
+        mixed_lanes[(1,)](each, each)
     with pytest.raises(ValueError, match="32 threads per warp, but the module specifies 64"):
         mixed_lanes[(1,)](64, 32)
-
-
-def test_there_are_no_clusters():
     with pytest.raises(UnsupportedError, match="num_ctas must be 1, not 2"):
         misuse[(1,)]("clusters", torch.zeros(256), 32, 4, num_ctas=2)
 
 
 @gluon.jit
-def reshaped(x, out, LAST: gl.constexpr):
-    i = gl.arange(0, 256, layout=gl.BlockedLayout([2], [32], [4], [0]))
-    value = gl.reshape(gl.load(x + i), [256 // LAST, LAST])
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    value = gl.convert_layout(value, layout)
-    r = gl.arange(0, 256 // LAST, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, LAST, layout=gl.SliceLayout(0, layout))
-    gl.store(out + c[None, :] * (256 // LAST) + r[:, None], value)
-
-
-@pytest.mark.parametrize("last", [4, 64])
-def test_reshape(last):
-    x, out = torch.arange(256.0), torch.zeros(256)
-    reshaped[(1,)](x, out, LAST=last)
-    assert torch.equal(out.view(last, 256 // last), x.view(256 // last, last).T)
-
-
-@gluon.jit
-def inferred(x, kind: gl.constexpr, out, layouts: gl.constexpr):
+def inferred(x, kind: gl.constexpr, layout: gl.constexpr, layouts: gl.constexpr):
     """Tell the host which layout the result of an operation has."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    r = gl.arange(0, 32, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-    value = gl.load(x + r[:, None] * 64 + c[None, :])
+    value = load_block(x, 32, 64, layout)
     if kind == "permute":
         result = gl.permute(value, [1, 0])
     elif kind == "reshape":
@@ -173,26 +135,14 @@ def inferred(x, kind: gl.constexpr, out, layouts: gl.constexpr):
     note(layouts, result.type.layout)
 
 
-@triton.constexpr_function
-def note(layouts, layout):
-    layouts.seen.append(layout)
-
-
-def test_layouts_of_results_are_the_compilers():
+@table("kind", ["permute", "reshape", "join", "split", "sum", "ravel"])
+def test_layouts_of_results_are_the_compilers(kind):
     """The compiler is asked by compiling the kernel; here and there the layout is noted while it runs."""
-    for kind in ["permute", "reshape", "join", "split", "sum", "ravel"]:
-        here, there = Notes(), Notes()
-        inferred[(1,)](torch.zeros(32, 64), kind, torch.zeros(1), here)
-        compile_for(inferred, (torch.float32, kind, torch.float32, there), {}, "sm_90")
-        assert len(here.seen) == 1
-        assert here.seen == there.seen
-
-
-class Notes:
-    """An argument of a kernel in which constexpr functions leave something behind."""
-
-    def __init__(self):
-        self.seen = []
+    here, there = Notes(), Notes()
+    inferred[(1,)](torch.zeros(32, 64), kind, LAYOUT, here)
+    compile_for(inferred, (torch.float32, kind, LAYOUT, there))
+    assert len(here.seen) == 1
+    assert here.seen == there.seen
 
 
 @gluon.jit
@@ -200,116 +150,61 @@ def questions(out):
     gl.store(out, gl.num_warps())
     gl.store(out + 1, gl.num_ctas())
     gl.store(out + 2, warp_size())
-    _compat_barrier()
+    barrier()
 
 
-_compat_barrier = _compat.barrier
+barrier = _compat.barrier
 
 
-def test_the_launch_answers_questions():
+@table("options, warps", [({"num_warps": 8}, 8), ({}, 4)])
+def test_the_launch_answers_questions(options, warps):
     out = torch.zeros(3, dtype=torch.int32)
-    questions[(1,)](out, num_warps=8)
-    assert out.tolist() == [8, 1, 32]
-    questions[(1,)](out)
-    assert out.tolist() == [4, 1, 32]
-
-
-@gluon.jit
-def automatic(x, out):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    i = gl.arange(0, 128)
-    value = gl.set_auto_layout(i, layout) + gl.full([128], 3, gl.int32)
-    gl.store(out + value - 3, gl.load(x + value - 3))
-
-
-def test_automatic_layouts():
-    x, out = torch.arange(128.0), torch.zeros(128)
-    automatic[(1,)](x, out)
-    assert torch.equal(out, x)
+    questions[(1,)](out, **options)
+    assert out.tolist() == [warps, 1, 32]
 
 
 @gluon.jit
 def without_layout(x, what: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     i = gl.arange(0, 128)
-    if what == "loaded, then set":
+    if what == "set":
+        j = gl.set_auto_layout(i, layout) + gl.full([128], 3, gl.int32) - 3
+        gl.store(x + j, gl.load(x + j) + 1)
+    elif what == "loaded, then set":
         gl.store(x + gl.arange(0, 128, layout=layout), gl.set_auto_layout(gl.load(x + i), layout) + 1)
     elif what == "stored value":
-        gl.store(x + gl.arange(0, 128, layout=layout), (i * 0 + 1).to(gl.float32))
+        gl.store(x + gl.arange(0, 128, layout=layout), (i + 1).to(gl.float32))
     elif what == "pointers beside a value":
-        gl.store(x + i, gl.full([128], 1.0, gl.float32, layout))
+        gl.store(x + i, gl.arange(1, 129, layout=layout).to(gl.float32))
     elif what == "coalesced":
-        gl.store(x + gl.arange(0, 128, layout=gl.CoalescedLayout()), 1.0)
+        j = gl.arange(0, 128, layout=gl.CoalescedLayout())
+        gl.store(x + j, gl.load(x + j) + 1)
 
 
-DECIDED = ("store", "a layout elsewhere", "sum", "convert", "shared", "shared at once", "print")
-DECIDED = ("loaded, then set", "stored value", "pointers beside a value", "coalesced")
+@table("what", ["set", "loaded, then set", "stored value", "pointers beside a value", "coalesced"])
+def test_blocks_that_get_a_layout(what):
+    x = torch.arange(128.0)
+    without_layout[(1,)](x, what)
+    assert torch.equal(x, torch.arange(128.0) + 1)
+    assert compile_for(without_layout, (torch.float32, what))
 
 
-def test_blocks_that_get_a_layout():
-    for what in DECIDED:
-        x = torch.zeros(128)
-        without_layout[(1,)](x, what)
-        assert (x == 1).all()
-
-
-def test_the_compiler_infers_layouts_there():
-    for what in DECIDED:
-        compile_for(without_layout, (torch.float32, what), {}, "sm_90")
-
-
-# -- control flow, constants, aggregates ------------------------------------------------------------------------------
-@_compat.aggregate
-class Span:
-    start: gl.tensor
-    length: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, start, length):
-        self.start = start
-        self.length = gl.constexpr(length)
-
-    @gluon.jit
-    def places(self):
-        return self.start + gl.arange(0, self.length, layout=default_layout([self.length]))
-
-    @gluon.jit
-    def fill(self, x, value):
-        gl.store(x + self.places(), value)
-
-
-@gluon.jit
-def fill_spans(x, n, LENGTH: gl.constexpr):
-    for k in range(n):
-        span = Span(k * LENGTH, LENGTH)
-        if k % 2 == 0:
-            span.fill(x, k)
-    total = 0
-    for k in gl.static_range(3):
-        total += k
-    gl.static_assert(LENGTH > 4, "too short")
-    gl.store(x + 1, total)
-
-
-def test_aggregates_loops_and_branches():
-    x = torch.full((64,), -1, dtype=torch.int32)
-    fill_spans[(1,)](x, 4, LENGTH=16)
-    expected = torch.tensor([0, -1, 2, -1]).repeat_interleave(16).int()
-    expected[1] = 3
-    assert torch.equal(x, expected)
-    with pytest.raises(AssertionError, match="too short"):
-        fill_spans[(1,)](x, 4, LENGTH=4)
-
-
+# -- beside Triton ----------------------------------------------------------------------------------------------------
 @triton.jit
-def triton_helper(x, offsets):
+def add_one(x, offsets):
     return tl.load(x + offsets) + 1
 
 
 @gluon.jit
 def calls_triton(x, out):
     i = gl.arange(0, 32, layout=default_layout([32]))
-    gl.store(out + i, triton_helper(x, i))
+    gl.store(out + i, add_one(x, i))
+
+
+@triton.jit
+def triton_caller(x, out):
+    i = tl.arange(0, 32)
+    tl.store(out + i, add_one(x, i))
 
 
 def test_device_functions_of_triton_may_be_called():
@@ -322,75 +217,30 @@ def test_device_functions_of_triton_may_be_called():
 
 
 @triton.jit
-def triton_caller(x, out):
-    i = tl.arange(0, 32)
-    tl.store(out + i, triton_helper(x, i))
-
-
-@gluon.jit
-def numbers(x, out, dtype: gl.constexpr):
-    i = gl.arange(0, 64, layout=default_layout([64]))
-    value = gl.load(x + i).to(dtype)
-    result = value * value - value / 3 + gl.maximum(value, 1) + gl.exp(gl.cast(value, gl.float32)).to(dtype)
-    gl.store(out + i, result)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_arithmetic_is_that_of_the_triton_dialect(dtype):
-    x, out, expected = torch.randn(64), torch.zeros(64, dtype=dtype), torch.zeros(64, dtype=dtype)
-    element = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
-    numbers[(1,)](x, out, element)
-    numbers_in_triton[(1,)](x, expected, element)
-    assert torch.equal(out, expected)
-
-
-@triton.jit
-def numbers_in_triton(x, out, dtype: tl.constexpr):
-    i = tl.arange(0, 64)
+def numbers(x, out, dtype: tl.constexpr):
+    i = lanes(64)
     value = tl.load(x + i).to(dtype)
     result = value * value - value / 3 + tl.maximum(value, 1) + tl.exp(tl.cast(value, tl.float32)).to(dtype)
     tl.store(out + i, result)
 
 
-@gluon.jit
-def ping_pong(flags, out, rounds):
-    """Two programs hand a counter to and fro."""
-    me = gl.program_id(0)
-    for _ in range(rounds):
-        while gl.atomic_cas(flags + me, 1, 0, sem="acquire", scope="gpu") != 1:
-            pass
-        gl.store(out, gl.load(out) + 1)
-        gl.atomic_xchg(flags + 1 - me, 1, sem="release", scope="gpu")
-
-
-def test_programs_wait_for_each_other():
-    flags, out = torch.tensor([1, 0], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    ping_pong[(2,)](flags, out, 10)
-    assert out.item() == 20
-
-
-@gluon.jit
-def out_of_bounds(x):
-    i = gl.arange(0, 128, layout=default_layout([128]))
-    gl.store(x + i, 1.0)
-
-
-def test_accesses_are_checked():
-    with pytest.raises(interpreter.OutOfBoundsError, match="lane 100"):
-        out_of_bounds[(1,)](torch.zeros(100))
+@table("dtype, element", [(torch.float32, tl.float32), (torch.float16, tl.float16), (torch.bfloat16, tl.bfloat16)])
+def test_arithmetic_is_that_of_the_triton_dialect(dtype, element):
+    x, out, expected = torch.randn(64), torch.zeros(64, dtype=dtype), torch.zeros(64, dtype=dtype)
+    in_gluon(numbers)[(1,)](x, out, element)
+    numbers[(1,)](x, expected, element)
+    assert torch.equal(out, expected)
 
 
 # -- layouts that fit -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("warp", [32, 64])
-@pytest.mark.parametrize("vector", [1, 8])
+@table("warp, vector", [(32, 1), (32, 8), (64, 1), (64, 8)])
 def test_layouts_have_as_many_lanes_and_warps_as_asked(warp, vector):
     for shape in [[1], [8], [4096], [1, 64], [64, 1], [2, 2], [128, 256], [4, 8, 16]]:
         layout = blocked_layout(shape, num_warps=8, warp_size=warp, vector=vector)
         assert torch.tensor(layout.threads_per_warp).prod() == warp
         assert torch.tensor(layout.warps_per_cta).prod() == 8
         assert layout.order == list(range(len(shape)))[::-1]
-        assert layout.size_per_thread[-1] == min(vector, shape[-1])
-        assert layout.size_per_thread[:-1] == [1] * (len(shape) - 1)
+        assert layout.size_per_thread == [1] * (len(shape) - 1) + [min(vector, shape[-1])]
 
 
 def test_layouts_cover_a_row_before_they_go_to_the_next():

@@ -2,50 +2,23 @@
 
 import pytest
 import torch
-import triton
+from gluon_kernels import load_block, said_by_the_compiler, store_block
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import blackwell
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-import iris_gluon.interpreter  # noqa: F401
 from iris_core.errors import UnsupportedError
 from iris_gluon.interpreter.errors import RaceError
 from iris_triton import interpreter
 from iris_triton.testing.compile_only import assembly, compile_for
 
-ELEMENTS = {
-    torch.int8: gl.int8,
-    torch.float16: gl.float16,
-    torch.bfloat16: gl.bfloat16,
-    torch.float32: gl.float32,
-    torch.float8_e4m3fn: gl.float8e4nv,
-    torch.float8_e5m2: gl.float8e5,
-}
-
-
-@pytest.fixture(autouse=True)
-def _executor():
-    interpreter.enable()
-
-
-@gluon.jit
-def load_matrix(x, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
-    return gl.load(x + r[:, None] * COLUMNS + c[None, :])
-
-
-@gluon.jit
-def store_matrix(x, value):
-    layout: gl.constexpr = value.type.layout
-    r = gl.arange(0, value.shape[0], layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, value.shape[1], layout=gl.SliceLayout(0, layout))
-    gl.store(x + r[:, None] * value.shape[1] + c[None, :], value)
-
-
 BLOCKED = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+F16, BF16, F32, I8, I32, F64 = (
+    torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float64,
+)  # fmt: skip
 
 
 # -- wgmma ------------------------------------------------------------------------------------------------------------
@@ -58,13 +31,13 @@ def wgmma(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, N, k_instruction])
     a_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([M, K], dtype)
     b_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([K, N], dtype)
-    acc = gl.convert_layout(load_matrix(c, M, N, blocked), layout)
-    left = load_matrix(a, M, K, blocked)
+    acc = gl.convert_layout(load_block(c, M, N, blocked), layout)
+    left = load_block(a, M, K, blocked)
     if how == "transposed" or dtype.primitive_bitwidth != 16:  # the instruction transposes 16-bit types only
         bt_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, K], dtype)
-        b_memory = gl.allocate_shared_memory(dtype, [N, K], bt_layout, load_matrix(b, N, K, blocked)).permute([1, 0])
+        b_memory = gl.allocate_shared_memory(dtype, [N, K], bt_layout, load_block(b, N, K, blocked)).permute([1, 0])
     else:
-        b_memory = gl.allocate_shared_memory(dtype, [K, N], b_layout, load_matrix(b, K, N, blocked))
+        b_memory = gl.allocate_shared_memory(dtype, [K, N], b_layout, load_block(b, K, N, blocked))
     if how == "registers":
         operand: gl.constexpr = gl.DotOperandLayout(0, layout, 32 // dtype.primitive_bitwidth)
         a_memory = gl.convert_layout(left, operand)
@@ -83,155 +56,109 @@ def wgmma(
     else:
         result = warpgroup_mma(a_memory, b_memory, acc, is_async=True)
         if how == "overwritten":
-            b_memory.store(load_matrix(b, K, N, blocked))
+            b_memory.store(load_block(b, K, N, blocked))
         elif how == "never waited":
             return
         elif how == "one may be under way":
             result = warpgroup_mma_wait(1, deps=(result,))
-            store_matrix(out, result)
+            store_block(out, result)
         result = warpgroup_mma_wait(0, deps=(result,))
         b_memory.store(b_memory.load(blocked))
-    store_matrix(out, result)
+    store_block(out, result)
 
 
-def run_wgmma(how, dtype=torch.float16, sum_dtype=torch.float32, m=64, n=64, k=64):
-    if dtype is torch.int8:
-        a, b, c = (torch.randint(-100, 100, shape).to(dtype) for shape in ((m, k), (k, n), (m, n)))
-    else:
-        a, b, c = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), torch.randn(m, n)
-    c, out = c.to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
-    bits = torch.finfo(dtype).bits if dtype.is_floating_point else 8
+def run_wgmma(how, dtype, sum_dtype):
+    a, b, c = (torch.randn(64, 64) * (40 if dtype is I8 else 1) for _ in range(3))
+    a, b, c, out = a.to(dtype), b.to(dtype), c.to(sum_dtype), torch.zeros(64, 64, dtype=sum_dtype)
+    bits = 8 * dtype.itemsize
     given = b.T.contiguous() if how == "transposed" or bits != 16 else b
-    wgmma[(1,)](a, given, c, out, m, n, k, 256 // bits, BLOCKED, how)
+    wgmma[(1,)](a, given, c, out, 64, 64, 64, 256 // bits, BLOCKED, how)
     product = a.double() @ b.double()
     expected = {"no accumulator": product, "twice": c.double() + 2 * product}.get(how, c.double() + product)
     return out, expected
 
 
-HOWS = ["asynchronous", "synchronous", "no accumulator", "twice", "registers", "transposed"]
-WGMMA_TYPES = [
-    (torch.float16, torch.float32),
-    (torch.bfloat16, torch.float32),
-    (torch.float32, torch.float32),
-    (torch.float16, torch.float16),
-    (torch.float8_e4m3fn, torch.float32),
-    (torch.float8_e5m2, torch.float32),
-    (torch.int8, torch.int32),
-]
-
-
-@pytest.mark.parametrize("how", HOWS)
+@table("how", ["asynchronous", "synchronous", "no accumulator", "twice", "registers", "transposed"])
 def test_wgmma(how):
-    for dtype, sum_dtype in WGMMA_TYPES:
+    for dtype, sum_dtype, tolerance in (
+        (F16, F32, 1e-4), (BF16, F32, 1e-4), (F32, F32, 1e-4), (F16, F16, 2e-2), (torch.float8_e4m3fn, F32, 1e-4),
+        (torch.float8_e5m2, F32, 1e-4), (I8, I32, 0),
+    ):  # fmt: skip
         out, expected = run_wgmma(how, dtype, sum_dtype)
-        tolerance = {torch.int32: 0, torch.float16: 2e-2}.get(sum_dtype, 1e-4)
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-HAZARDS = {
-    "no fence": "warpgroup_mma of '[ab]_memory' goes through the async proxy.*not ordered with the store",
-    "overwritten": "store overwrites 'b_memory'.*warpgroup_mma that .* may still be reading it: call warpgroup_mma",
-    "never waited": "the kernel ends while 1 products of warpgroup_mma may be under way, the last one issued in line",
-    "one may be under way": "the result of warpgroup_mma in line .* is used while the product may be under way",
-}
+@table("how, text", [
+    ("no fence", "warpgroup_mma of '[ab]_memory' goes through the async proxy.*not ordered with the store"),
+    ("overwritten", "store overwrites 'b_memory'.*warpgroup_mma that .* may still be reading it: call warpgroup_mma"),
+    ("never waited", "ends while 1 products of warpgroup_mma may be under way, the last one issued in line"),
+    ("one may be under way", "the result of warpgroup_mma in line .* is used while the product may be under way"),
+])  # fmt: skip
+def test_hazards(how, text):
+    with pytest.raises(RaceError, match=text):
+        run_wgmma(how, F16, F32)
 
 
-def test_hazards():
-    for how in HAZARDS:
-        with pytest.raises(RaceError, match=HAZARDS[how]):
-            run_wgmma(how)
+V3 = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
+SHALLOW = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 8])
+DEEP = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 32])
+BROAD = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 128, 16])
+FEW = gl.NVMMADistributedLayout([3, 0], [2, 1], instr_shape=[16, 64, 16])
+V2 = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
+WIDE, NARROW, BYTES = (gl.NVMMASharedLayout(*given) for given in ((128, 16, 2), (64, 16, 2), (64, 8, 2)))
+PLAIN = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+A = B = (gl.bfloat16, (64, 64), WIDE)
+SUM = (gl.float32, (64, 64), V3)
+HALF = (gl.bfloat16, (64, 64), BLOCKED)
+
+
+@gluon.constexpr_function
+def is_shared(given):
+    return isinstance(given[2], (gl.NVMMASharedLayout, gl.SwizzledSharedLayout))
 
 
 @gluon.jit
-def bad_wgmma(what: gl.constexpr):
-    v3: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
-    shallow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 8])
-    deep: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 32])
-    broad: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 128, 16])
-    v2: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
-    blocked: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    wide: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    narrow: gl.constexpr = gl.NVMMASharedLayout(64, 16, 2)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    zero = gl.zeros([64, 64], gl.bfloat16, blocked)
-    a = gl.allocate_shared_memory(gl.bfloat16, [64, 64], wide, zero)
-    b = gl.allocate_shared_memory(gl.bfloat16, [64, 64], wide, zero)
-    fence_async_shared()
-    acc = gl.zeros([64, 64], gl.float32, v3)
-    if what == "blocked accumulator":
-        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, blocked))
-    elif what == "version":
-        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, v2))
-    elif what == "b in registers":
-        warpgroup_mma(a, zero, acc)
-    elif what == "a in registers":
-        warpgroup_mma(zero, b, acc)
-    elif what == "b swizzled":
-        warpgroup_mma(a, gl.allocate_shared_memory(gl.bfloat16, [64, 64], plain, zero), acc)
-    elif what == "inner size":
-        warpgroup_mma(a, gl.allocate_shared_memory(gl.bfloat16, [32, 64], wide), acc)
-    elif what == "outer size":
-        warpgroup_mma(a, gl.allocate_shared_memory(gl.bfloat16, [64, 32], narrow), acc)
-    elif what == "element types":
-        warpgroup_mma(a, gl.allocate_shared_memory(gl.float16, [64, 64], wide), acc)
-    elif what == "sum type":
-        warpgroup_mma(a, b, gl.zeros([64, 64], gl.bfloat16, v3))
-    elif what == "rows":
-        half = gl.allocate_shared_memory(gl.bfloat16, [32, 64], wide)
-        warpgroup_mma(half, b, gl.zeros([32, 64], gl.float32, v3))
-    elif what == "instruction":
-        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, shallow))
-    elif what == "columns":
-        warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, broad))
-    elif what == "not transposed":
-        bytes_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)
-        c = gl.allocate_shared_memory(gl.int8, [64, 64], bytes_layout)
-        warpgroup_mma(c, c, gl.zeros([64, 64], gl.int32, deep))
-    elif what == "no deps":
+def operand(given: gl.constexpr):
+    """Element type, shape and layout, of shared memory or of registers."""
+    if is_shared(given):
+        return gl.allocate_shared_memory(given[0], [given[1][0], given[1][1]], given[2])
+    else:
+        return gl.full([given[1][0], given[1][1]], 0, given[0], given[2])
+
+
+@gluon.jit
+def bad_wgmma(a: gl.constexpr, b: gl.constexpr, acc: gl.constexpr):
+    if a is None:
         warpgroup_mma_wait(0)
+    else:
+        warpgroup_mma(operand(a), operand(b), operand(acc))
 
 
-REFUSED = {
-    "blocked accumulator": "accumulator must have an NVMMADistributedLayout of version",
-    "version": "accumulator must have an NVMMADistributedLayout of version",
-    "b in registers": "b must be in shared memory",
-    "a in registers": "b must be in shared memory with an NVMMASharedLayout, a there or have a DotOperandLayout",
-    "b swizzled": "b must be in shared memory with an NVMMASharedLayout",
-    "inner size": r"a of \[64, 64\] and b of \[32, 64\] do not make an accumulator",
-    "outer size": r"b of \[64, 32\] do not make an accumulator of \[64, 64\]",
-    "element types": "a is bf16 and b is fp16",
-    "sum type": "no wgmma that sums products of bf16 in bf16",
-    "rows": r"no instruction \[16, 64, 16\] multiplies \[32, 64\]",
-    "instruction": r"no instruction \[16, 64, 8\] multiplies .* of 16 bits",
-    "columns": r"no instruction \[16, 128, 16\]",
-    "not transposed": "with operands of type int8 the inner dimension of both must be the contiguous one",
-    "no deps": "warpgroup_mma_wait deps must be given",
-}
-
-
-def test_layouts_and_types_of_wgmma():
-    for what in REFUSED:
-        with pytest.raises(ValueError, match=REFUSED[what]):
-            bad_wgmma[(1,)](what)
-
-
-def test_the_compiler_refuses_the_same():
-    """The other cases end the compiler's process, or it does not look."""
-    for what in ["inner size", "outer size", "no deps", "rows"]:
-        with pytest.raises((triton.CompilationError, RuntimeError)):
-            compile_for(bad_wgmma, (what,))
-
-
-@gluon.jit
-def few_warps():
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [2, 1], instr_shape=[16, 64, 16])
-    memory = gl.allocate_shared_memory(gl.float16, [64, 64], gl.NVMMASharedLayout(128, 16, 2))
-    warpgroup_mma(memory, memory, gl.zeros([64, 64], gl.float32, layout))
-
-
-def test_a_warpgroup_has_four_warps():
-    with pytest.raises(ValueError, match="has 2 warps; a warpgroup is 4"):
-        few_warps[(1,)](num_warps=2)
+@table("a, b, acc, text, compiler_looks", [
+    (A, B, (gl.float32, (64, 64), BLOCKED), "accumulator must have an NVMMADistributedLayout of version", False),
+    (A, B, (gl.float32, (64, 64), V2), "accumulator must have an NVMMADistributedLayout of version", False),
+    (A, HALF, SUM, "b must be in shared memory", False),
+    (HALF, B, SUM, "b must be in shared memory with an NVMMASharedLayout, a there or have a DotOperandLayout", False),
+    (A, (gl.bfloat16, (64, 64), PLAIN), SUM, "b must be in shared memory with an NVMMASharedLayout", False),
+    (A, (gl.bfloat16, (32, 64), WIDE), SUM, r"a of \[64, 64\] and b of \[32, 64\] do not make an accumulator", True),
+    (A, (gl.bfloat16, (64, 32), NARROW), SUM, r"b of \[64, 32\] do not make an accumulator of \[64, 64\]", True),
+    (A, (gl.float16, (64, 64), WIDE), SUM, "a is bf16 and b is fp16", False),
+    (A, B, (gl.bfloat16, (64, 64), V3), "no wgmma that sums products of bf16 in bf16", False),
+    ((gl.bfloat16, (32, 64), WIDE), B, (gl.float32, (32, 64), V3), r"no instruction \[16, 64, 16\] multiplies \[32, 64",
+     True),
+    (A, B, (gl.float32, (64, 64), SHALLOW), r"no instruction \[16, 64, 8\] multiplies .* of 16 bits", False),
+    (A, B, (gl.float32, (64, 64), BROAD), r"no instruction \[16, 128, 16\]", False),
+    ((gl.int8, (64, 64), BYTES), (gl.int8, (64, 64), BYTES), (gl.int32, (64, 64), DEEP),
+     "with operands of type int8 the inner dimension of both must be the contiguous one", False),
+    (A, B, (gl.float32, (64, 64), FEW), "has 2 warps; a warpgroup is 4", False),
+    (None, None, None, "warpgroup_mma_wait deps must be given", True),
+])  # fmt: skip
+def test_layouts_and_types_of_wgmma(a, b, acc, text, compiler_looks):
+    """Cases other than those in which the compiler looks end its process, or it does not."""
+    with pytest.raises(ValueError, match=text):
+        bad_wgmma[(1,)](a, b, acc, num_warps=2 if acc and acc[2] is FEW else 4)
+    assert not compiler_looks or said_by_the_compiler(bad_wgmma, a, b, acc)
+    assert not said_by_the_compiler(bad_wgmma, A, B, SUM)
 
 
 # -- instructions on registers ----------------------------------------------------------------------------------------
@@ -240,70 +167,50 @@ def on_registers(
     a, b, c, out, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, layout: gl.constexpr, k_width: gl.constexpr,
     multiply: gl.constexpr,
 ):  # fmt: skip
-    left = gl.convert_layout(load_matrix(a, M, K, layout), gl.DotOperandLayout(0, layout, k_width))
-    right = gl.convert_layout(load_matrix(b, K, N, layout), gl.DotOperandLayout(1, layout, k_width))
-    store_matrix(out, multiply(left, right, load_matrix(c, M, N, layout)))
+    left = gl.convert_layout(load_block(a, M, K, layout), gl.DotOperandLayout(0, layout, k_width))
+    right = gl.convert_layout(load_block(b, K, N, layout), gl.DotOperandLayout(1, layout, k_width))
+    store_block(out, multiply(left, right, load_block(c, M, N, layout)))
 
 
 AMPERE = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
-MFMA = gl.amd.AMDMFMALayout(version=3, instr_shape=[32, 32, 8], transposed=True, warps_per_cta=[4, 1])
+OTHER = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
+MFMA, MFMA_SMALL, MFMA_BYTES = (
+    gl.amd.AMDMFMALayout(version=3, instr_shape=shape, transposed=True, warps_per_cta=[4, 1])
+    for shape in ([32, 32, 8], [16, 16, 4], [32, 32, 16])
+)
 _WMMA_WARPS = {"warp_bases": [[1, 0], [2, 0]]}
 if "warps_per_cta" in gl.amd.AMDWMMALayout.__dataclass_fields__:  # Triton 3.6
     _WMMA_WARPS = {"warps_per_cta": [4, 1]}
 WMMA = gl.amd.AMDWMMALayout(version=1, transposed=True, **_WMMA_WARPS)
 FMA = gl.BlockedLayout([4, 4], [4, 8], [4, 1], [1, 0])
-INSTRUCTIONS = {
-    "mma_v2 f16": (AMPERE, 2, mma_v2, torch.float16, torch.float32),
-    "mma_v2 bf16": (AMPERE, 2, mma_v2, torch.bfloat16, torch.float32),
-    "mma_v2 i8": (AMPERE, 4, mma_v2, torch.int8, torch.int32),
-    "mfma f16": (MFMA, 4, gl.amd.cdna3.mfma, torch.float16, torch.float32),
-    "mfma bf16": (MFMA, 4, gl.amd.cdna4.mfma, torch.bfloat16, torch.float32),
-    "wmma f16": (WMMA, 16, gl.amd.rdna3.wmma, torch.float16, torch.float32),
-    "fma f32": (FMA, 0, gl.dot_fma, torch.float32, torch.float32),
-}
 
 
-def test_instructions_on_registers():
-    for which in INSTRUCTIONS:
-        layout, k_width, multiply, dtype, sum_dtype = INSTRUCTIONS[which]
-        m, n, k = 128, 32, 64
-        a, b = (torch.randint(-20, 20, shape).to(dtype) for shape in ((m, k), (k, n)))
-        c, out = torch.randint(-20, 20, (m, n)).to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
-        on_registers[(1,)](a, b, c, out, m, n, k, layout, k_width, multiply)
-        assert torch.equal(out.double(), a.double() @ b.double() + c.double())
-
-
-MFMA_SMALL = gl.amd.AMDMFMALayout(version=3, instr_shape=[16, 16, 4], transposed=True, warps_per_cta=[4, 1])
-MFMA_BYTES = gl.amd.AMDMFMALayout(version=3, instr_shape=[32, 32, 16], transposed=True, warps_per_cta=[4, 1])
-EXISTING = {
-    "mma_v2 f64": (AMPERE, 1, mma_v2, torch.float64, torch.float64, "sm_90"),
-    "mfma f32": (MFMA_SMALL, 4, gl.amd.cdna3.mfma, torch.float32, torch.float32, "gfx942"),
-    "mfma f64": (MFMA_SMALL, 1, gl.amd.cdna3.mfma, torch.float64, torch.float64, "gfx942"),
-    "mfma i8": (MFMA_BYTES, 8, gl.amd.cdna3.mfma, torch.int8, torch.int32, "gfx942"),
-}
-
-
-def test_instructions_that_exist():
-    for which in EXISTING:
-        layout, k_width, multiply, dtype, sum_dtype, target = EXISTING[which]
-        a = torch.randint(-20, 20, (64, 64)).to(dtype)
-        c, out = torch.zeros(64, 64, dtype=sum_dtype), torch.zeros(64, 64, dtype=sum_dtype)
-        on_registers[(1,)](a, a, c, out, 64, 64, 64, layout, k_width, multiply)
-        assert torch.equal(out.double(), a.double() @ a.double())
-        types = (dtype, dtype, sum_dtype, sum_dtype, 64, 64, 64, layout, k_width, multiply)
+@table("layout, k_width, multiply, dtype, sum_dtype, target", [
+    (AMPERE, 2, mma_v2, F16, F32, "sm_90"),
+    (AMPERE, 2, mma_v2, BF16, F32, ""),
+    (AMPERE, 4, mma_v2, I8, I32, ""),
+    (AMPERE, 1, mma_v2, F64, F64, "sm_90"),
+    (MFMA, 4, gl.amd.cdna3.mfma, F16, F32, ""),
+    (MFMA, 4, gl.amd.cdna4.mfma, BF16, F32, ""),
+    (MFMA_SMALL, 4, gl.amd.cdna3.mfma, F32, F32, "gfx942"),
+    (MFMA_SMALL, 1, gl.amd.cdna3.mfma, F64, F64, "gfx942"),
+    (MFMA_BYTES, 8, gl.amd.cdna3.mfma, I8, I32, "gfx942"),
+    (WMMA, 16, gl.amd.rdna3.wmma, F16, F32, ""),
+    (FMA, 0, gl.dot_fma, F32, F32, ""),
+])  # fmt: skip
+def test_instructions_on_registers(layout, k_width, multiply, dtype, sum_dtype, target):
+    m, n, k = 128, 32, 64
+    a, b = (torch.randint(-20, 20, shape).to(dtype) for shape in ((m, k), (k, n)))
+    c, out = torch.randint(-20, 20, (m, n)).to(sum_dtype), torch.zeros(m, n, dtype=sum_dtype)
+    on_registers[(1,)](a, b, c, out, m, n, k, layout, k_width, multiply)
+    assert torch.equal(out.double(), a.double() @ b.double() + c.double())
+    if target:
+        types = (dtype, dtype, sum_dtype, sum_dtype, m, n, k, layout, k_width, multiply)
         assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
 
 
-@pytest.mark.parametrize("target", ["sm_90"])
-def test_mma_v2_is_an_instruction(target):
-    arguments = (torch.float16, torch.float16, torch.float32, torch.float32, 128, 32, 64, AMPERE, 2, mma_v2)
-    assert "mma.sync" in assembly(compile_for(on_registers, arguments, {}, target))
-
-
 @gluon.jit
-def wrong_parent(x, multiply: gl.constexpr):
-    v2: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
-    other: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 2], instr_shape=[16, 8])
+def wrong_parent(multiply: gl.constexpr, v2: gl.constexpr, other: gl.constexpr):
     a = gl.full([64, 64], 0.0, gl.float16, gl.DotOperandLayout(0, other, 2))
     b = gl.full([64, 64], 0.0, gl.float16, gl.DotOperandLayout(1, v2, 2))
     multiply(a, b, gl.zeros([64, 64], gl.float32, v2))
@@ -311,7 +218,7 @@ def wrong_parent(x, multiply: gl.constexpr):
 
 def test_operands_of_another_layout_are_refused():
     with pytest.raises(AssertionError, match="a's parent layout must be the same as acc's layout"):
-        wrong_parent[(1,)](torch.zeros(1), mma_v2)
+        wrong_parent[(1,)](mma_v2, AMPERE, OTHER)
 
 
 # -- AMD --------------------------------------------------------------------------------------------------------------
@@ -353,11 +260,10 @@ def test_buffer_atomics():
     buffer_atomics[(1,)](x, old, "add", num_warps=2)
     assert x.tolist() == [16.0] * 4
     assert sorted(old[:64].tolist()) == sorted(list(range(16)) * 4)
-    x, old = torch.zeros(4, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
-    buffer_atomics[(1,)](x, old, "max", num_warps=2)
-    assert x.tolist() == [124, 125, 126, 127]
-    buffer_atomics[(1,)](x, old, "xchg", num_warps=2)
-    assert x.tolist() == [124, 125, 126, 127]
+    x, old = torch.zeros(4, dtype=I32), torch.zeros(128, dtype=I32)
+    for kind in ("max", "xchg"):
+        buffer_atomics[(1,)](x, old, kind, num_warps=2)
+        assert x.tolist() == [124, 125, 126, 127]
 
 
 @gluon.jit
@@ -375,7 +281,7 @@ def direct_to_shared(x, out, what: gl.constexpr):
     gl.store(out + i, gl.amd.cdna4.async_copy.load_shared_relaxed(memory, layout))
 
 
-@pytest.mark.parametrize("what", ["pointers", "offsets"])
+@table("what", ["pointers", "offsets"])
 def test_direct_loads_to_shared_memory(what):
     x, out = torch.randn(1000), torch.zeros(1024)
     direct_to_shared[(1,)](x, out, what)
@@ -417,14 +323,10 @@ def left_out(what: gl.constexpr):
         gl.inline_asm_elementwise("foo $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        ("tensor memory", "Blackwell's tensor memory is not emulated"),
-        ("scaled", "dot_scaled"),
-        ("assembly", "cannot run the inline assembly 'foo"),
-    ],
-)
+@table("what, text", [
+    ("tensor memory", "Blackwell's tensor memory is not emulated"), ("scaled", "dot_scaled"),
+    ("assembly", "cannot run the inline assembly 'foo"),
+])  # fmt: skip
 def test_what_is_left_out_is_refused_by_name(what, text):
     with pytest.raises(UnsupportedError, match=text):
         left_out[(1,)](what)

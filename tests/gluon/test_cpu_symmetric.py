@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
@@ -47,22 +48,17 @@ def access(context, own, x, what: gl.constexpr):
         await_bulk_stores()
 
 
-@pytest.mark.parametrize("what", ["load", "store", "get", "put", "atomic_add", "signal", "bulk", "descriptor"])
-def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(what):
+@table("what", ["load", "store", "get", "put", "atomic_add", "signal", "bulk", "descriptor"])
+def test_a_pointer_off_the_heap_or_a_context_of_zeros_is_an_error(what):
     with Iris("1MiB", device="cpu", backend="gluon") as ctx:
         own, good = ctx.zeros(128, dtype=torch.int64), ctx.zeros(128, dtype=torch.int64)
         off = torch.zeros(128, dtype=torch.int64)
         access[(1,)](ctx.get_device_context(), own, good, what)
         with pytest.raises(OutOfBoundsError) as caught:
             access[(1,)](ctx.get_device_context(), own, off, what)
+        with pytest.raises(ArgumentError):
+            access[(1,)](torch.zeros(32, dtype=torch.int64), own, own, what)
+        assert not own.any()
     assert (caught.value.kernel, caught.value.address) == ("access", off.data_ptr())
     assert any(", rank 0 of 1, at " in note for note in caught.value.__notes__)
     assert not off.any()
-
-
-def test_a_context_tensor_of_zeros_is_refused():
-    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
-        x = ctx.zeros(128, dtype=torch.int64)
-        with pytest.raises(ArgumentError):
-            access[(1,)](torch.zeros(32, dtype=torch.int64), x, x, "store")
-        assert not x.any()

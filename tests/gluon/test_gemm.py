@@ -7,6 +7,7 @@ import subprocess
 import gemm_jobs
 import pytest
 import torch
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -17,6 +18,7 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 BF16 = torch.bfloat16
 LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
+product = gemm_jobs.benchmark().product
 CONFIGS = {
     "large": LARGE,
     "small": SMALL,
@@ -35,10 +37,11 @@ STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns":
 
 def compiled_gemm(config, dtype=BF16, turned=(False, False)):
     matrix = torch.empty(512, 512, dtype=dtype)
-    c = gemm_jobs.example().describe(matrix, [config.block_m, config.block_n // config.parts])
-    operands = gemm_jobs.example().operands(config, *(matrix.t() if each else matrix for each in turned))
+    example = gemm_jobs.example()
+    c = example.describe(matrix, [config.block_m, config.block_n // config.parts])
+    operands = example.operands(config, *(matrix.t() if each else matrix for each in turned))
     options = {**config.options, "TURNED_A": turned[0], "TURNED_B": turned[1]}
-    return compile_for(gemm_jobs.benchmark().product, [*operands, c, 17, 18, 19], options)
+    return compile_for(product, [*operands, c, 17, 18, 19], options)
 
 
 def spilled_bytes(ptx, tmp_path):
@@ -56,15 +59,10 @@ def spilled_bytes(ptx, tmp_path):
 
 
 # -- what it compiles to ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("config", "turned"),
-    [
-        pytest.param(
-            CONFIGS[name], STORED[stored], id=f"{name}-{stored}", marks=[pytest.mark.exhaustive] if i % 5 else []
-        )
-        for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
-    ],
-)
+@pytest.mark.parametrize(("config", "turned"), [
+    pytest.param(CONFIGS[name], STORED[stored], id=f"{name}-{stored}", marks=[pytest.mark.exhaustive] if i % 5 else [])
+    for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
+])  # fmt: skip
 def test_core_for_hopper(config, turned, tmp_path):
     compiled = compiled_gemm(config, turned=turned)
     ptx = assembly(compiled)
@@ -84,14 +82,12 @@ def test_core_for_hopper(config, turned, tmp_path):
 def test_a_matrix_of_one_tile(example):
     """Sizes of 1 are no constants."""
     c = example.describe(torch.empty(128, 128, dtype=BF16), [128, 128])
-    a, b = example.operands(SMALL, torch.empty(128, 64, dtype=BF16), torch.empty(64, 128, dtype=BF16))
-    assert assembly(compile_for(gemm_jobs.benchmark().product, [a, b, c, 1, 1, 1], SMALL.options))
-    arguments = [IrisDeviceCtx, torch.int64, a, b, BF16, 1, 1, 1, 8]
-    assert assembly(compile_for(example.on_hopper, arguments, {"WORLD": 2, **SMALL.options}))
-    by_columns = example.operands(SMALL, torch.empty(64, 128, dtype=BF16).t(), torch.empty(128, 64, dtype=BF16).t())
-    arguments = [IrisDeviceCtx, torch.int64, *by_columns, BF16, 1, 1, 1, 8]
-    turned = {"TURNED_A": True, "TURNED_B": True}
-    assert assembly(compile_for(example.on_hopper, arguments, {"WORLD": 2, **turned, **SMALL.options}))
+    a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 128, dtype=BF16)
+    assert assembly(compile_for(product, [*example.operands(SMALL, a, b), c, 1, 1, 1], SMALL.options))
+    for turned, left, right in ((False, a, b), (True, b.t(), a.t())):
+        arguments = [IrisDeviceCtx, torch.int64, *example.operands(SMALL, left, right), BF16, 1, 1, 1, 8]
+        options = {"WORLD": 2, "TURNED_A": turned, "TURNED_B": turned, **SMALL.options}
+        assert assembly(compile_for(example.on_hopper, arguments, options))
     arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1, 1, 1, 1, 1, 1, 1, 8, 1]
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
@@ -100,17 +96,11 @@ def test_float16():
     assert ".f32.f16.f16" in assembly(compiled_gemm(SMALL, torch.float16))
 
 
-@pytest.mark.parametrize(
-    ("config", "world"),
-    [
-        pytest.param(LARGE, 1, marks=pytest.mark.exhaustive),
-        (LARGE, 2),
-        pytest.param(LARGE, 8, marks=pytest.mark.exhaustive),
-        pytest.param(SMALL, 2, marks=pytest.mark.exhaustive),
-        (SMALL, 8),
-    ],
-    ids=["large 1", "large 2", "large 8", "small 2", "small 8"],
-)
+@pytest.mark.parametrize(("config", "world"), [
+    pytest.param(LARGE, 1, marks=pytest.mark.exhaustive), (LARGE, 2),
+    pytest.param(LARGE, 8, marks=pytest.mark.exhaustive), pytest.param(SMALL, 2, marks=pytest.mark.exhaustive),
+    (SMALL, 8),
+], ids=["large 1", "large 2", "large 8", "small 2", "small 8"])  # fmt: skip
 def test_all_scatter_for_hopper(config, world, example, tmp_path):
     matrix = torch.empty(512, 512, dtype=BF16)
     operands = example.operands(config, matrix, matrix)
@@ -123,9 +113,7 @@ def test_all_scatter_for_hopper(config, world, example, tmp_path):
     assert spilled_bytes(ptx, tmp_path) == 0
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param(each, marks=[pytest.mark.exhaustive] if each != "gfx950" else []) for each in TARGETS]
-)
+@table("target", [pytest.param(each, marks=[pytest.mark.exhaustive] if each != "gfx950" else []) for each in TARGETS])
 def test_portable_all_scatter(target, example):
     arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 800, 1, 1, 800, 1040, 1]
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
@@ -170,70 +158,46 @@ def test_an_order_of_ones_own(tmp_path):
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
-def test_configurations_that_are_refused():
-    for change, message in [
-        ({"parts": 3}, "parts must be 1 or 2"),
-        ({"block_n": 96}, "block_n 64, 128 or 256"),
-        ({"block_k": 32}, "block_k a multiple of 64"),
-        ({"num_warps": 16}, "num_warps must be 4 or 8"),
-        ({"block_m": 64}, "16 rows of block_m"),
-        ({"stages": 1}, "two stages"),
-        ({"group": 0}, "a group of one row"),
-        ({"stages": 5}, "bytes of shared memory, and there are 232448"),
-        ({"parts": 1}, "bytes of shared memory, and there are 232448"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            gemm.GemmConfig(**change)
+@table("change, text", [
+    ({"parts": 3}, "parts must be 1 or 2"),
+    ({"block_n": 96}, "block_n 64, 128 or 256"),
+    ({"block_k": 32}, "block_k a multiple of 64"),
+    ({"num_warps": 16}, "num_warps must be 4 or 8"),
+    ({"block_m": 64}, "16 rows of block_m"),
+    ({"stages": 1}, "two stages"),
+    ({"group": 0}, "a group of one row"),
+    ({"stages": 5}, "bytes of shared memory, and there are 232448"),
+    ({"parts": 1}, "bytes of shared memory, and there are 232448"),
+])  # fmt: skip
+def test_configurations_that_are_refused(change, text):
+    with pytest.raises(ValueError, match=text):
+        gemm.GemmConfig(**change)
 
 
-def test_choice_by_shape():
-    for m, n, processors, block_n in [
-        (8192, 8192, 132, 256),
-        (8192, 3584, 132, 256),
-        (8192, 1792, 132, 128),
-        (128, 256, 132, 128),
-        (128, 256, 1, 256),
-    ]:
-        assert gemm.choose_config(m, n, processors).block_n == block_n
+@table("m, n, k, processors, idle, block_n", [
+    (8192, 8192, None, 132, None, 256), (8192, 3584, None, 132, None, 256), (8192, 1792, None, 132, None, 128),
+    (128, 256, None, 132, None, 128), (128, 256, None, 1, None, 256),
+    # where both were measured on H200s: alone, with tiles for owners, with rows that arrive
+    (8192, 3584, 8192, 132, 0, 256), (8192, 8192, 3584, 132, 0, 256), (8192, 1792, 4096, 132, 0, 128),
+    (8192, 4096, 1792, 132, 0, 128), (2048, 8192, 3584, 132, 0, 256), (2048, 4096, 1792, 132, 0, 128),
+    (8192, 3584, 8192, 131, 0.5, 256), (8192, 1792, 4096, 131, 0.5, 128), (2048, 3584, 8192, 131, 0.5, 128),
+    (2048, 1792, 4096, 131, 0.5, 128),
+])  # fmt: skip
+def test_choice_by_shape(m, n, k, processors, idle, block_n):
+    given = {name: value for name, value in (("k", k), ("idle", idle)) if value is not None}
+    assert gemm.choose_config(m, n, processors, **given).block_n == block_n
 
 
-def test_choice_is_what_was_faster():
-    """Every shape at which both were measured on H200s: alone, with tiles for owners, with rows that arrive."""
-    for m, n, k, processors, idle, block_n in [
-        (8192, 3584, 8192, 132, 0, 256),
-        (8192, 8192, 3584, 132, 0, 256),
-        (8192, 1792, 4096, 132, 0, 128),
-        (8192, 4096, 1792, 132, 0, 128),
-        (2048, 8192, 3584, 132, 0, 256),
-        (2048, 4096, 1792, 132, 0, 128),
-        (8192, 3584, 8192, 131, 0.5, 256),
-        (8192, 1792, 4096, 131, 0.5, 128),
-        (2048, 3584, 8192, 131, 0.5, 128),
-        (2048, 1792, 4096, 131, 0.5, 128),
-    ]:
-        assert gemm.choose_config(m, n, processors, k=k, idle=idle).block_n == block_n
-
-
-def test_choice_of_what_is_not_given():
-    for given, chosen in [
-        ({"block_n": 128}, (128, 128, 64, 5, 8)),
-        ({"block_m": 64}, (64, 256, 64, 4, 4)),
-        ({"block_k": 128}, (128, 256, 128, 2, 8)),
-        ({"stages": 5}, (128, 128, 64, 5, 8)),
-        ({"block_m": 256}, (256, 128, 64, 3, 8)),
-    ]:
-        config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
-        assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
-
-
-def place_all(tiles_m, tiles_n, group):
-    """RowGroups on the CPU executor."""
-    from iris_triton import interpreter
-
-    interpreter.enable()
-    out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32)
-    note_places[(1,)](out, tiles_m, tiles_n, GROUP=group)
-    return [tuple(place) for place in out.tolist()]
+@table("given, chosen", [
+    ({"block_n": 128}, (128, 128, 64, 5, 8)),
+    ({"block_m": 64}, (64, 256, 64, 4, 4)),
+    ({"block_k": 128}, (128, 256, 128, 2, 8)),
+    ({"stages": 5}, (128, 128, 64, 5, 8)),
+    ({"block_m": 256}, (256, 128, 64, 3, 8)),
+])  # fmt: skip
+def test_choice_of_what_is_not_given(given, chosen):
+    config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
+    assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
 
 
 @gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
@@ -245,49 +209,36 @@ def note_places(out, tiles_m, tiles_n, GROUP: gl.constexpr):
         gl.store(out + tile * 2 + 1, column)
 
 
-def test_every_tile_once():
-    for tiles_m, tiles_n, group in [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)]:
-        places = place_all(tiles_m, tiles_n, group)
-        assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
-        rows_of_a_group = [row for row, column in places if column == 0]
-        assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
-        assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
+@table("tiles_m, tiles_n, group", [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)])
+def test_every_tile_once(tiles_m, tiles_n, group):
+    out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32)
+    note_places[(1,)](out, tiles_m, tiles_n, GROUP=group)
+    places = [tuple(place) for place in out.tolist()]
+    assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
+    rows_of_a_group = [row for row, column in places if column == 0]
+    assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
+    assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
 def test_refused_on_the_cpu(example):
     a = torch.zeros(128, 128, dtype=BF16)
     assert "this is the CPU" in example.unsupported(a, a, a)
 
 
-# -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
-def core_on_the_cpu(shape, dtype, parts, programs, turned):
-    """How many elements of A @ B are wrong, computed by the executor."""
-    from iris_triton import interpreter
-
-    interpreter.enable()
+@pytest.mark.parametrize(("shape", "dtype", "parts", "programs", "stored"), [
+    ((64, 64, 64), BF16, 1, 3, "rows"), ((200, 104, 136), torch.float16, 1, 1, "rows"),
+    ((200, 104, 136), BF16, 2, 3, "rows"), ((8, 8, 200), torch.float16, 2, 1, "rows"),
+    *((shape, BF16, 1, 2, stored) for shape in ((64, 128, 64), (200, 104, 136)) for stored in list(STORED)[1:]),
+])  # fmt: skip
+def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
     m, n, k = shape
     config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
     a, b = gemm_jobs.matrix(m, k, 1, k, dtype), gemm_jobs.matrix(k, n, 2, k, dtype)
-    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
+    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), STORED[stored], strict=True))
     c = torch.full((m, n), float("nan"), dtype=dtype)
     gemm_jobs.benchmark().multiply(a, b, c, config, programs)
-    return gemm_jobs.wrong_elements(c, a, b)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "parts", "programs"),
-    [((64, 64, 64), BF16, 1, 3), ((200, 104, 136), torch.float16, 1, 1), ((200, 104, 136), BF16, 2, 3),
-     ((8, 8, 200), torch.float16, 2, 1)],
-)  # fmt: skip
-def test_core_on_the_cpu(shape, dtype, parts, programs):
-    assert core_on_the_cpu(shape, dtype, parts, programs, (False, False)) == 0
-
-
-@pytest.mark.parametrize("turned", list(STORED.values())[1:], ids=list(STORED)[1:])
-@pytest.mark.parametrize("shape", [(64, 128, 64), (200, 104, 136)])
-def test_operands_by_columns_on_the_cpu(shape, turned):
-    assert core_on_the_cpu(shape, BF16, 1, 2, turned) == 0
+    assert gemm_jobs.wrong_elements(c, a, b) == 0
 
 
 @pytest.mark.parametrize(("num_ranks", "turned"), [(1, False), (2, False), (3, False), (2, True)])

@@ -1,4 +1,4 @@
-"""The plugin and the surface of the package."""
+"""The plugin and the surface of the package; what every plugin must do is test_conformance's."""
 
 import importlib.metadata
 import importlib.util
@@ -7,76 +7,68 @@ import pathlib
 import runpy
 import subprocess
 import sys
+import types
 
 import pytest
+from tables import table
 
 import iris_gluon
 from iris_core import Iris
-from iris_core.registry import Registry
-from iris_core.types import DeviceTarget, DeviceType, PluginKind
+from iris_core.types import DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend
 from iris_gluon.settings import GluonSettings
+from iris_triton import interpreter
 from iris_triton._plugin import plugin as triton_plugin
 
 CPU = DeviceTarget(DeviceType.CPU)
 
 
-def test_the_backend_is_usable_here_and_not_the_first_choice():
+def test_the_backend_is_usable_here_and_not_the_first_choice(monkeypatch):
     assert plugin.iris_plugin_probe(CPU).ok
     with Iris("1MiB", device="cpu") as ctx:
         assert ctx.backend.info.name == "triton"
+    monkeypatch.setenv("IRIS_GLUON__CPU_TIMEOUT", "7")  # settings are those of the executor
     with Iris("1MiB", device="cpu", backend="gluon") as ctx:
         assert isinstance(ctx.backend, GluonBackend)
         assert ctx.backend.info == plugin.iris_plugin_info()
+        assert interpreter.configuration().timeout_s == 7
+        api = ctx.backend.device_api()
+    assert set(api) == {*language.__all__, "IrisDeviceCtx", "DeviceContext"}
+    assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
+    assert GluonSettings().bounds_check
+    with pytest.raises(ValueError, match="cpu_timeout"):
+        GluonSettings(cpu_timeout=0)
 
 
-def test_a_triton_without_gluon_is_a_reason(monkeypatch, tmp_path):
-    (tmp_path / "__init__.py").touch()
-    spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    answer = plugin.iris_plugin_probe(CPU)
-    assert not answer.ok
-    assert "has no Gluon" in answer.reason
-
-
-def test_no_triton_is_a_reason(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "Triton is not installed" in plugin.iris_plugin_probe(CPU).reason
-
-
-@pytest.mark.parametrize("plugin", [plugin, triton_plugin], ids=["gluon", "triton"])
-def test_devices_that_kernels_do_not_compile_for(plugin):
-    for kind, arch, reason in [
-        ("cuda", "", ""),
-        ("cuda", "sm_60", "sm_60 is too old: atomics"),
-        ("cuda", "sm_70", ""),
-        ("cuda", "sm_90", ""),
-        ("cuda", "sm_120", ""),
-        ("hip", "", ""),
-        ("hip", "gfx803", "do not compile for gfx803"),
-        ("hip", "gfx90a", ""),
-        ("hip", "gfx942", ""),
-        ("hip", "gfx950", ""),
-        ("hip", "gfx1100", "do not compile for gfx1100"),
-    ]:
-        answer = plugin.iris_plugin_probe(DeviceTarget(DeviceType(kind), 0, arch))
-        assert answer.ok == (reason == "")
-        assert reason in answer.reason
-
-
-def test_a_triton_without_a_compiler_for_the_vendor_is_a_reason(monkeypatch, tmp_path):
-    """As a wheel that was built for one vendor; which of the compilers are there is read from the folder."""
-    for folder in ("backends/nvidia", "experimental/gluon"):
+@table("folders, target, reason", [
+    (None, CPU, "Triton is not installed"),
+    ([], CPU, "has no Gluon"),
+    (["backends/nvidia", "experimental/gluon"], CPU, ""),  # as a wheel that was built for one vendor
+    (["backends/nvidia", "experimental/gluon"], DeviceTarget(DeviceType.CUDA, 0, "sm_90"), ""),
+    (["backends/nvidia", "experimental/gluon"], DeviceTarget(DeviceType.HIP, 0, "gfx942"),
+     "has no compiler for hip devices (triton/backends/amd)"),
+])  # fmt: skip
+def test_what_a_triton_lacks_is_a_reason(monkeypatch, tmp_path, folders, target, reason):
+    for folder in folders or ():
         (tmp_path / folder).mkdir(parents=True)
-    spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    spec = None if folders is None else types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, name: ())
-    assert plugin.iris_plugin_probe(CPU).ok
-    assert plugin.iris_plugin_probe(DeviceTarget(DeviceType.CUDA, 0, "sm_90")).ok
-    answer = plugin.iris_plugin_probe(DeviceTarget(DeviceType.HIP, 0, "gfx942"))
-    assert "has no compiler for hip devices (triton/backends/amd)" in answer.reason
+    answer = plugin.iris_plugin_probe(target)
+    assert (answer.ok, reason in answer.reason) == (not reason, True)
+
+
+@table("kind, arch, reason", [
+    ("cuda", "", ""), ("cuda", "sm_60", "sm_60 is too old: atomics"), ("cuda", "sm_70", ""), ("cuda", "sm_90", ""),
+    ("cuda", "sm_120", ""), ("hip", "", ""), ("hip", "gfx803", "do not compile for gfx803"), ("hip", "gfx90a", ""),
+    ("hip", "gfx942", ""), ("hip", "gfx950", ""), ("hip", "gfx1100", "do not compile for gfx1100"),
+])  # fmt: skip
+def test_devices_that_kernels_do_not_compile_for(kind, arch, reason):
+    for each in (plugin, triton_plugin):
+        answer = each.iris_plugin_probe(DeviceTarget(DeviceType(kind), 0, arch))
+        assert (answer.ok, reason in answer.reason) == (not reason, True)
 
 
 def test_the_package_and_its_plugin_are_light():
@@ -89,34 +81,9 @@ def test_the_package_and_its_plugin_are_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_registry_knows_it():
-    registry = Registry()
-    record = registry.load(registry.resolve(PluginKind.BACKEND, "gluon"))
-    assert record.info == plugin.iris_plugin_info()
-
-
-def test_settings_are_those_of_the_executor(monkeypatch):
-    assert GluonSettings().bounds_check
-    with pytest.raises(ValueError, match="cpu_timeout"):
-        GluonSettings(cpu_timeout=0)
-    monkeypatch.setenv("IRIS_GLUON__CPU_TIMEOUT", "7")
-    with Iris("1MiB", device="cpu", backend="gluon"):
-        from iris_triton import interpreter
-
-        assert interpreter.configuration().timeout_s == 7
-
-
-def test_device_api():
-    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
-        api = ctx.backend.device_api()
-    assert set(api) == {*language.__all__, "IrisDeviceCtx", "DeviceContext"}
-    assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
-
-
 def test_the_key_of_the_class_depends_on_every_method():
     """A kernel that gets the class as an argument is cached under this key, not under the code that it calls."""
     before = IrisDeviceCtx.cache_key
-    assert before == IrisDeviceCtx.cache_key
     kernels = [member for name, member in vars(IrisDeviceCtx).items() if name in language.__all__]
     assert len(kernels) == len(language.__all__)
     for kernel in kernels:

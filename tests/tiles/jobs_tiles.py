@@ -1,5 +1,6 @@
 """Kernels and rank jobs of tests/tiles, in Triton and in Gluon; they run on CPU ranks and on GPUs."""
 
+import contextlib
 import time
 import zlib
 from dataclasses import dataclass
@@ -194,6 +195,13 @@ def tile_numbers(shape):
     return i * -(-shape[1] // BLOCK_N) + j
 
 
+def owned(shape, world, rank):
+    """Which elements lie in tiles that reduce_scatter gives to a rank."""
+    numbers = tile_numbers(shape)
+    share = (int(numbers.max()) + 1) // world
+    return (numbers // share).clamp(max=world - 1) == rank if share else torch.full_like(numbers, rank == world - 1) > 0
+
+
 def expected(case, parts, rank, before):
     """The exact result, or None where the order of additions is not fixed; and the result in float64.
 
@@ -228,9 +236,7 @@ def expected(case, parts, rank, before):
         total = sum(wide[1:], wide[0])
     total = total.to(dst)
     if case.op == "reduce_scatter":
-        share = (int(numbers.max()) + 1) // world
-        owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
-        mine = owners == rank
+        mine = owned(shape, world, rank)
         return torch.where(mine, total, before), torch.where(mine, true, before.double())
     return total, true
 
@@ -330,38 +336,37 @@ def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="ti
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def opened(language, device, op="two_shot", m=9, n=20, dtype=torch.float32):
+    """A context, two symmetric matrices, locks for an operation, and a function (value) that makes a part."""
+    with Iris("4MiB", device=device, backend=language) as ctx:
+        src, dst = ctx.zeros(m, n, dtype=dtype), ctx.zeros(m, n, dtype=dtype)
+        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, op if op in ("spinlock", "atomic") else "two_shot")
+        ctx.barrier()
+        yield ctx, src, dst, locks, lambda value: torch.full((m, n), float(value), device=ctx.device)
+
+
 def one_after_the_other(language, op, device):
     """Each rank's kernel ends before the next one's begins; returns whether the result is right everywhere."""
-    with Iris("4MiB", device=device, backend=language) as ctx:
+    with opened(language, device, op) as (ctx, src, dst, locks, part):
         rank, world = ctx.cur_rank, ctx.num_ranks
-        m, n = 9, 20
-        data = torch.full((m, n), float(rank + 1), device=ctx.device)
-        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
-        ctx.barrier()
         for launch in range(2):
             for turn in range(world):
                 if turn == rank:
-                    simple_launch(ctx, language, op, data * (launch + 1), src, dst, locks)
+                    simple_launch(ctx, language, op, part((rank + 1) * (launch + 1)), src, dst, locks)
                 ctx.barrier()  # raises if a wait has timed out
         scale = 3 if op in ADDING else 2  # what adds has added twice
         total = scale * world * (world + 1) / 2
         if op == "reduce_scatter":
-            numbers = tile_numbers((m, n))
-            share = (int(numbers.max()) + 1) // world
-            owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
-            return torch.equal(dst.cpu(), torch.where(owners == rank, total, 0.0))
+            return torch.equal(dst.cpu(), torch.where(owned(dst.shape, world, rank), total, 0.0))
         return bool((dst == total).all())
 
 
 def mistaken(language, mistakes):
     """Calls that the executor must refuse, by operation and dtype, on 9 x 20 elements; returns what it says."""
     said = []
-    with Iris("4MiB", device="cpu", backend=language) as ctx:
-        for op, dtype, number in mistakes:
-            dst = ctx.zeros(9, 20, dtype=getattr(torch, dtype))
-            locks = make_locks(ctx, 9, 20, BLOCK_M, BLOCK_N)
-            ctx.barrier()
+    for op, dtype, number in mistakes:
+        with opened(language, "cpu", dtype=getattr(torch, dtype)) as (ctx, _, dst, locks, _):
             try:
                 simple_launch(ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number)
             except AssertionError as error:
@@ -373,12 +378,9 @@ def mistaken(language, mistakes):
 def uneven(language, device):
     """Gather 9 rows, and 9 columns; returns whose they are."""
     found = []
-    with Iris("4MiB", device=device, backend=language) as ctx:
-        locks = make_locks(ctx, 20, 20, BLOCK_M, BLOCK_N)
-        for op, shape in (("all_gather_rows", (9, 20)), ("all_gather_columns", (20, 9))):
-            dst = ctx.zeros(*shape)
-            ctx.barrier()
-            simple_launch(ctx, language, op, torch.full_like(dst, ctx.cur_rank + 1), dst, dst, locks)
+    for op, shape in (("all_gather_rows", (9, 20)), ("all_gather_columns", (20, 9))):
+        with opened(language, device, "two_shot", *shape) as (ctx, _, dst, locks, part):
+            simple_launch(ctx, language, op, part(ctx.cur_rank + 1), dst, dst, locks)
             ctx.barrier()
             across = 1 if shape[0] == 9 else 0
             assert torch.equal(dst.amax(across), dst.amin(across))
@@ -388,16 +390,12 @@ def uneven(language, device):
 
 def fast_and_slow(language, op, device):
     """Rank 0 launches thrice at once, rank 1 with pauses; returns what rank 1 got each time."""
-    with Iris("4MiB", device=device, backend=language) as ctx:
-        m, n = 9, 20
-        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
-        ctx.barrier()
+    with opened(language, device) as (ctx, src, dst, locks, part):
         got = []
         for turn in range(3):
             if ctx.cur_rank == 1:
                 time.sleep(0.1)
-            data = torch.full((m, n), float(10**turn * (1 + ctx.cur_rank)), device=ctx.device)
+            data = part(10**turn * (1 + ctx.cur_rank))
             simple_launch(ctx, language, op, data, src, dst, locks)
             if ctx.cur_rank == 1:
                 simple_launch(ctx, language, "await", data, src, dst, locks)
@@ -408,66 +406,55 @@ def fast_and_slow(language, op, device):
 
 def sequence(language, ops, start, device):
     """Different algorithms one after the other with the same locks, from a given stamp on; returns who is wrong."""
-    wrong = []
-    with Iris("4MiB", device=device, backend=language) as ctx:
+    with opened(language, device) as (ctx, src, dst, locks, part):
         rank, world = ctx.cur_rank, ctx.num_ranks
-        m, n = 9, 20
-        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
-        locks.view(-1, 2 * world + 3)[:] = start
-        locks.view(-1, 2 * world + 3)[:, 2 * world + 1] = 0
+        stamps = locks.view(-1, 2 * world + 3)
+        stamps[:] = start
+        stamps[:, 2 * world + 1] = 0
         ctx.barrier()
         results = []
         for turn, op in enumerate(ops):
-            data = torch.full((m, n), float(rank + turn), device=ctx.device)
             if turn % world == rank:
                 time.sleep(0.005)
+            data = part(rank + turn)
             simple_launch(ctx, language, op, data, src, dst, locks)
             simple_launch(ctx, language, "await", data, src, dst, locks)
             results.append(dst.clone())
         ctx.barrier()
-        for turn, (op, result) in enumerate(zip(ops, results, strict=True)):
-            if not (result == sum(r + turn for r in range(world))).all():
-                wrong.append((turn, op))
-        return wrong, int(locks.view(-1, 2 * world + 3)[0, 2 * world])
+        wants = [sum(r + turn for r in range(world)) for turn in range(len(ops))]
+        wrong = [op for op, want, result in zip(ops, wants, results, strict=True) if not (result == want).all()]
+        return wrong, int(stamps[0, 2 * world])
 
 
 def by_config(language, device):
     """Every variant by name and by number; returns those that are wrong."""
     wrong = []
-    with Iris("4MiB", device=device, backend=language) as ctx:
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        m, n = 9, 20
-        data = torch.full((m, n), float(rank + 1), device=ctx.device)
-        for number, name in enumerate(("atomic", "ring", "one_shot", "two_shot", "spinlock")):
-            for variant in (number, f"by {name}"):
-                with ctx.scope():
-                    src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-                    src.copy_(data)
-                    locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, name)
-                    ctx.barrier()
-                    named = variant if isinstance(variant, int) else {"atomic": "default"}.get(name, name)
-                    form = "memory" if isinstance(variant, int) else "tile"
-                    simple_launch(ctx, language, named, data, src, dst, locks, form=form)
-                    ctx.barrier()
-                    if not (dst == world * (world + 1) / 2).all():
-                        wrong.append((rank, variant))
+    for number, name in enumerate(("atomic", "ring", "one_shot", "two_shot", "spinlock")):
+        for variant in (number, {"atomic": "default"}.get(name, name)):
+            with opened(language, device, name) as (ctx, src, dst, locks, part):
+                data = part(ctx.cur_rank + 1)
+                src.copy_(data)
+                ctx.barrier()
+                form = "memory" if variant == number else "tile"
+                simple_launch(ctx, language, variant, data, src, dst, locks, form=form)
+                ctx.barrier()
+                if not (dst == ctx.num_ranks * (ctx.num_ranks + 1) / 2).all():
+                    wrong.append((ctx.cur_rank, variant))
     return wrong
 
 
 def nobody_else_calls(language, op, device):
     """Rank 0 calls alone, or finds a lock taken; returns the text of its error and whether dst is untouched."""
-    with environment(IRIS_DEVICE_TIMEOUT="0.3"), Iris("4MiB", device=device, backend=language) as ctx:
-        m, n = 5, 9
-        data = torch.ones(m, n, device=ctx.device)
-        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N, "spinlock" if op == "spinlock" else "two_shot")
+    with (
+        environment(IRIS_DEVICE_TIMEOUT="0.3"),
+        opened(language, device, op, 5, 9) as (ctx, src, dst, locks, part),
+    ):
         if op == "spinlock":
             locks.fill_(1)
         ctx.barrier()
         if ctx.cur_rank == 0:
             for _ in range(2 if op == "two_shot" else 1):  # the second one waits for the end of the first
-                simple_launch(ctx, language, op, data, src, dst, locks, programs=1)
+                simple_launch(ctx, language, op, part(1), src, dst, locks, programs=1)
         text = ""
         try:
             ctx.barrier()
@@ -569,12 +556,9 @@ def run_reference_style(device):
         parts = [torch.arange(m * n, dtype=torch.float32).view(m, n) * (r + 1) for r in range(world)]
         inp = parts[rank].to(ctx.device)
         total = sum(parts)
-        numbers = tile_numbers((m, n))
-        share = tiles // world
-        owners = (numbers // share).clamp(max=world - 1) if share else torch.full_like(numbers, world - 1)
         want = {
             **dict.fromkeys(("atomic", "spinlock", "one_shot", "two_shot", "ring"), total),
-            "reduce_scatter": torch.where(owners == rank, total, 0.0),
+            "reduce_scatter": torch.where(owned((m, n), world, rank), total, 0.0),
             "gather": parts[(rank + 1) % world],
             "all_to_all": torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1),
             "all_gather": torch.cat(parts),

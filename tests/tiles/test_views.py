@@ -4,6 +4,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from gluon_kernels import said_by_the_compiler
+from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -13,7 +15,6 @@ from iris_core import Iris
 from iris_core.errors import NotOnHeapError
 from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import DeviceContext, interpreter, tiles, x
-from iris_triton.testing.compile_only import compile_for
 from iris_triton.tiles import (
     AllReduceConfig,
     TensorView,
@@ -71,9 +72,6 @@ def copy_by(form: tl.constexpr, view, out, pid_m, pid_n, BM: tl.constexpr, BN: t
     tl.store(to, tl.load(ptr, mask=mask), mask=mask)
 
 
-FORMS = ["view", "tile", "functions", "offsets", "layout", "offset"]
-
-
 @triton.jit
 def copy_triton(
     form: tl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: tl.constexpr, BN: tl.constexpr
@@ -93,13 +91,11 @@ def copy_gluon(
         copy_by(form, view, to, i // gl.cdiv(N, BN), i % gl.cdiv(N, BN), BM, BN, layout)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@table("form", ["view", "tile", "functions", "offsets", "layout", "offset"])
 @pytest.mark.parametrize("kernel", [copy_triton, copy_gluon], ids=["triton", "gluon"])
-def test_every_way_to_a_tile(kernel, transposed):
-    for form in FORMS:
-        inp = torch.arange(float(M * N)).view(M, N)
-        if transposed:
-            inp = torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t()
+def test_every_way_to_a_tile(kernel, form):
+    plain, transposed = torch.arange(float(M * N)).view(M, N), torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t()
+    for inp in (plain, transposed):
         whole = torch.full((M + 2, N + 3), -1.0)
         out = whole[:M, :N]
         kernel[(1,)](form, inp, out, M, N, *inp.stride(), *out.stride(), BM=BM, BN=BN)
@@ -131,17 +127,17 @@ def transform(out, count: tl.constexpr, dies: tl.constexpr, chunk: tl.constexpr)
     tl.store(out + pid, chiplet_transform_chunked(pid, count, dies, chunk))
 
 
-def test_chunks_stay_on_a_die():
-    for count, dies, chunk in [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)]:
-        out = torch.zeros(count, dtype=torch.int32)
-        transform[(count,)](out, count, dies, chunk)
-        assert sorted(out.tolist()) == list(range(count))
-        whole = count // (dies * chunk) * dies * chunk
-        assert out[whole:].tolist() == list(range(whole, count))
-        for die in range(dies):  # programs of one die take chunks of neighbours
-            pieces = out[:whole][die::dies].view(-1, chunk)
-            assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
-            assert (pieces[:, 0] % chunk == 0).all()
+@table("count, dies, chunk", [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)])
+def test_chunks_stay_on_a_die(count, dies, chunk):
+    out = torch.zeros(count, dtype=torch.int32)
+    transform[(count,)](out, count, dies, chunk)
+    assert sorted(out.tolist()) == list(range(count))
+    whole = count // (dies * chunk) * dies * chunk
+    assert out[whole:].tolist() == list(range(whole, count))
+    for die in range(dies):  # programs of one die take chunks of neighbours
+        pieces = out[:whole][die::dies].view(-1, chunk)
+        assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
+        assert (pieces[:, 0] % chunk == 0).all()
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -185,72 +181,43 @@ def without_layout(context, data):
     ctx.gather(TileView(0, 0, 8, 8), make_tensor_view(data, 8, 8, 8, 1), 0)
 
 
-def refusal(kernel, *args):
-    """What the compiler says, with all causes."""
-    with pytest.raises(triton.CompilationError) as error:
-        compile_for(kernel, args)
-    texts, cause = [], error.value
-    while cause is not None:
-        texts.append(str(cause))
-        cause = cause.__cause__
-    return "\n".join(texts)
+F32, I32, LOCKS = torch.float32, torch.int32, "must be int64, from iris_triton.tiles.make_locks, or int32"
 
 
-def test_mistakes_are_found_by_the_compiler():
-    for what, dtype, locks, message in [
-        ("dim", torch.float32, torch.int32, "dim of all_gather is 0"),
-        ("shape", torch.float32, torch.int32, "block of block_m x block_n elements"),
-        ("variant", torch.float32, torch.int32, "unknown variant 'tree'"),
-        ("code", torch.float32, torch.int32, "unknown variant 5"),
-        ("no locks", torch.float32, torch.int32, "all variants but atomic need locks"),
-        ("ring without locks", torch.float32, torch.int32, "all_reduce_ring needs locks"),
-        ("ring", torch.float8_e5m2, torch.int64, "passes sums of fp32 on"),
-        ("atomic", torch.int8, torch.int32, "all_reduce_atomic adds float16"),
-        ("spinlock", torch.float32, torch.float32, "locks must be int32 or int64"),
-        ("ring", torch.float32, torch.int32, "locks must be int64"),
-        ("await", torch.float32, torch.int32, "locks must be int64"),
-        ("one_shot", torch.float32, torch.uint8, "must be int64, from iris_triton.tiles.make_locks, or int32"),
-        ("two_shot", torch.float32, torch.int16, "must be int64, from iris_triton.tiles.make_locks, or int32"),
-        (
-            "reduce_scatter",
-            torch.float32,
-            torch.float32,
-            "must be int64, from iris_triton.tiles.make_locks, or int32",
-        ),
-    ]:
-        assert message in refusal(wrong, what, dtype, locks, torch.int64, 2)
+@table("what, dtype, locks, text", [
+    ("dim", F32, I32, "dim of all_gather is 0"),
+    ("shape", F32, I32, "block of block_m x block_n elements"),
+    ("variant", F32, I32, "unknown variant 'tree'"),
+    ("code", F32, I32, "unknown variant 5"),
+    ("no locks", F32, I32, "all variants but atomic need locks"),
+    ("ring without locks", F32, I32, "all_reduce_ring needs locks"),
+    ("ring", torch.float8_e5m2, torch.int64, "passes sums of fp32 on"),
+    ("atomic", torch.int8, I32, "all_reduce_atomic adds float16"),
+    ("spinlock", F32, F32, "locks must be int32 or int64"),
+    ("ring", F32, I32, "locks must be int64"),
+    ("await", F32, I32, "locks must be int64"),
+    ("one_shot", F32, torch.uint8, LOCKS),
+    ("two_shot", F32, torch.int16, LOCKS),
+    ("reduce_scatter", F32, F32, LOCKS),
+])  # fmt: skip
+def test_mistakes_are_found_by_the_compiler(what, dtype, locks, text):
+    assert text in said_by_the_compiler(wrong, what, dtype, locks, torch.int64, 2)
 
 
 def test_a_tile_without_data_needs_a_layout_in_gluon():
-    assert "the axes of a block need its layout" in refusal(without_layout, torch.int64, torch.float32)
+    assert "the axes of a block need its layout" in said_by_the_compiler(without_layout, torch.int64, F32)
 
 
-@pytest.mark.parametrize(
-    ("variant", "words"),
-    [
-        ("two_shot", 6 * 19),
-        ("one_shot", 6 * 19),
-        ("ring", 6 * 19),
-        ("reduce_scatter", 6 * 19),
-        ("spinlock", 6),
-        ("atomic", 0),
-    ],
-)
-def test_number_of_words(variant, words):
-    assert lock_words(9, 33, 8, 16, 8, variant) == words
-
-
-def test_sizes_must_be_positive():
+def test_number_of_words():
+    for variant in ("two_shot", "one_shot", "ring", "reduce_scatter", "spinlock", "atomic"):
+        assert lock_words(9, 33, 8, 16, 8, variant) == {"spinlock": 6, "atomic": 0}.get(variant, 6 * 19)
+    with pytest.raises(ValueError, match="unknown variant 'tree'"):
+        lock_words(9, 33, 8, 16, 8, "tree")
     for at in range(5):
         numbers = [9, 33, 8, 16, 8]
         numbers[at] = 0
         with pytest.raises(ValueError, match="must be positive, got 0"):
             lock_words(*numbers)
-
-
-def test_unknown_variants_have_no_words():
-    with pytest.raises(ValueError, match="unknown variant 'tree'"):
-        lock_words(9, 33, 8, 16, 8, "tree")
 
 
 def test_locks_are_checked_on_the_host():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat, interpreter
@@ -19,92 +21,66 @@ from iris_triton.interpreter import entries
 from iris_triton.interpreter import launch as launch_module
 
 
-@pytest.fixture(autouse=True)
-def executor():
-    interpreter.enable()
-
-
 @triton.jit
-def fill_kernel(out, n, value=1.0, B: tl.constexpr = 64):
+def fill(out, n, value=1.0, B: tl.constexpr = 64):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(out + i, value, mask=i < n)
 
 
-def test_forms_of_launches():
-    out = torch.zeros(100)
-    fill_kernel[(2,)](out, 100)
-    assert (out == 1).all()
-    fill_kernel[2,](out, n=100, value=2)
-    assert (out == 2).all()
-    fill_kernel[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](out, 100, 3.0, B=32, num_warps=4, num_stages=2)
-    assert (out == 3).all()
-    fill_kernel.run(out, 100, 4.0, grid=(2, 1, 1), warmup=False)
-    assert (out == 4).all()
-    fill_kernel[[2]](out, np.int64(100), np.float32(5))
-    assert (out == 5).all()
-    leaf = torch.zeros(4, requires_grad=True)
-    fill_kernel[(1,)](leaf, 4)
-    assert (leaf == 1).all()
-
-
-@pytest.mark.parametrize("grid", [(0,), (2, 0), (4, 4, 0)])
-def test_an_empty_grid_runs_nothing(grid):
-    out = torch.zeros(4)
-    fill_kernel[grid](out, 4)
-    assert not out.any()
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "error", "message"),
-    [
-        ((), {}, TypeError, r"'fill_kernel' \(out, .*missing a required argument: 'out'"),
-        ((1,), {}, TypeError, r"missing a required argument: 'n'"),
-        ((1, 2, 3, 4, 5), {}, TypeError, r"too many positional arguments"),
-        ((1, 2), {"n": 3}, TypeError, r"multiple values for argument 'n'"),
-        ((1, 2), {"nn": 3}, TypeError, r"out, n, value.*, B.*unexpected keyword argument 'nn'"),
-        ((object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill_kernel' is a object: pass a tensor"),
-        (([1], 2), {}, TypeError, r"argument 'out'.*is a list"),
-        ((1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
-        ((1, 2**64), {}, ValueError, r"argument 'n'.*does not fit 64 bits"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_before_anything_runs(args, kwargs, error, message):
-    tensor = torch.zeros(4)
-    args = tuple(tensor if a == 1 and i == 0 else a for i, a in enumerate(args))
-    with pytest.raises(error, match=message):
-        fill_kernel[(1,)](*args, **kwargs)
-    assert not tensor.any()
-
-
-@pytest.mark.parametrize(
-    ("grid", "error", "message"),
-    [
-        ((), ValueError, "1 to 3 dimensions, got 0"),
-        ((1, 1, 1, 1), ValueError, "1 to 3 dimensions, got 4"),
-        ((-1,), ValueError, "negative dimension"),
-        ((1.5,), TypeError, "must consist of integers"),
-        (None, TypeError, "must consist of integers"),
-    ],
-)
-def test_grids_that_do_not_fit_are_refused(grid, error, message):
-    with pytest.raises(error, match=message):
-        fill_kernel[grid](torch.zeros(4), 4)
-
-
-def test_tensors_on_different_devices_are_refused():
-    meta = torch.zeros(4, device="meta")
-    with pytest.raises(
-        ValueError, match="argument 'out' of kernel 'pair_kernel' is on meta, but other arguments are on"
-    ):
-        pair_kernel[(1,)](torch.zeros(4), meta)
-
-
 @triton.jit
-def pair_kernel(x, out):
+def pair(x, out):
     tl.store(out, tl.load(x))
 
 
-def test_enabling_is_idempotent_and_disabling_restores():
+def test_forms_of_launches():
+    out, leaf = torch.zeros(100), torch.zeros(4, requires_grad=True)
+    for value, launch in enumerate((
+        lambda: fill[(2,)](out, 100),
+        lambda: fill[2,](out, n=100, value=2),
+        lambda: fill[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](out, 100, 3.0, B=32, num_warps=4, num_stages=2),
+        lambda: fill.run(out, 100, 4.0, grid=(2, 1, 1), warmup=False),
+        lambda: fill[[2]](out, np.int64(100), np.float32(5)),
+    ), 1):  # fmt: skip
+        launch()
+        assert (out == value).all()
+    for grid in ((0,), (2, 0), (4, 4, 0)):
+        fill[grid](out, 100, 9)
+    assert (out == 5).all()
+    fill[(1,)](leaf, 4)
+    assert (leaf == 1).all()
+    pair[(1,)](triton.reinterpret(torch.tensor([1, 2], dtype=torch.int8), tl.uint8), out)
+    assert out[0] == 1
+
+
+@table("grid, args, named, error, text", [
+    ((1,), (), {}, TypeError, r"'fill' \(out, .*missing a required argument: 'out'"),
+    ((1,), (1,), {}, TypeError, r"missing a required argument: 'n'"),
+    ((1,), (1, 2, 3, 4, 5), {}, TypeError, r"too many positional arguments"),
+    ((1,), (1, 2), {"n": 3}, TypeError, r"multiple values for argument 'n'"),
+    ((1,), (1, 2), {"nn": 3}, TypeError, r"out, n, value.*, B.*unexpected keyword argument 'nn'"),
+    ((1,), (object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill' is a object: pass a tensor"),
+    ((1,), ([1], 2), {}, TypeError, r"argument 'out'.*is a list"),
+    ((1,), (1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
+    ((1,), (1, 2**64), {}, ValueError, r"argument 'n'.*does not fit 64 bits"),
+    ((), (1, 4), {}, ValueError, "1 to 3 dimensions, got 0"),
+    ((1, 1, 1, 1), (1, 4), {}, ValueError, "1 to 3 dimensions, got 4"),
+    ((-1,), (1, 4), {}, ValueError, "negative dimension"),
+    ((1.5,), (1, 4), {}, TypeError, "must consist of integers"),
+    (None, (1, 4), {}, TypeError, "must consist of integers"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, error, text):
+    tensor = torch.zeros(4)
+    with pytest.raises(error, match=text):
+        fill[grid](*(tensor if a == 1 and i == 0 else a for i, a in enumerate(args)), **named)
+    assert not tensor.any()
+
+
+def test_tensors_on_different_devices_are_refused():
+    with pytest.raises(ValueError, match="argument 'out' of kernel 'pair' is on meta, but other arguments are on"):
+        pair[(1,)](torch.zeros(4), torch.zeros(4, device="meta"))
+
+
+def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
     original = launch_module._originals[_compat.JITFunction]
     interpreter.enable()
     assert interpreter.is_enabled()
@@ -113,117 +89,91 @@ def test_enabling_is_idempotent_and_disabling_restores():
     interpreter.disable()
     assert not interpreter.is_enabled()
     assert _compat.JITFunction.run is original
-    interpreter.enable()
-    out = torch.zeros(4)
-    fill_kernel[(1,)](out, 4)
-    assert (out == 1).all()
+    with warnings.catch_warnings():  # the installed Triton is in the table
+        warnings.simplefilter("error")
+        interpreter.enable()
+    test_forms_of_launches()
+    interpreter.disable()
+    monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
+    with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
+        interpreter.enable()
 
 
 def test_warmup_goes_to_the_compiler(monkeypatch):
     seen = []
     monkeypatch.setitem(launch_module._originals, _compat.JITFunction, lambda *a, **k: seen.append(k["warmup"]))
-    fill_kernel.warmup(torch.zeros(4), 4, grid=(1,))
+    fill.warmup(torch.zeros(4), 4, grid=(1,))
     assert seen == [True]
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
+def hooked(out, n):
+    tl.store(out, n + 1)
 
 
 def test_hooks_run_before_the_kernel_with_its_arguments():
     out, seen = torch.zeros(4), []
-
-    @triton.jit
-    def kernel(out, n):
-        tl.store(out, n)
-
-    kernel.add_pre_run_hook(lambda *args, **kwargs: seen.append((args, kwargs, out.clone())))
-    kernel[(1,)](out, n=3)
+    hooked.add_pre_run_hook(lambda *args, **kwargs: seen.append((args, kwargs, out.clone())))
+    hooked[(1,)](out, n=1)
     ((args, kwargs, before),) = seen
     assert args[0] is out
-    assert kwargs == {"n": 3}
+    assert kwargs == {"n": 1}
     assert not before.any()
-    assert out[0] == 3
-
-
-def zero(named):
-    named["out"].zero_()
+    assert out[0] == 2
 
 
 @triton.autotune(
-    configs=[triton.Config({"B": 32}, num_warps=2, pre_hook=zero), triton.Config({"B": 64})],
+    configs=[
+        triton.Config({"B": 32}, num_warps=2, pre_hook=lambda named: named["out"].zero_()), triton.Config({"B": 64}),
+    ],
     key=["n"],
     prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs},
-)
+)  # fmt: skip
+@triton.heuristics({"WHOLE": lambda args: triton.next_power_of_2(args["n"])})
 @triton.jit
-def tuned_kernel(x, out, n, B: tl.constexpr):
+def tuned(x, out, n, B: tl.constexpr, WHOLE: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.atomic_add(out + i, tl.load(x + i, mask=i < n), mask=i < n)
-    tl.store(out + n, B)
-
-
-@triton.heuristics({"B": lambda args: triton.next_power_of_2(args["n"])})
-@triton.jit
-def heuristic_kernel(out, n, B: tl.constexpr):
-    tl.store(out, B)
+    tl.store(out + n, B + 1000 * WHOLE)
 
 
 def test_autotuner_takes_the_first_configuration_and_its_hook():
     x, out = torch.randn(100), torch.ones(101)
-    tuned_kernel[lambda meta: (triton.cdiv(100, meta["B"]),)](x, out, 100)
+    tuned[lambda meta: (triton.cdiv(100, meta["B"]),)](x, out, 100)
     assert torch.equal(out[:100], x)
-    assert out[100] == 32
-    assert tuned_kernel.best_config.kwargs == {"B": 32}
-
-
-def test_heuristics():
-    out = torch.zeros(1)
-    heuristic_kernel[(1,)](out, 100)
-    assert out.item() == 128
-
-
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
-def unspecialized_kernel(out, n):
-    tl.store(out, n + 1)
-
-
-def test_specialisation_options_change_nothing():
-    out = torch.zeros(1)
-    unspecialized_kernel[(1,)](out, 1)
-    assert out.item() == 2
-
-
-def test_reinterpreted_tensors():
-    data = torch.tensor([1, 2, 3, 4], dtype=torch.int8)
-    out = torch.zeros(1, dtype=torch.float32)
-    pair_kernel[(1,)](triton.reinterpret(data, tl.uint8), out)
-    assert out.item() == 1
+    assert out[100] == 128032
+    assert tuned.best_config.kwargs == {"B": 32}
 
 
 # -- entries and assembly ---------------------------------------------------------------------------------------------
 @triton.jit
-def vendor_function(x, k: tl.constexpr, flag=None):
+def vendor(x, k: tl.constexpr, flag=None):
     return tl.inline_asm_elementwise("no.such.thing $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
-def vendor_kernel(x, out, N: tl.constexpr):
+def call_vendor(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, vendor_function(tl.load(x + i), 3))
+    tl.store(out + i, vendor(tl.load(x + i), 3))
 
 
-def test_unknown_assembly_is_named_with_the_way_out():
-    x = torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match=r"'no\.such\.thing \$0, \$1;'.*cpu_entry"):
-        vendor_kernel[(1,)](x, x, N=4)
+@triton.jit
+def assembly(out, text: tl.constexpr):
+    tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
 
 
 def test_an_entry_replaces_a_device_function():
     x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match=r"'no\.such\.thing \$0, \$1;'.*cpu_entry"):
+        call_vendor[(1,)](x, x, N=4)
     seen = []
 
-    @interpreter.cpu_entry(vendor_function)
+    @interpreter.cpu_entry(vendor)
     def entry(program, value, k, flag=None):
         seen.append((program.pid, program.grid, program.linear_id, value.dtype, k, flag))
         return value * np.int32(k) + np.int32(program.linear_id)
 
-    vendor_kernel[(1, 2)](x, out, N=4)
+    call_vendor[(1, 2)](x, out, N=4)
     assert torch.equal(out, x * 3 + 1)
     assert seen == [((0, y, 0), (1, 2, 1), y, np.int32, 3, None) for y in range(2)]
 
@@ -234,7 +184,7 @@ def many_types(a, b, c, d, e):
 
 
 @triton.jit
-def types_kernel(p, flag, real, out):
+def call_many_types(p, flag, real, out):
     half = tl.load(p).to(tl.bfloat16)
     x, y, z, w = many_types(half, flag, real, p, tl.cast(200, tl.uint8))
     tl.store(out, x)
@@ -249,19 +199,17 @@ def test_values_that_entries_get_and_give():
 
     @interpreter.cpu_entry(many_types)
     def entry(program, a, b, c, d, e):
-        assert (a, a.dtype) == (1.5, np.float32)
         assert b is np.True_
-        assert (c, c.dtype) == (2.5, np.float32)
-        assert (d, d.dtype) == (source.data_ptr(), np.uint64)
-        assert (e, e.dtype) == (200, np.uint8)
+        assert (a, c, d, e) == (1.5, 2.5, source.data_ptr(), 200)
+        assert (a.dtype, c.dtype, d.dtype, e.dtype) == (np.float32, np.float32, np.uint64, np.uint8)
         return a * 2, 2**40, True, 0.5
 
-    types_kernel[(1,)](source, True, 2.5, out)
+    call_many_types[(1,)](source, True, 2.5, out)
     assert out.tolist() == [3, 2.0**40, 1, 0.5]
 
 
 @triton.jit
-def timer_kernel(out):
+def timers(out):
     pid = tl.program_id(0)
     start = tl.extra.cuda.globaltimer()
     tl.store(out + pid * 4, tl.extra.cuda.smid().to(tl.int64))
@@ -271,49 +219,27 @@ def timer_kernel(out):
     tl.store(out + pid * 4 + 2, tl.min(block - start, axis=0))
 
 
-def test_timers():
+def test_assembly_that_is_built_in():
     out = torch.zeros(3, 4, dtype=torch.int64)
-    timer_kernel[(3,)](out)
+    timers[(3,)](out)
     assert out[:, 0].tolist() == [0, 1, 2]
-    assert (out[:, 1:3] >= 0).all()
-    assert (out[:, 1] < 10**9).all()
-
-
-@triton.jit
-def assembly_kernel(out, text: tl.constexpr):
-    tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "fence.acq_rel.sys; mov.u32 $0, 0;",
-        "fence.proxy.async; mov.u32 $0, 0;",
-        "mov.u32 $0, %smid;",
-    ],
-)
-def test_assembly_that_is_built_in(text):
-    out = torch.ones(1, dtype=torch.int32)
-    assembly_kernel[(1,)](out, text)
-    assert out.item() == 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    assert ((out[:, 1:3] >= 0) & (out[:, 1:3] < 10**9)).all()
+    for text in ("fence.acq_rel.sys; mov.u32 $0, 0;", "fence.proxy.async; mov.u32 $0, 0;", "mov.u32 $0, %smid;"):
+        out = torch.ones(1, dtype=torch.int32)
+        assembly[(1,)](out, text)
+        assert out.item() == 0
+    for text in (
         "again: ld.acquire.sys.global.u32 $0, [$1]; setp.ne.u32 p, $0, 1; @p bra again; fence.proxy.async;",
         "fence.acq_rel.sys; red.release.sys.global.add.u32 [$1], 1;",
         "mov.u64 t, %globaltimer; sub.u64 $0, t, $1;",
         "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
-    ],
-)
-def test_built_in_assembly_beside_other_instructions_is_refused(text):
-    with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
-        assembly_kernel[(1,)](torch.ones(1, dtype=torch.int32), text)
+    ):
+        with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
+            assembly[(1,)](out, text)
 
 
 @triton.jit
-def target_kernel(out):
+def target(out):
     if tl.target_info.is_cuda() or tl.target_info.is_hip():
         tl.store(out, 1)
     else:
@@ -321,45 +247,25 @@ def target_kernel(out):
 
 
 def test_kernels_see_neither_cuda_nor_hip(monkeypatch):
-    class Driver:
-        def get_current_target(self):
-            return triton.backends.compiler.GPUTarget("cuda", 90, 32)
-
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(), raising=False)
+    driver = types.SimpleNamespace(get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver, raising=False)
     out = torch.zeros(1)
-    target_kernel[(1,)](out)
+    target[(1,)](out)
     assert out.item() == 2
 
 
 # -- other Tritons, other processes -----------------------------------------------------------------------------------
-def test_an_untested_triton_version_is_said(monkeypatch):
-    interpreter.disable()
-    monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
-    try:
-        with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
-            interpreter.enable()
-    finally:
-        interpreter.disable()
-
-
-def test_the_installed_triton_is_in_the_table():
-    interpreter.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        interpreter.enable()
-
-
 def run_script(tmp_path, source, **environment):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(source))
+    (tmp_path / "script.py").write_text(textwrap.dedent(source))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], env=env, capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
+    assert run_script(tmp_path, """
         import torch, triton, triton.language as tl
         from iris_triton import interpreter
         import iris_triton._compat
@@ -382,24 +288,17 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
         assert not triton.knobs.runtime.interpret
         waits[(8,)](torch.zeros(1, dtype=torch.int32))
         print("fine")
-        """,
-        TRITON_INTERPRET="1",
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+        """, TRITON_INTERPRET="1") == (0, "fine\n", "")  # fmt: skip
 
 
 def test_importing_the_package_pulls_in_neither_torch_nor_triton(tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        import sys
+    assert run_script(tmp_path, """
+        import sys, iris_triton
         from iris_triton import interpreter
         from iris_triton.interpreter import cpu_entry, configure
         configure(timeout_s=5)
         print(sorted({"torch", "triton", "numpy"} & set(sys.modules)))
-        """,
-    )
-    assert done.stdout == "[]\n", done.stderr
+        """)[:2] == (0, "[]\n")  # fmt: skip
 
 
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):

@@ -1,6 +1,5 @@
-"""Bounds: what a kernel may touch, and what the message says when it touches something else."""
+"""Bounds: what a kernel may touch, and what the message says when it touches something else; promises of addresses."""
 
-import dataclasses
 import linecache
 import threading
 
@@ -8,91 +7,44 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
-from iris_core.types import Block
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.errors import ArgumentError
 from iris_triton import interpreter
+from iris_triton import x as tiles
 from iris_triton.interpreter import OutOfBoundsError, hints
 from iris_triton.interpreter.memory import regions
 from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
+from iris_triton.language.address import translate
 
-
-@dataclasses.dataclass
-class FakeHeap:
-    """Two ranks' heaps in one buffer each, with the same blocks."""
-
-    nbytes: int = 4096
-    rank: int = 0
-    version: int = 0
-    nodes: tuple = ((0, 1),)
-
-    def __post_init__(self):
-        self.memory = [torch.zeros(self.nbytes, dtype=torch.uint8) for _ in range(2)]
-        self.blocks = []
-
-    @property
-    def heap_bases(self):
-        return tuple(m.data_ptr() for m in self.memory)
-
-    def live_blocks(self):
-        return sorted(self.blocks, key=lambda b: b.offset_bytes)
-
-    def allocate(self, offset, nbytes, label=""):
-        self.blocks.append(Block(offset, nbytes, label))
-        self.version += 1
-
-    def free(self, offset):
-        self.blocks = [b for b in self.blocks if b.offset_bytes != offset]
-        self.version += 1
-
-    def tensor(self, rank, offset, count):
-        return self.memory[rank][offset : offset + 4 * count].view(torch.float32)
-
-    def stands_still(self, quiet):
-        return False
-
-    def elsewhere(self):
-        return ()
-
-    def check_peers(self):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def executor():
-    interpreter.enable()
+I64 = torch.int64
 
 
 @pytest.fixture
-def heap():
-    heap = FakeHeap()
-    heap.allocate(256, 400, "x")
-    heap.allocate(1024, 64)
-    token = interpreter.register_memory(heap)
-    yield heap
-    interpreter.unregister_memory(token)
+def heap(make_heap):
+    return make_heap(2, (256, 400, "x"), (1024, 64, ""), (2048, 10, "odd"))
 
 
-def test_a_heap_may_go_while_the_table_is_made(monkeypatch):
+def test_a_heap_may_go_while_the_table_is_made(monkeypatch, make_heap):
     """The garbage collector closes dropped contexts wherever this thread allocates: also while it makes the table."""
-
-    class Dropped(FakeHeap):
-        def live_blocks(self):
-            interpreter.unregister_memory(other)
-            return super().live_blocks()
-
     monkeypatch.setattr(regions, "_heaps", {})
-    other = interpreter.register_memory(FakeHeap())
-    interpreter.register_memory(Dropped())
+    other, dropped = make_heap(2), make_heap(2)
+    (token, _) = regions._heaps
+    blocks = dropped.live_blocks
+    dropped.live_blocks = lambda: interpreter.unregister_memory(token) or blocks()
     making = threading.Thread(target=current_regions, daemon=True)
     making.start()
     making.join(60)
     assert not making.is_alive()
-    assert [type(each) for each in regions.registered_heaps()] == [Dropped]
+    assert other not in regions.registered_heaps() == [dropped]
     assert len(current_regions().heaps) == 2
 
 
+# -- bounds -----------------------------------------------------------------------------------------------------------
 @triton.jit
-def touch_kernel(p, offset, ACCESS: tl.constexpr, N: tl.constexpr):
+def touch(p, offset, ACCESS: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
     q = p + offset + i
     if ACCESS == "load":
@@ -112,100 +64,96 @@ def touch_kernel(p, offset, ACCESS: tl.constexpr, N: tl.constexpr):
 ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "atomic_fadd", "cas": "atomic_cas"}
 
 
-@pytest.mark.parametrize("access", ACCESSES)
+@table("access", ACCESSES)
 def test_accesses_beyond_a_block_are_refused_on_every_rank(heap, access):
     for rank in [0, 1]:
         x = heap.tensor(rank, 256, 100)
-        touch_kernel[(1,)](x, 96, ACCESS=access, N=4)
+        touch[(1,)](x, 96, ACCESS=access, N=4)
         before = [m.clone() for m in heap.memory]
         with pytest.raises(OutOfBoundsError) as info:
-            touch_kernel[(1,)](x, 98, ACCESS=access, N=4)
-        error = info.value
+            touch[(1,)](x, 98, ACCESS=access, N=4)
+        error, place = info.value, f"block 'x' of 400 bytes at offset 256 of the heap of rank {rank}"
         assert isinstance(error, IndexError)
-        assert (error.kernel, error.program, error.lane) == ("touch_kernel", (0, 0, 0), 2)
-        assert error.access == ACCESSES[access]
-        assert error.address == heap.heap_bases[rank] + 256 + 400
-        assert error.nbytes == 4
-        message = str(error)
-        assert (
-            f"begins 0 bytes past the end of block 'x' of 400 bytes at offset 256 of the heap of rank {rank}" in message
-        )
-        assert "1 more lanes" in message
+        assert (error.kernel, error.program, error.lane, error.nbytes) == ("touch", (0, 0, 0), 2, 4)
+        assert (error.access, error.address) == (ACCESSES[access], heap.heap_bases[rank] + 256 + 400)
+        assert f"begins 0 bytes past the end of {place}" in str(error)
+        assert "1 more lanes" in str(error)
         assert all(torch.equal(a, b) for a, b in zip(before, heap.memory, strict=True))
 
 
-def test_masked_lanes_may_point_anywhere(heap):
-    touch_kernel[(1,)](heap.tensor(0, 256, 100), 98, ACCESS="masked", N=8)
-    with pytest.raises(OutOfBoundsError, match="lane 1:"):
-        touch_kernel[(1,)](heap.tensor(0, 256, 100), 99, ACCESS="masked", N=8)
+@table("rank, offset, first, access, lanes, text", [
+    (0, 256, 98, "masked", 8, ""),  # masked lanes may point anywhere
+    (0, 256, 99, "masked", 8, "lane 1:"),
+    (0, 2048, 0, "load", 2, ""),  # a block counts with its exact size, to the last byte
+    (0, 2048, 2, "load", 1, "it ends 2 bytes past the end of block 'odd'"),
+    (1, 256, -2, "load", 1, r"begins 8 bytes before block 'x'.*rank 1"),
+    (0, 1024, 0, "load", 16, ""),
+    (0, 256, 2**29, "store", 4, ""),  # far from both heaps
+])  # fmt: skip
+def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes, text):
+    heap.tensor(0, 2048, 3).zero_()
+    x = heap.tensor(rank, offset, 1)
+    if text or first == 2**29:
+        with pytest.raises(OutOfBoundsError, match=text or "lane 0"):
+            touch[(4,)](x, first, ACCESS=access, N=lanes)
+    else:
+        touch[(4,)](x, first, ACCESS=access, N=lanes)
+    touch[(4,)](heap.tensor(0, 256, 1), 10, ACCESS="store", N=4)  # a failed launch leaves everything usable
+    assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
-def test_a_block_counts_with_its_exact_size_and_to_the_last_byte(heap):
-    heap.allocate(2048, 10, "odd")
-    odd = heap.tensor(0, 2048, 4)
-    touch_kernel[(1,)](odd, 0, ACCESS="load", N=2)
-    with pytest.raises(OutOfBoundsError, match="it ends 2 bytes past the end of block 'odd'"):
-        touch_kernel[(1,)](odd, 2, ACCESS="load", N=1)
-
-
-def test_before_a_block_and_freed_blocks(heap):
-    x = heap.tensor(1, 256, 100)
-    with pytest.raises(OutOfBoundsError, match=r"begins 8 bytes before block 'x'.*rank 1"):
-        touch_kernel[(1,)](x, -2, ACCESS="load", N=1)
-    touch_kernel[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
+def test_freed_blocks_and_the_table(heap):
+    first = current_regions()
+    assert current_regions() is first
     heap.free(1024)
+    assert current_regions() is not first
     with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
-        touch_kernel[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
-
-
-def test_a_failed_launch_leaves_everything_usable(heap):
-    x = heap.tensor(0, 256, 100)
-    for _ in range(3):
-        with pytest.raises(OutOfBoundsError):
-            touch_kernel[(4,)](x, 2**29, ACCESS="store", N=4)  # far from both heaps
-        touch_kernel[(4,)](x, 10, ACCESS="store", N=4)
-    assert x[10:14].tolist() == [0, 1, 2, 3]
+        touch[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
 
 
 def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
     storage = torch.zeros(64)
-    touch_kernel[(1,)](storage[:8], 56, ACCESS="store", N=8)
-    touch_kernel[(1,)](storage[32:40], -32, ACCESS="store", N=8)
+    touch[(1,)](storage[:8], 56, ACCESS="store", N=8)
+    touch[(1,)](storage[32:40], -32, ACCESS="store", N=8)
     with pytest.raises(OutOfBoundsError, match="past the end of block 'p' of 256 bytes"):
-        touch_kernel[(1,)](storage[:8], 60, ACCESS="store", N=8)
+        touch[(1,)](storage[:8], 60, ACCESS="store", N=8)
     with pytest.raises(OutOfBoundsError, match="4 bytes before block 'p'"):
-        touch_kernel[(1,)](storage[:8], -1, ACCESS="load", N=1)
+        touch[(1,)](storage[:8], -1, ACCESS="load", N=1)
 
 
 @triton.jit
-def indirect_kernel(addresses, out, N: tl.constexpr):
-    for k in range(N):
-        p = tl.load(addresses + k).to(tl.pointer_type(tl.float32))
-        tl.store(out + k, tl.load(p))
+def indirect(addresses, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    p = tl.load(addresses + i % 2).to(tl.pointer_type(tl.float32)) + i // 2
+    tl.store(out + i, tl.load(p))
+    tl.store(p, -i.to(tl.float32))
 
 
-def test_addresses_from_memory_need_a_named_region():
-    values = [torch.tensor([5.0]), torch.tensor([7.0])]
+def test_addresses_from_memory_need_a_named_region(heap):
+    values, out = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])], torch.zeros(4)
     addresses = torch.tensor([v.data_ptr() for v in values])
-    out = torch.zeros(2)
-    first = interpreter.allow_region(values[0].data_ptr(), 4, "first")
+    first = interpreter.allow_region(values[0].data_ptr(), 8, "first")
     with pytest.raises(OutOfBoundsError, match="allow_region"):
-        indirect_kernel[(1,)](addresses, out, N=2)
-    second = interpreter.allow_region(values[1].data_ptr(), 4)
-    indirect_kernel[(1,)](addresses, out, N=2)
-    assert out.tolist() == [5, 7]
+        indirect[(1,)](addresses, out, N=4)
+    second = interpreter.allow_region(values[1].data_ptr(), 8)
+    indirect[(1,)](addresses, out, N=4)
+    assert out.tolist() == [5, 7, 6, 8]
     interpreter.unregister_memory(second)
     with pytest.raises(OutOfBoundsError):
-        indirect_kernel[(1,)](addresses, out, N=2)
+        indirect[(1,)](addresses, out, N=4)
     interpreter.unregister_memory(first)
     interpreter.unregister_memory(first)
     with interpreter.configured(bounds_check=False):
-        indirect_kernel[(1,)](addresses, out.zero_(), N=2)
-    assert out.tolist() == [5, 7]
+        indirect[(1,)](addresses, out, N=4)
+    assert out.tolist() == [0, -1, -2, -3]
+    on_heaps = torch.tensor([base + 256 for base in heap.heap_bases])  # lanes of one access on several ranks
+    indirect[(1,)](on_heaps, out, N=4)
+    assert not out.any()
+    assert [heap.tensor(rank, 256, 2).tolist() for rank in (0, 1)] == [[0, -2], [-1, -3]]
 
 
 @triton.jit
-def pointers_kernel(table, out, N: tl.constexpr):
+def pointers(table, out, N: tl.constexpr):
     i = tl.arange(0, N)
     first = tl.load(table + 0).to(tl.pointer_type(tl.pointer_type(tl.float32)))
     tl.store(out + i, tl.load(tl.load(first + i)))
@@ -213,39 +161,23 @@ def pointers_kernel(table, out, N: tl.constexpr):
 
 def test_pointers_to_pointers():
     values = torch.arange(4.0)
-    pointers = torch.tensor([values[k:].data_ptr() for k in (2, 0, 3, 1)])
-    table, out = torch.tensor([pointers.data_ptr()]), torch.zeros(4)
-    tokens = [interpreter.allow_region(t.data_ptr(), t.nbytes) for t in (values, pointers)]
-    pointers_kernel[(1,)](table, out, N=4)
+    pointed = torch.tensor([values[k:].data_ptr() for k in (2, 0, 3, 1)])
+    tokens = [interpreter.allow_region(t.data_ptr(), t.nbytes) for t in (values, pointed)]
+    out = torch.zeros(4)
+    pointers[(1,)](torch.tensor([pointed.data_ptr()]), out, N=4)
     for token in tokens:
         interpreter.unregister_memory(token)
     assert out.tolist() == [2, 0, 3, 1]
 
 
-@pytest.mark.parametrize(("address", "nbytes"), [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
+@table("address, nbytes", [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
 def test_impossible_regions_are_refused(address, nbytes):
     with pytest.raises(ValueError, match="give a positive address"):
         interpreter.allow_region(address, nbytes)
 
 
 @triton.jit
-def scatter_kernel(bases, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    p = tl.load(bases + i % 2).to(tl.pointer_type(tl.float32)) + 64 + i
-    tl.store(p, i.to(tl.float32))
-    tl.store(out + i, tl.load(p))
-
-
-def test_lanes_of_one_access_may_lie_on_several_ranks(heap):
-    out = torch.zeros(8)
-    scatter_kernel[(1,)](torch.tensor(heap.heap_bases), out, N=8)
-    assert torch.equal(out, torch.arange(8.0))
-    assert heap.tensor(0, 256, 8)[::2].tolist() == [0, 2, 4, 6]
-    assert heap.tensor(1, 256, 8)[1::2].tolist() == [1, 3, 5, 7]
-
-
-@triton.jit
-def misaligned_kernel(p, out):
+def misaligned(p, out):
     q = (p.to(tl.int64) + 1).to(tl.pointer_type(tl.int32))
     i = tl.arange(0, 2)
     tl.store(out + i, tl.load(q + i))
@@ -253,23 +185,15 @@ def misaligned_kernel(p, out):
 
 
 def test_misaligned_elements():
-    data = torch.arange(16, dtype=torch.uint8)
+    data, out = torch.arange(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
     expected = data[1:9].clone().view(torch.int32)
-    out = torch.zeros(2, dtype=torch.int32)
-    misaligned_kernel[(1,)](data, out)
+    misaligned[(1,)](data, out)
     assert torch.equal(out, expected)
     assert data[1:9].tolist() == [1, 0, 0, 0, 2, 0, 0, 0]
 
 
-def test_the_table_is_rebuilt_only_when_something_changes(heap):
-    first = current_regions()
-    assert current_regions() is first
-    heap.allocate(3000, 4)
-    assert current_regions() is not first
-
-
 def test_the_checker_agrees_with_a_plain_search(heap):
-    heap.allocate(3000, 7)
+    heap.allocate(3000, 7, "")
     checker = BoundsChecker(current_regions(), [])
     live = [(base + b.offset_bytes, base + b.offset_bytes + b.nbytes) for base in heap.heap_bases for b in heap.blocks]
     for base in heap.heap_bases:
@@ -284,10 +208,10 @@ def test_the_checker_agrees_with_a_plain_search(heap):
 def test_without_any_memory_the_message_says_so():
     checker = BoundsChecker(current_regions(), [])
     addresses = torch.tensor([4096]).numpy().view("u8")
-    error = checker.error("k", (0, 0, 0), "load", addresses, addresses * 0, 4)
-    assert "no memory is accessible" in str(error)
+    assert "no memory is accessible" in str(checker.error("k", (0, 0, 0), "load", addresses, addresses * 0, 4))
 
 
+# -- promises ---------------------------------------------------------------------------------------------------------
 @triton.jit
 def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
     i = tl.arange(0, 16)
@@ -308,26 +232,22 @@ def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
     tl.store(out + i, tl.load(where))
 
 
-@pytest.mark.parametrize(
-    ("what", "skipped", "apart", "number", "message"),
-    [
-        ("multiple", 0, 1, 16, ""),
-        ("multiple", 4, 1, 16, ""),
-        ("multiple", 1, 1, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
-        ("multiple", 0, 4, 16, ""),
-        ("multiple", 0, 2, 16, "multiples of 16 bytes: .* is 8 bytes behind one"),
-        ("contiguous", 1, 1, 16, ""),
-        ("contiguous", 0, 2, 4, "groups of 4 neighbouring elements along axis 0: .* is not 4 bytes behind"),
-        ("rows", 0, 20, 16, ""),
-        ("rows", 0, 21, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
-        ("scalar", 1, 1, 16, ""),  # kernels promise before they branch
-        ("offsets", 0, 3, 16, ""),
-        ("assume", 0, 3, 3, ""),
-        ("assume", 0, 3, 4, "condition that does not hold"),
-    ],
-)
+@table("what, skipped, apart, number, message", [
+    ("multiple", 0, 1, 16, ""),
+    ("multiple", 4, 1, 16, ""),
+    ("multiple", 1, 1, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
+    ("multiple", 0, 4, 16, ""),
+    ("multiple", 0, 2, 16, "multiples of 16 bytes: .* is 8 bytes behind one"),
+    ("contiguous", 1, 1, 16, ""),
+    ("contiguous", 0, 2, 4, "groups of 4 neighbouring elements along axis 0: .* is not 4 bytes behind"),
+    ("rows", 0, 20, 16, ""),
+    ("rows", 0, 21, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
+    ("scalar", 1, 1, 16, ""),  # kernels promise before they branch
+    ("offsets", 0, 3, 16, ""),
+    ("assume", 0, 3, 3, ""),
+    ("assume", 0, 3, 4, "condition that does not hold"),
+])  # fmt: skip
 def test_promises_about_addresses(what, skipped, apart, number, message):
-    interpreter.enable()
     x, out = torch.randn(512), torch.zeros(16)
     if message:
         with interpreter.configured(hints="raise"), pytest.raises(AssertionError, match=message):
@@ -336,10 +256,123 @@ def test_promises_about_addresses(what, skipped, apart, number, message):
         with pytest.warns(RuntimeWarning, match=rf"'promise', line \d+ of test_cpu_memory.py.*{message}") as caught:
             promise[(2,)](x[skipped:], out, apart, what, number)
         promise[(1,)](x[skipped:], out, apart, what, number)  # pytest makes another warning an error
-        assert [(each.filename, "tl." in linecache.getline(__file__, each.lineno)) for each in caught] == [
-            (__file__, True)
-        ]
+        (each,) = caught
+        assert each.filename == __file__
+        assert "tl." in linecache.getline(__file__, each.lineno)
     else:
         promise[(1,)](x[skipped:], out, apart, what, number)
     if what != "offsets":
         assert torch.equal(out, x[skipped : skipped + (16 * apart if what != "scalar" else 16) : apart])
+
+
+# -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
+@triton.jit
+def through_context(context, own, x, rank, world: tl.constexpr, what: tl.constexpr):
+    ctx = iris.DeviceContext.initialize(context, rank, world)
+    offsets = tl.arange(0, 4)
+    if what == "load":
+        ctx.load(x + offsets, 0)
+    elif what == "store":
+        ctx.store(x + offsets, 1, 0)
+    elif what == "get":
+        ctx.get(x + offsets, own + offsets, 0)
+    elif what == "put":
+        ctx.put(own + offsets, x + offsets, 0)
+    elif what == "copy":
+        ctx.copy(x + offsets, own + offsets, 0, 0)
+    elif what == "copy to":
+        ctx.copy(own + offsets, x + offsets, 0, 0)
+    elif what == "atomic_add":
+        ctx.atomic_add(x, 1, 0)
+    elif what == "atomic_cas":
+        ctx.atomic_cas(x, 1, 0, 0)
+    elif what == "signal":
+        ctx.signal(x, 1, 0)
+    elif what == "put_signal":
+        ctx.put_signal(own + offsets, own + offsets, x, 1, 0)
+    elif what == "tile":
+        view = tiles.make_tensor_view(x, 2, 2, 2, 1)
+        tiles.gather(tiles.TileView(0, 0, 2, 2), view, 0, ctx)
+    else:
+        iris.load(x + offsets, 0, 0, ctx.heap_bases)
+
+
+@table("what", ["load", "store", "get", "put", "copy", "copy to", "atomic_add", "atomic_cas", "signal", "put_signal",
+                "tile", "function"])  # fmt: skip
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(what):
+    off = torch.zeros(4, dtype=I64)
+    with Iris("1MiB", device="cpu") as ctx:
+        context, own = ctx.get_device_context(), ctx.zeros(4, dtype=I64)
+        through_context[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1, what)
+        with pytest.raises(OutOfBoundsError, match="on the heap") as caught:
+            through_context[(1,)](context, own, off, 0, 1, what)
+    error = caught.value
+    assert (error.kernel, error.program, error.address) == ("through_context", (0, 0, 0), off.data_ptr())
+    (note,) = error.__notes__
+    assert ", rank 0 of 1, at " in note
+    assert f"{__file__}:" in note
+    assert not off.any()
+
+
+@table("given, rank, world", [
+    ("zeros", 0, 1), ("zeros", 1, 2), ("own", 0, 2), ("own", 1, 1), ("own", -1, 1), ("own", 0, 0), ("closed", 0, 1),
+    ("peer's", 0, 3),
+])  # fmt: skip
+def test_a_context_tensor_of_another_world_is_refused(make_world, given, rank, world):
+    with Iris("1MiB", device="cpu") as ctx:
+        x = ctx.zeros(4, dtype=I64)
+        context = ctx.get_device_context() if given == "own" else torch.zeros(64, dtype=I64)
+        if given == "closed":
+            with Iris("1MiB", device="cpu") as other:
+                context = other.get_device_context().clone()
+        elif given == "peer's":
+            context = make_world(3).context(2)
+        with pytest.raises(
+            ArgumentError, match="that of rank 2" if given == "peer's" else "DeviceContext|context tensor"
+        ) as caught:
+            through_context[(1,)](context, x, x, rank, world, "store")
+        assert not x.any()
+    (note,) = caught.value.__notes__
+    assert note.startswith("in kernel 'through_context', program (0, 0, 0) of grid (1, 1, 1), rank 0 of 1, ")
+
+
+@triton.jit
+def move(x, bases, out, to_rank, mask, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    there = translate(x + offsets, 0, to_rank, bases)
+    tl.store(out + offsets, tl.load(there, mask=offsets < mask, other=-1))
+
+
+def test_bases_of_no_heap_are_refused_and_masked_elements_may_lie_anywhere(make_world):
+    world = make_world(2, 4096)
+    (x, _), out = world.tensors(torch.arange(4), torch.arange(4) + 10), torch.zeros(1024, dtype=I64)
+    for bases, rank in ((torch.zeros(2, dtype=I64), 1), (world.context(0), 0), (world.bases, 2)):
+        with pytest.raises((ArgumentError, OutOfBoundsError)):
+            move[(1,)](x, bases, out, rank, 4, BLOCK=4)
+    move[(1,)](x, world.bases, out, 1, 4, BLOCK=1024)  # beyond both heaps
+    assert out[:6].tolist() == [10, 11, 12, 13, -1, -1]
+    with pytest.raises(OutOfBoundsError) as caught:
+        move[(1,)](x, world.bases, out, 1, 1024, BLOCK=1024)
+    assert caught.value.lane == 512
+
+
+def test_a_table_of_other_memory_will_do_if_it_is_accessible(tmp_path):
+    """Memory of any origin, here files that are mapped: they begin at multiples of a page."""
+    files = [torch.from_file(str(tmp_path / f"{r}"), shared=True, size=2048, dtype=I64) for r in range(2)]
+    for r, each in enumerate(files):
+        each.copy_(torch.arange(2048) + 10000 * r)
+    addresses, out = torch.tensor([each.data_ptr() for each in files]), torch.zeros(4, dtype=I64)
+    with pytest.raises(ArgumentError, match=r"allow_region makes accessible"):
+        move[(1,)](files[0][8:], addresses, out, 1, 4, BLOCK=4)
+    tokens = [interpreter.allow_region(each.data_ptr(), each.nbytes, "file") for each in files]
+    try:
+        move[(1,)](files[0][8:], addresses, out, 1, 4, BLOCK=4)
+        assert out.tolist() == [10008, 10009, 10010, 10011]
+        with pytest.raises(OutOfBoundsError, match="not on the heap of the rank that it was translated from"):
+            move[(1,)](out, addresses, out, 1, 4, BLOCK=4)
+        addresses[1] += 8
+        with pytest.raises(ArgumentError, match="differ by multiples of 4096 bytes"):
+            move[(1,)](files[0], addresses, out, 1, 4, BLOCK=4)
+    finally:
+        for token in tokens:
+            interpreter.unregister_memory(token)

@@ -1,5 +1,9 @@
-"""Number formats and conversions: against torch, which rounds as GPUs do, and against exact arithmetic."""
+"""Numbers: formats and conversions against torch, which rounds as GPUs do, and exact arithmetic; operators."""
 
+import copy
+import itertools
+import operator
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -9,33 +13,19 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
-from iris_triton import interpreter
 from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend.calls import triton_dialect
+from iris_triton.interpreter.frontend.operators import BINARY
+from iris_triton.interpreter.frontend.values import block_type, numpy_dtype, wrap
 
-
-@pytest.fixture(autouse=True)
-def executor():
-    interpreter.enable()
-
-
-TRITON = {
-    torch.int8: tl.int8,
-    torch.int16: tl.int16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-    torch.uint8: tl.uint8,
-    torch.uint16: tl.uint16,
-    torch.uint32: tl.uint32,
-    torch.uint64: tl.uint64,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
 INTS = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+FP8 = {"fp8e5": torch.float8_e5m2, "fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz,
+       "fp8e5b16": torch.float8_e5m2fnuz}  # fmt: skip
+NAN, INF = float("nan"), float("inf")
 
 
 # -- the module `numerics` --------------------------------------------------------------------------------------------
@@ -51,28 +41,21 @@ def test_bf16_rounds_as_torch(values):
     assert np.array_equal(back, expected.float().numpy(), equal_nan=True)
 
 
-FP8 = {"fp8e5": torch.float8_e5m2, "fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": torch.float8_e4m3fnuz,
-       "fp8e5b16": torch.float8_e5m2fnuz}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FP8)
-def test_fp8_values_are_torchs(name):
-    expected = torch.arange(256, dtype=torch.uint8).view(FP8[name]).float().numpy()
-    assert np.array_equal(numerics.fp8_values(name), expected, equal_nan=True)
-
-
 @pytest.mark.parametrize("name", [*FP8, "fp8e4b15"])
 @given(st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_fp8_rounds_to_the_nearest_value(name, values):
+    all_values = numerics.fp8_values(name)
+    if name in FP8:
+        expected = torch.arange(256, dtype=torch.uint8).view(FP8[name]).float().numpy()
+        assert np.array_equal(all_values, expected, equal_nan=True)
     array = np.array(values, np.float32)
     codes = numerics.to_fp8(array, name)
     got = numerics.fp8_to_f32(codes, name)
-    finite = numerics.fp8_values(name)
-    finite = finite[np.isfinite(finite)]
-    best = np.abs(finite[None, :].astype(np.float64) - array[:, None]).min(axis=1)
+    distances = np.abs(all_values[np.isfinite(all_values)].astype(np.float64) - array[:, None])
+    best = distances.min(axis=1)
     assert np.array_equal(np.abs(got.astype(np.float64) - array), best)
-    ties = (np.abs(finite[None, :].astype(np.float64) - array[:, None]) == best[:, None]).sum(axis=1) > 1
+    ties = (distances == best[:, None]).sum(axis=1) > 1
     assert not (codes[ties & (got != 0)] & 1).any()
     truncated = numerics.fp8_to_f32(numerics.to_fp8(array, name, towards_zero=True), name)
     assert (np.abs(truncated) <= np.abs(array)).all()
@@ -82,8 +65,7 @@ def test_fp8_rounds_to_the_nearest_value(name, values):
 @settings(deadline=None)
 def test_fma_rounds_once(triples):
     x, y, z = np.array(triples, np.float32).T
-    got = numerics.fma(x, y, z)
-    for a, b, c, r in zip(x.tolist(), y.tolist(), z.tolist(), got, strict=True):
+    for a, b, c, r in zip(x.tolist(), y.tolist(), z.tolist(), numerics.fma(x, y, z), strict=True):
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         error = abs(Fraction(float(r)) - exact)
         for neighbour in (np.nextafter(r, np.float32(np.inf)), np.nextafter(r, np.float32(-np.inf))):
@@ -97,12 +79,10 @@ def test_umulhi_is_the_upper_half_of_the_unsigned_product(dtype, data):
     info = np.iinfo(dtype)
     pair = st.tuples(*[st.integers(int(info.min), int(info.max))] * 2)
     a, b = np.array(data.draw(st.lists(pair, min_size=1, max_size=8)), dtype).T
-    bits = info.bits
-    mask = 2**bits - 1
-    expected = [((int(x) & mask) * (int(y) & mask)) >> bits for x, y in zip(a, b, strict=True)]
-    got = numerics.umulhi(a, b)
+    mask, got = 2**info.bits - 1, numerics.umulhi(a, b)
     assert got.dtype == dtype
-    assert [int(x) & mask for x in got] == expected
+    products = [(int(x) & mask) * (int(y) & mask) >> info.bits for x, y in zip(a, b, strict=True)]
+    assert [int(x) & mask for x in got] == products
 
 
 @given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1)), min_size=1))
@@ -119,206 +99,205 @@ def test_division_truncates_and_never_traps(pairs):
             assert (q, r) == (expected, x - expected * y)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
+@table("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
 def test_float_to_int_saturates(dtype):
     info = np.iinfo(dtype)
     values = np.array([1.9, -1.9, 1e30, -1e30, np.nan, np.inf, -np.inf, float(info.max)], np.float64)
     got = numerics.float_to_int(values, np.dtype(dtype)).tolist()
-    low = max(int(info.min), -1)
-    assert got == [1, low, info.max, info.min, 0, info.max, info.min, info.max]
+    assert got == [1, max(int(info.min), -1), info.max, info.min, 0, info.max, info.min, info.max]
 
 
 # -- through kernels --------------------------------------------------------------------------------------------------
 @triton.jit
-def cast_kernel(x, out, B: tl.constexpr):
+def cast(x, out, B: tl.constexpr):
     i = tl.arange(0, B)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))
 
 
-def run_cast(x, dtype):
-    out = torch.zeros(x.shape, dtype=dtype)
-    cast_kernel[(1,)](x, out, B=x.numel())
-    return out
+SMALL = [0, 1, -1, 2.75, -2.75, 100, -100, 63.5]
+RANDOM = (torch.randn(64, generator=torch.Generator().manual_seed(0)) * 100).tolist()
+WIDE = [0, 255, 256, -1, 2**31 - 1, -(2**31), 12345, 70000]
 
 
-@pytest.mark.parametrize("target", FLOATS)
-def test_casts_to_floats_match_torch(target):
-    for source in [*INTS, *UNSIGNED, *FLOATS]:
-        x = (torch.randn(64, generator=torch.Generator().manual_seed(0)) * 100).double()
-        x = x.abs().to(source) if source in UNSIGNED else x.to(source)
-        expected = x.float().to(target) if target is torch.bfloat16 or not source.is_floating_point else x.to(target)
-        if source in (torch.int64, torch.int32) and target is torch.float64:
-            expected = x.double()
-        assert torch.equal(run_cast(x, target), expected)
-
-
-@pytest.mark.parametrize("target", INTS)
-def test_casts_to_ints_match_torch_in_range(target):
-    for source in [*INTS, *FLOATS]:
-        x = torch.tensor([0, 1, -1, 2.75, -2.75, 100, -100, 63.5]).to(source)
-        assert torch.equal(run_cast(x, target), x.to(target))
-
-
-@pytest.mark.parametrize("target", [torch.int8, torch.uint8, torch.int16, torch.int32])
-def test_narrowing_keeps_the_low_bits(target):
-    for source in [torch.int32, torch.int64]:
-        x = torch.tensor([0, 255, 256, -1, 2**31 - 1, -(2**31), 12345, 70000], dtype=source)
-        assert torch.equal(run_cast(x, target).long(), x.to(target).long())
-
-
-def test_unsigned_values_are_zero_extended():
-    for source in UNSIGNED:
-        x = torch.tensor([torch.iinfo(source).max, 1, 0, 7], dtype=source)
-        assert run_cast(x, torch.int64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
-        assert run_cast(x, torch.float64).tolist() == [torch.iinfo(source).max, 1, 0, 7]
+@table("sources, targets, values", [
+    ([*INTS, *FLOATS], FLOATS, RANDOM),
+    (UNSIGNED, FLOATS, [abs(each) for each in RANDOM]),
+    ([*INTS, *FLOATS], INTS, SMALL),
+    ([torch.int32, torch.int64], [torch.int8, torch.uint8, torch.int16, torch.int32], WIDE),  # keeps the low bits
+    ([torch.uint8], [torch.int64, torch.float64], [2**8 - 1, 1, 0, 7]),  # extended by zeros
+    ([torch.uint16], [torch.int64, torch.float64], [2**16 - 1, 1, 0, 7]),
+    ([torch.uint32], [torch.int64, torch.float64], [2**32 - 1, 1, 0, 7]),
+    ([torch.float32], [torch.float8_e5m2, torch.float8_e4m3fn], [0.1, -3.3, 17.0, 0.0, 100.0, -0.0625, 2.5, 1e-3]),
+    ([torch.float8_e5m2, torch.float8_e4m3fn], [torch.float32], [0.1, -3.3, 17.0, 0.0, 100.0, -0.0625, 2.5, 1e-3]),
+])  # fmt: skip
+def test_casts_match_torch(sources, targets, values):
+    values = torch.tensor(values, dtype=torch.float64)
+    for source, target in itertools.product(sources, targets):
+        x = (values if source.is_floating_point else values.long()).to(source)
+        out = torch.zeros(x.shape, dtype=target)
+        cast[(1,)](x, out, B=x.numel())
+        once = x.float() if target is torch.bfloat16 else x  # GPUs round twice on the way from float64
+        assert torch.equal(out.double(), once.to(target).double()), (source, target)
 
 
 def test_out_of_range_and_nan_conversions_saturate():
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e10])
-    assert run_cast(x, torch.int32).tolist() == [0, 2**31 - 1, -(2**31), 2**31 - 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
-def test_fp8_through_kernels(dtype):
-    x = torch.tensor([0.1, -3.3, 17.0, 0.0, 100.0, -0.0625, 2.5, 1e-3])
-    assert torch.equal(run_cast(x, dtype).float(), x.to(dtype).float())
-    assert torch.equal(run_cast(x.to(dtype), torch.float32), x.to(dtype).float())
+    out = torch.zeros(4, dtype=torch.int32)
+    cast[(1,)](torch.tensor([NAN, INF, -INF, 1e10]), out, B=4)
+    assert out.tolist() == [0, 2**31 - 1, -(2**31), 2**31 - 1]
 
 
 @triton.jit
-def arithmetic_kernel(x, y, out, B: tl.constexpr):
+def binary(x, y, out, KIND: tl.constexpr, B: tl.constexpr):
     i = tl.arange(0, B)
     a, b = tl.load(x + i), tl.load(y + i)
-    tl.store(out + i, a + b)
-    tl.store(out + B + i, a - b)
-    tl.store(out + 2 * B + i, a * b)
-    tl.store(out + 3 * B + i, tl.where(a > b, a, -b))
-    tl.store(out + 4 * B + i, tl.maximum(a, b))
-    tl.store(out + 5 * B + i, tl.minimum(a, b))
+    if KIND == "arithmetic":
+        results = (a + b, a - b, a * b, tl.where(a > b, a, -b), tl.maximum(a, b), tl.minimum(a, b))
+    elif KIND == "division":
+        results = (a / b,)
+    elif KIND == "integers":
+        results = (a // b, a % b, tl.maximum(a, b), a > b, a >> 1, a + b)
+    elif KIND == "bits":
+        results = (a << b, a >> b, a ^ b | a & 3, ~a)
+    elif KIND == "nan":
+        seen = (a == a).to(tl.float32) + 2 * (a != a).to(tl.float32) + 4 * (a < b).to(tl.float32)
+        results = (tl.maximum(a, b), tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL), tl.clamp(a, -1.0, 1.0), seen)
+    elif KIND == "bitcasts":
+        bits = a.to(tl.int32, bitcast=True)
+        results = (bits, bits.to(tl.float32, bitcast=True).to(tl.int32))
+    else:
+        results = (a & b, a | b, ~a, a != b)
+    for k in tl.static_range(len(results)):
+        tl.store(out + k * B + i, results[k].to(out.dtype.element_ty))
 
 
-def test_arithmetic_matches_torch():
-    for dtype in [*INTS, *FLOATS]:
-        generator = torch.Generator().manual_seed(1)
-        a, b = ((torch.randn(64, generator=generator) * 10).to(dtype) for _ in range(2))
-        out = torch.zeros(6, 64, dtype=dtype)
-        arithmetic_kernel[(1,)](a, b, out, B=64)
-        expected = [a + b, a - b, a * b, torch.where(a > b, a, -b), torch.maximum(a, b), torch.minimum(a, b)]
-        assert torch.equal(out, torch.stack(expected))
+def run(kind, a, b, number, dtype=None):
+    out = torch.zeros(number, a.numel(), dtype=dtype or a.dtype)
+    binary[(1,)](a, b, out, kind, B=a.numel())
+    return out
 
 
-@triton.jit
-def divide_kernel(x, y, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    a, b = tl.load(x + i), tl.load(y + i)
-    tl.store(out + i, (a / b).to(out.dtype.element_ty))
+@table("dtype", [*INTS, *FLOATS])
+def test_arithmetic_matches_torch(dtype):
+    generator = torch.Generator().manual_seed(1)
+    a, b = ((torch.randn(64, generator=generator) * 10).to(dtype) for _ in range(2))
+    expected = [a + b, a - b, a * b, torch.where(a > b, a, -b), torch.maximum(a, b), torch.minimum(a, b)]
+    assert torch.equal(run("arithmetic", a, b, 6), torch.stack(expected))
 
 
-def test_true_division():
-    for dtype in [torch.float32, torch.float64, torch.bfloat16, torch.int32]:
-        a, b = torch.tensor([1, 7, -9, 100]).to(dtype), torch.tensor([3, 2, 4, 8]).to(dtype)
-        out = torch.zeros(4, dtype=torch.float64)
-        divide_kernel[(1,)](a, b, out, B=4)
-        torch.testing.assert_close(out, (a / b).double(), atol=0, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
+@table("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_true_division(dtype):
+    a, b = torch.tensor([1, 7, -9, 100]).to(dtype), torch.tensor([3, 2, 4, 8]).to(dtype)
+    (out,) = run("division", a, b, 1, torch.float64)
+    torch.testing.assert_close(out, (a / b).double(), atol=0, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
 
 
-@triton.jit
-def unsigned_kernel(x, y, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    a, b = tl.load(x + i), tl.load(y + i)
-    tl.store(out + i, a // b)
-    tl.store(out + B + i, a % b)
-    tl.store(out + 2 * B + i, tl.maximum(a, b))
-    tl.store(out + 3 * B + i, (a > b).to(out.dtype.element_ty))
-    tl.store(out + 4 * B + i, a >> 1)
-    tl.store(out + 5 * B + i, a + b)
+@table("dtype", UNSIGNED)
+def test_unsigned_arithmetic(dtype):
+    top = torch.iinfo(dtype).max
+    a, b = [top, top - 6, 5, 200], [2, top, top, 7]
+    out = run("integers", torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), 6)
+    pairs = [(x // y, x % y, max(x, y), int(x > y), x >> 1, (x + y) & top) for x, y in zip(a, b, strict=True)]
+    assert out.tolist() == [list(each) for each in zip(*pairs, strict=True)]
 
 
-def test_unsigned_arithmetic():
-    for dtype in [torch.uint8, torch.uint16, torch.uint32]:
-        top = torch.iinfo(dtype).max
-        a, b = [top, top - 6, 5, 200], [2, top, top, 7]
-        out = torch.zeros(6, 4, dtype=dtype)
-        unsigned_kernel[(1,)](torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), out, B=4)
-        pairs = list(zip(a, b, strict=True))
-        expected = [
-            [x // y for x, y in pairs],
-            [x % y for x, y in pairs],
-            [max(p) for p in pairs],
-            [int(x > y) for x, y in pairs],
-            [x >> 1 for x in a],
-            [(x + y) & top for x, y in pairs],
-        ]
-        assert out.tolist() == expected
-
-
-@triton.jit
-def nan_kernel(x, y, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    a, b = tl.load(x + i), tl.load(y + i)
-    tl.store(out + i, tl.maximum(a, b))
-    tl.store(out + B + i, tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL))
-    tl.store(out + 2 * B + i, tl.clamp(a, -1.0, 1.0))
-    tl.store(out + 3 * B + i, (a == a).to(tl.float32) + 2 * (a != a).to(tl.float32) + 4 * (a < b).to(tl.float32))
-
-
-def test_nan_and_infinity():
-    nan, inf = float("nan"), float("inf")
-    a, b = torch.tensor([nan, 1.0, inf, -inf]), torch.tensor([2.0, nan, 3.0, 4.0])
-    out = torch.zeros(4, 4)
-    nan_kernel[(1,)](a, b, out, B=4)
-    assert out[0].tolist() == [2, 1, inf, 4]
+def test_bits_nan_and_bools():
+    a, k = torch.tensor([1, -8, 2**30, -1], dtype=torch.int32), torch.tensor([3, 1, 1, 31], dtype=torch.int32)
+    assert torch.equal(run("bits", a, k, 4), torch.stack([a << k, a >> k, (a ^ k) | (a & 3), ~a]))
+    out = run("nan", torch.tensor([NAN, 1.0, INF, -INF]), torch.tensor([2.0, NAN, 3.0, 4.0]), 4)
+    assert out[0].tolist() == [2, 1, INF, 4]
     assert out[1].isnan().tolist() == [True, True, False, False]
     assert out[2].tolist()[1:] == [1, 1, -1]
     assert out[3].tolist() == [2, 1, 1, 5]
-
-
-@triton.jit
-def shift_kernel(x, n, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    a, k = tl.load(x + i), tl.load(n + i)
-    tl.store(out + i, a << k)
-    tl.store(out + B + i, a >> k)
-    tl.store(out + 2 * B + i, a ^ k | a & 3)
-    tl.store(out + 3 * B + i, ~a)
-
-
-def test_shifts_and_bits():
-    a, k = torch.tensor([1, -8, 2**30, -1], dtype=torch.int32), torch.tensor([3, 1, 1, 31], dtype=torch.int32)
-    out = torch.zeros(4, 4, dtype=torch.int32)
-    shift_kernel[(1,)](a, k, out, B=4)
-    assert torch.equal(out, torch.stack([a << k, a >> k, (a ^ k) | (a & 3), ~a]))
-
-
-@triton.jit
-def bitcast_kernel(x, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    bits = tl.load(x + i).to(tl.int32, bitcast=True)
-    tl.store(out + i, bits)
-    tl.store(out + B + i, bits.to(tl.float32, bitcast=True).to(tl.int32))
-
-
-def test_bitcasts():
     x = torch.tensor([1.0, -2.0, 3.5, 0.0])
-    out = torch.zeros(2, 4, dtype=torch.int32)
-    bitcast_kernel[(1,)](x, out, B=4)
-    assert torch.equal(out[0], x.view(torch.int32))
-    assert torch.equal(out[1], x.int())
+    assert torch.equal(run("bitcasts", x, x, 2, torch.int32), torch.stack([x.view(torch.int32), x.int()]))
+    p, q = torch.tensor([True, False, True, False]), torch.arange(4) > 1
+    assert torch.equal(run("bools", p, q, 4), torch.stack([p & q, p | q, ~p, p ^ q]))
 
 
-@triton.jit
-def bool_kernel(flags, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    f = tl.load(flags + i)
-    tl.store(out + i, f & (i > 1))
-    tl.store(out + B + i, f | (i > 1))
-    tl.store(out + 2 * B + i, ~f)
-    tl.store(out + 3 * B + i, f != (i > 1))
+# -- fast paths hold the same as the semantic layer: values and types, for all operators, dtypes and shapes -----------
+DIALECT = triton_dialect()
+TYPES = [tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64]
+SHAPES = [((), ()), ((), (4,)), ((4,), ()), ((4,), (4,)), ((1,), (4,)), ((1,), ()), ((4, 1), (1, 4)), ((4, 4), (4, 1)),
+          ((4,), (8,)), ((4,), (4, 4))]  # fmt: skip
+NAMES = {name: row[0] for name, row in BINARY.items() if row[1] is not None}
 
 
-def test_bool_tensors():
-    flags = torch.tensor([True, False, True, False])
-    out = torch.zeros(4, 4, dtype=torch.bool)
-    bool_kernel[(1,)](flags, out, B=4)
-    late = torch.arange(4) > 1
-    assert torch.equal(out, torch.stack([flags & late, flags | late, ~flags, flags ^ late]))
+def make(type_, shape, seed):
+    kept = numpy_dtype(type_)
+    values = np.random.default_rng(seed).integers(1, 100, shape or (1,))
+    if kept.kind == "i" and not type_.is_int_unsigned():
+        values = values - 50
+        values[values == 0] = 3
+    data = (values % 2 == 0) if kept == np.bool_ else values.astype(kept)
+    return wrap(data, block_type(type_, shape) if shape else type_)
+
+
+def outcome(function, *operands):
+    """Type and values, or the kind of error."""
+    try:
+        with np.errstate(all="ignore"):
+            result = function(*operands)
+    except Exception as error:  # noqa: BLE001 - the errors of both ways are compared, whatever they are
+        return type(error).__name__
+    shape = tuple(result.type.shape) if result.type.is_block() else (1,)
+    assert tuple(int(s) for s in result.shape) == (shape if result.type.is_block() else ())
+    return str(result.type), repr(np.broadcast_to(result.handle.data, shape).tolist())  # as text: nan equals nan
+
+
+def ways(name):
+    return DIALECT.helpers[name], lambda left, right: DIALECT.general(NAMES[name], left, right)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators(name):
+    fast, general = ways(name)
+    compared = 0
+    for left, right in itertools.product(TYPES, repeat=2):
+        if left is not right and TYPES.index(right) % 3:
+            continue  # unequal types take the general way on both sides; a third of them is enough
+        for shape, other in SHAPES:
+            a, b = make(left, shape, 1), make(right, other, 2)
+            assert outcome(fast, a, b) == outcome(general, a, b), (left, right, shape, other)
+            compared += 1
+    assert compared > 300
+    for type_, number in itertools.product(TYPES, [3, -3, 2.5, -2.0, True, 2**31, 2**40, 1e39]):
+        a = make(type_, (4,), 3)
+        for operands in ((a, number), (number, a), (a, tl.constexpr(number))):
+            assert outcome(fast, *operands) == outcome(general, *operands), (type_, operands)
+    # Python's own values are left to Python
+    assert fast(7, tl.constexpr(3)) == getattr(operator, f"__{NAMES[name]}__")(7, 3)
+
+
+@table("offset", [tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32])
+def test_pointer_offsets(offset):
+    fast, general = ways("Add")
+    for element in (tl.int1, tl.int8, tl.float16, tl.float64, tl.pointer_type(tl.int8)):
+        pointer = tl.pointer_type(element)
+        for shape, other in SHAPES:
+            base = wrap(np.full(shape or (1,), 2**40, np.uint64), block_type(pointer, shape) if shape else pointer)
+            step = make(offset, other, 4)
+            assert outcome(fast, base, step) == outcome(general, base, step), (element, shape, other)
+        for number in (5, -5, 2**40):
+            base = wrap(np.full(1, 2**40, np.uint64), pointer)
+            assert outcome(fast, base, number) == outcome(general, base, number)
+
+
+def test_expanding_dimensions_and_types():
+    value, full = make(tl.float32, (4, 4), 5), slice(None)
+    for index in ((full, None, full), (None, full, full), (full, full, None)):
+        general = tl.tensor.__getitem__.__wrapped__(value, index, _semantic=DIALECT.semantic)
+        assert outcome(DIALECT.helpers["item"], value, index) == outcome(lambda x: x, general)
+    with pytest.raises((ValueError, IndexError)):
+        DIALECT.helpers["item"](value, (full, 3))
+    assert DIALECT.helpers["Eq"](tl.float32, tl.float32) is True
+    assert DIALECT.helpers["Is"](tl.constexpr(None), None)
+
+
+@table("type_", [tl.float32, tl.pointer_type(tl.float32)])
+def test_types_can_be_copied_after_kernels_have_used_them(type_):
+    """What fast paths keep on Triton's own types must not hinder programs that pass them to other processes."""
+    used = block_type(type_, (8,))
+    wrap(np.zeros(1, numpy_dtype(type_)), type_)
+    for again in (pickle.loads(pickle.dumps(type_)), copy.deepcopy(type_)):
+        assert again == type_
+        assert block_type(again, (8,)) == used

@@ -1,20 +1,17 @@
-"""Reductions, scans, shapes, products, random numbers, mathematical functions, descriptors: against torch."""
+"""Reductions, scans, shapes, products, random numbers, mathematical functions, descriptors, atomics: against torch."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-
-from iris_triton import interpreter
+from tables import table
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-
-
-@pytest.fixture(autouse=True)
-def executor():
-    interpreter.enable()
+I32 = torch.int32
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -22,7 +19,15 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 @triton.jit
-def reduce_kernel(x, sums, maxima, minima, where, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
+def keep(out, results, N: tl.constexpr):
+    """One result per row."""
+    for k in tl.static_range(len(results)):
+        tl.store(out + k * N + tl.arange(0, N), results[k])
+
+
+# -- reductions and scans ---------------------------------------------------------------------------------------------
+@triton.jit
+def reduce(x, sums, maxima, minima, where, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
     v = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
     i = tl.arange(0, N if AXIS == 0 else M)
     tl.store(sums + i, tl.sum(v, axis=AXIS).to(sums.dtype.element_ty))
@@ -31,16 +36,15 @@ def reduce_kernel(x, sums, maxima, minima, where, M: tl.constexpr, N: tl.constex
     tl.store(where + i, tl.argmax(v, axis=AXIS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8])
+@table("dtype", [torch.float32, torch.bfloat16, torch.float16, I32, torch.int8, torch.uint8])
 def test_reductions(dtype):
-    for axis in [0, 1]:
-        x = (randn(16, 32) * 20).abs().to(dtype) if dtype is torch.uint8 else (randn(16, 32) * 20).to(dtype)
-        count = 16 if axis == 1 else 32
-        wide = torch.float32 if dtype.is_floating_point else torch.int32
-        sums = torch.zeros(count, dtype=wide)
+    x = randn(16, 32) * 20
+    x = (x.abs() if dtype is torch.uint8 else x).to(dtype)
+    wide = torch.float32 if dtype.is_floating_point else I32
+    for axis, count in enumerate((32, 16)):
+        sums, where = torch.zeros(count, dtype=wide), torch.zeros(count, dtype=I32)
         maxima, minima = torch.zeros(2, count, dtype=dtype)
-        where = torch.zeros(count, dtype=torch.int32)
-        reduce_kernel[(1,)](x, sums, maxima, minima, where, 16, 32, AXIS=axis)
+        reduce[(1,)](x, sums, maxima, minima, where, 16, 32, AXIS=axis)
         # 16-bit floats are summed in their own precision, as on GPUs.
         atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
         torch.testing.assert_close(sums, x.to(wide).sum(axis).to(wide), atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6)
@@ -50,37 +54,32 @@ def test_reductions(dtype):
         assert torch.equal(where.long(), (x == x.amax(axis, keepdim=True)).int().argmax(axis))
 
 
+def test_maximum_ignores_nan_as_on_gpus():
+    x, out = torch.ones(16, 32), torch.zeros(2, 16)
+    x[:, 3], x[:, 4] = float("nan"), 7
+    reduce[(1,)](x, torch.zeros(16), out[0], out[1], torch.zeros(16, dtype=I32), 16, 32, AXIS=1)
+    assert (out[0] == 7).all()
+    assert (out[1] == 1).all()
+
+
 @triton.jit
-def whole_kernel(x, out, N: tl.constexpr):
+def whole(x, out, N: tl.constexpr):
     v = tl.load(x + tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :])
-    tl.store(out, tl.sum(v))
-    tl.store(out + 1, tl.max(v))
     value, index = tl.max(tl.reshape(v, [N * N]), axis=0, return_indices=True)
-    tl.store(out + 2, value)
-    tl.store(out + 3, index.to(tl.float32))
-    keep = tl.sum(v, axis=1, keep_dims=True)
-    tl.store(out + 4, tl.sum(keep * keep))
-    tl.store(out + 5, tl.xor_sum(v.to(tl.int32)).to(tl.float32))
+    rows = tl.sum(v, axis=1, keep_dims=True)
+    xored = tl.xor_sum(v.to(tl.int32)).to(tl.float32)
+    results = (tl.sum(v), tl.max(v), value, index.to(tl.float32), tl.sum(rows * rows), xored)
+    for k in tl.static_range(6):
+        tl.store(out + k, results[k])
 
 
 def test_reductions_of_everything_and_kept_dimensions():
-    x, out = randn(8, 8) * 10, torch.zeros(6)
-    whole_kernel[(1,)](x, out, N=8)
-    xored = 0
+    x, out, xored = randn(8, 8) * 10, torch.zeros(6), 0
+    whole[(1,)](x, out, N=8)
     for value in x.int().flatten().tolist():
         xored ^= value
     expected = [x.sum(), x.max(), x.max(), x.argmax(), (x.sum(1) ** 2).sum(), xored]
     torch.testing.assert_close(out, torch.tensor([float(e) for e in expected]), atol=1e-3, rtol=1e-5)
-
-
-def test_maximum_ignores_nan_as_on_gpus():
-    x = torch.ones(16, 32)
-    x[:, 3] = float("nan")
-    x[:, 4] = 7
-    out = torch.zeros(2, 16)
-    reduce_kernel[(1,)](x, torch.zeros(16), out[0], out[1], torch.zeros(16, dtype=torch.int32), 16, 32, AXIS=1)
-    assert (out[0] == 7).all()
-    assert (out[1] == 1).all()
 
 
 @triton.jit
@@ -89,7 +88,7 @@ def affine(a1, b1, a2, b2):
 
 
 @triton.jit
-def branching(a, b):
+def larger(a, b):
     if a > b:
         r = a
     else:
@@ -103,37 +102,33 @@ def product(a, b):
 
 
 @triton.jit
-def combine_kernel(x, y, out, N: tl.constexpr):
+def combine(x, y, out, N: tl.constexpr):
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     ra, rb = tl.reduce((a, b), 0, affine)
     tl.store(out, ra)
     tl.store(out + 1, rb)
-    tl.store(out + 2, tl.reduce(a, 0, branching))
+    tl.store(out + 2, tl.reduce(a, 0, larger))
     sa, sb = tl.associative_scan((a, b), 0, affine)
-    tl.store(out + N + i, sa)
-    tl.store(out + 2 * N + i, sb)
-    tl.store(out + 3 * N + i, tl.associative_scan(a, 0, branching))
-    tl.store(out + 4 * N + i, tl.associative_scan(a, 0, product, reverse=True))
+    backwards = tl.associative_scan(a, 0, product, reverse=True)
+    keep(out + N, (sa, sb, tl.associative_scan(a, 0, larger), backwards, tl.map_elementwise(larger, a, 0.5)), N)
 
 
 def test_own_combine_functions_keep_the_order():
     a, b = randn(8), randn(8, seed=1)
-    out = torch.zeros(5, 8)
-    combine_kernel[(1,)](a, b, out, N=8)
+    out = torch.zeros(6, 8)
+    combine[(1,)](a, b, out, N=8)
     ra, rb, running = a[0], b[0], [(a[0], b[0])]
     for x, y in zip(a[1:], b[1:], strict=True):
         ra, rb = ra * x, rb * x + y
         running.append((ra, rb))
     torch.testing.assert_close(out[0, :3], torch.stack([ra, rb, a.max()]))
-    torch.testing.assert_close(out[1], torch.stack([r[0] for r in running]))
-    torch.testing.assert_close(out[2], torch.stack([r[1] for r in running]))
-    torch.testing.assert_close(out[3], a.cummax(0).values)
-    torch.testing.assert_close(out[4], a.flip(0).cumprod(0).flip(0))
+    scans = [*map(torch.stack, zip(*running, strict=True)), a.cummax(0).values, a.flip(0).cumprod(0).flip(0)]
+    torch.testing.assert_close(out[1:], torch.stack([*scans, a.clamp(min=0.5)]))
 
 
 @triton.jit
-def scan_kernel(x, out, M: tl.constexpr, N: tl.constexpr):
+def scan(x, out, M: tl.constexpr, N: tl.constexpr):
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     v = tl.load(x + at)
     tl.store(out + at, tl.cumsum(v, axis=1))
@@ -143,81 +138,56 @@ def scan_kernel(x, out, M: tl.constexpr, N: tl.constexpr):
 
 def test_scans():
     x, out = randn(4, 8), torch.zeros(3, 4, 8)
-    scan_kernel[(1,)](x, out, 4, 8)
-    torch.testing.assert_close(out[0], x.cumsum(1))
-    torch.testing.assert_close(out[1], x.flip(0).cumsum(0).flip(0))
-    torch.testing.assert_close(out[2], x.cumprod(1))
+    scan[(1,)](x, out, 4, 8)
+    torch.testing.assert_close(out, torch.stack([x.cumsum(1), x.flip(0).cumsum(0).flip(0), x.cumprod(1)]))
 
 
 @triton.jit
-def sort_kernel(x, out, N: tl.constexpr):
+def histogram(x, out, N: tl.constexpr, BINS: tl.constexpr):
     i = tl.arange(0, N)
     v = tl.load(x + i)
-    tl.store(out + i, tl.sort(v))
-    tl.store(out + N + i, tl.sort(v, descending=True))
-    tl.store(out + 2 * N + i, tl.flip(v, 0))
-
-
-def test_sort_and_flip():
-    x, out = randn(32), torch.zeros(3, 32)
-    sort_kernel[(1,)](x, out, N=32)
-    assert torch.equal(out, torch.stack([x.sort().values, x.sort(descending=True).values, x.flip(0)]))
-
-
-@triton.jit
-def histogram_kernel(x, out, N: tl.constexpr, BINS: tl.constexpr):
-    i = tl.arange(0, N)
-    v = tl.load(x + i)
-    tl.store(out + tl.arange(0, BINS), tl.histogram(v, BINS))
-    tl.store(out + BINS + tl.arange(0, BINS), tl.histogram(v, BINS, mask=i < N // 2))
+    keep(out, (tl.histogram(v, BINS), tl.histogram(v, BINS, mask=i < N // 2)), BINS)
 
 
 def test_histogram_drops_what_is_out_of_range():
-    x = torch.randint(-2, 12, (64,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-    out = torch.zeros(2, 8, dtype=torch.int32)
-    histogram_kernel[(1,)](x, out, N=64, BINS=8)
+    x = torch.randint(-2, 12, (64,), generator=torch.Generator().manual_seed(0), dtype=I32)
+    out = torch.zeros(2, 8, dtype=I32)
+    histogram[(1,)](x, out, N=64, BINS=8)
     for row, values in zip(out, (x, x[:32]), strict=True):
         assert row.tolist() == [int((values == b).sum()) for b in range(8)]
 
 
+# -- shapes, products, functions --------------------------------------------------------------------------------------
 @triton.jit
-def shape_kernel(x, y, out, N: tl.constexpr):
+def shape(x, y, out, N: tl.constexpr):
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
-    joined = tl.join(a, b)
-    left, right = tl.split(joined)
-    tl.store(out + i, left)
-    tl.store(out + N + i, right)
-    tl.store(out + 2 * N + tl.arange(0, 2 * N), tl.interleave(a, b))
-    tl.store(out + 4 * N + tl.arange(0, 2 * N), tl.cat(a, b, can_reorder=True))
+    left, right = tl.split(tl.join(a, b))
     square = tl.reshape(a, [4, N // 4])
-    tl.store(out + 6 * N + i, tl.ravel(tl.trans(square)))
-    tl.store(out + 7 * N + i, tl.reshape(tl.permute(square, (1, 0)), [N]))
-    wide = tl.broadcast_to(tl.expand_dims(a, 0), [2, N])
-    tl.store(out + 8 * N + tl.arange(0, 2)[:, None] * N + i[None, :], wide)
-    tl.store(out + 10 * N + i, tl.gather(a, (N - 1) - i, axis=0))
-    tl.store(out + 11 * N + i, tl.full([N], 3.5, tl.float32) + tl.zeros([N], tl.float32) + tl.zeros_like(a))
+    filled = tl.full([N], 3.5, tl.float32) + tl.zeros([N], tl.float32) + tl.zeros_like(a)
     p, q = tl.split(tl.join(tl.load(x), tl.load(y)))
-    tl.store(out + 12 * N, p - q)
+    rows = (
+        left, right, tl.ravel(tl.trans(square)), tl.reshape(tl.permute(square, (1, 0)), [N]),
+        tl.gather(a, (N - 1) - i, axis=0), tl.sort(a), tl.sort(a, descending=True), tl.flip(a, 0), filled,
+        tl.zeros_like(a) + (p - q),
+    )  # fmt: skip
+    keep(out, rows, N)
+    wide = tl.broadcast_to(tl.expand_dims(a, 0), [2, N])
+    tl.store(out + 10 * N + tl.arange(0, 2)[:, None] * N + i[None, :], wide)
+    keep(out + 12 * N, (tl.interleave(a, b), tl.cat(a, b, can_reorder=True)), 2 * N)
 
 
 def test_shapes():
-    x, y, out = randn(16), randn(16, seed=1), torch.zeros(13, 16)
-    shape_kernel[(1,)](x, y, out, N=16)
-    assert torch.equal(out[0], x)
-    assert torch.equal(out[1], y)
-    assert torch.equal(out[2:4].flatten(), torch.stack([x, y], 1).flatten())
-    assert torch.equal(out[4:6].flatten(), torch.cat([x, y]))
-    assert torch.equal(out[6], x.view(4, 4).T.flatten())
-    assert torch.equal(out[7], x.view(4, 4).T.flatten())
-    assert torch.equal(out[8:10], x.expand(2, 16))
-    assert torch.equal(out[10], x.flip(0))
-    assert (out[11] == 3.5).all()
-    assert out[12, 0] == x[0] - y[0]
+    x, y, out = randn(16), randn(16, seed=1), torch.zeros(16, 16)
+    shape[(1,)](x, y, out, N=16)
+    turned, rows = x.view(4, 4).T.flatten(), torch.ones(16)
+    expected = [x, y, turned, turned, x.flip(0), x.sort().values, x.sort(descending=True).values, x.flip(0), rows * 3.5]
+    expected += [rows * (x[0] - y[0]), x, x, *torch.stack([x, y], 1).view(2, 16), x, y]
+    assert torch.equal(out, torch.stack(expected))
 
 
 @triton.jit
-def dot_kernel(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OUT: tl.constexpr):
+def dot(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OUT: tl.constexpr):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     x = tl.load(a + m[:, None] * K + k[None, :])
     y = tl.load(b + k[:, None] * N + n[None, :])
@@ -225,116 +195,64 @@ def dot_kernel(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, 
     tl.store(out + m[:, None] * N + n[None, :], tl.dot(x, y, acc, out_dtype=OUT))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "result"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float16, torch.float16),
-        (torch.bfloat16, torch.float32),
-        (torch.float64, torch.float64),
-        (torch.int8, torch.int32),
-        (torch.float8_e4m3fn, torch.float32),
-        (torch.float8_e5m2, torch.float32),
-    ],
-)
-def test_dot(dtype, result):
-    a, b = randn(16, 32), randn(32, 16, seed=1)
-    if dtype is torch.int8:
-        a, b = (a * 40).to(dtype), (b * 40).to(dtype)
-    else:
-        a, b = a.to(dtype), b.to(dtype)
-    c = (randn(16, 16, seed=2) * 4).to(result)
-    out = torch.zeros(16, 16, dtype=result)
-    names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.float64: tl.float64, torch.int32: tl.int32}
-    dot_kernel[(1,)](a, b, c, out, 16, 16, 32, OUT=names[result])
+@table("dtype, result, element, tolerance", [
+    (torch.float32, torch.float32, tl.float32, 1e-4),
+    (torch.float16, torch.float32, tl.float32, 1e-4),
+    (torch.float16, torch.float16, tl.float16, 2e-2),
+    (torch.bfloat16, torch.float32, tl.float32, 1e-4),
+    (torch.float64, torch.float64, tl.float64, 1e-10),
+    (torch.int8, I32, tl.int32, 0),
+    (torch.float8_e4m3fn, torch.float32, tl.float32, 1e-4),
+    (torch.float8_e5m2, torch.float32, tl.float32, 1e-4),
+])  # fmt: skip
+def test_dot(dtype, result, element, tolerance):
+    scale = 40 if dtype is torch.int8 else 1
+    a, b = (randn(16, 32) * scale).to(dtype), (randn(32, 16, seed=1) * scale).to(dtype)
+    c, out = (randn(16, 16, seed=2) * 4).to(result), torch.zeros(16, 16, dtype=result)
+    dot[(1,)](a, b, c, out, 16, 16, 32, OUT=element)
     expected = (a.double() @ b.double() + c.double()).to(result)
-    tolerance = {torch.float16: 2e-2, torch.float32: 1e-4, torch.float64: 1e-10, torch.int32: 0}[result]
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 @triton.jit
-def math_kernel(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    v = tl.load(x + i)
-    tl.store(out + i, tl.exp(v) + tl.exp2(v))
-    tl.store(out + N + i, tl.log(v) + tl.log2(v))
-    tl.store(out + 2 * N + i, tl.sin(v) + tl.cos(v))
-    tl.store(out + 3 * N + i, tl.sqrt(v) + tl.rsqrt(v) + tl.sqrt_rn(v))
-    tl.store(out + 4 * N + i, tl.erf(v) + tl.abs(-v))
-    tl.store(out + 5 * N + i, tl.floor(v) + tl.ceil(v))
-    tl.store(out + 6 * N + i, tl.fma(v, v, v) + tl.div_rn(v, v + 1))
-    tl.store(out + 7 * N + i, tl.sigmoid(v) + tl.clamp(v, 0.5, 1.0))
-    tl.store(out + 8 * N + i, tl.softmax(v))
+def mathematics(x, out, N: tl.constexpr):
+    v = tl.load(x + tl.arange(0, N))
+    lib: tl.constexpr = tl.extra.libdevice
+    keep(out, (
+        tl.exp(v) + tl.exp2(v), tl.log(v) + tl.log2(v), tl.sin(v) + tl.cos(v), tl.erf(v) + tl.abs(-v),
+        tl.sqrt(v) + tl.rsqrt(v) + tl.sqrt_rn(v), tl.floor(v) + tl.ceil(v), tl.fma(v, v, v) + tl.div_rn(v, v + 1),
+        tl.sigmoid(v) + tl.clamp(v, 0.5, 1.0), tl.softmax(v), lib.tanh(v) + lib.erf(v) + lib.erfinv(v / 4),
+        lib.pow(v, 2.0) + lib.atan2(v, 1.0) + lib.fast_expf(v),
+        lib.isnan(v).to(tl.float32) + lib.rint(v * 3) + lib.rsqrt(v * v + 1),
+        tl.extra.cuda.libdevice.fmod(-v * 7, 2.0) + tl.extra.hip.libdevice.cosh(v), lib.remainder(-v * 7, 2.0),
+    ), N)  # fmt: skip
 
 
 def test_mathematical_functions():
-    x, out = randn(32).abs() + 0.1, torch.zeros(9, 32)
-    math_kernel[(1,)](x, out, N=32)
+    x, out = (randn(32).abs() + 0.1).clamp(max=3), torch.zeros(14, 32)
+    mathematics[(1,)](x, out, N=32)
     expected = [
-        x.exp() + x.exp2(),
-        x.log() + x.log2(),
-        x.sin() + x.cos(),
-        x.sqrt() + x.rsqrt() + x.sqrt(),
-        x.erf() + x,
-        x.floor() + x.ceil(),
-        x * x + x + x / (x + 1),
-        x.sigmoid() + x.clamp(0.5, 1.0),
-        x.softmax(0),
-    ]
-    torch.testing.assert_close(out, torch.stack(expected), atol=1e-6, rtol=1e-6)
+        x.exp() + x.exp2(), x.log() + x.log2(), x.sin() + x.cos(), x.erf() + x, x.sqrt() + x.rsqrt() + x.sqrt(),
+        x.floor() + x.ceil(), x * x + x + x / (x + 1), x.sigmoid() + x.clamp(0.5, 1.0), x.softmax(0),
+        x.tanh() + x.erf() + (x / 4).erfinv(), x**2 + torch.atan2(x, torch.ones(32)) + x.exp(),
+        (x * 3).round() + (x * x + 1).rsqrt(), (-x * 7).fmod(2.0) + x.cosh(),
+        torch.tensor([math.remainder(-v * 7, 2.0) for v in x.tolist()]),
+    ]  # fmt: skip
+    torch.testing.assert_close(out, torch.stack(expected), atol=1e-5, rtol=1e-6)
 
 
 @triton.jit
-def libdevice_kernel(x, out, N: tl.constexpr):
+def random(out, bits, seed, N: tl.constexpr):
     i = tl.arange(0, N)
-    v = tl.load(x + i)
-    lib = tl.extra.libdevice
-    tl.store(out + i, lib.tanh(v) + lib.erf(v) + lib.erfinv(v / 2))
-    tl.store(out + N + i, lib.pow(v, 2.0) + lib.atan2(v, 1.0) + lib.fast_expf(v))
-    tl.store(out + 2 * N + i, lib.isnan(v).to(tl.float32) + lib.rint(v * 3) + lib.rsqrt(v * v + 1))
-    tl.store(out + 3 * N + i, tl.extra.cuda.libdevice.fmod(v * 7, 2.0) + tl.extra.hip.libdevice.cosh(v))
-    tl.store(out + 4 * N + i, lib.remainder(v * 7, 2.0))
-
-
-def test_libdevice():
-    x, out = randn(8).clamp(-1.5, 1.5), torch.zeros(5, 8)
-    libdevice_kernel[(1,)](x, out, N=8)
-    expected = [
-        x.tanh() + x.erf() + (x / 2).erfinv(),
-        x**2 + torch.atan2(x, torch.ones(8)) + x.exp(),
-        (x * 3).round() + (x * x + 1).rsqrt(),
-        (x * 7).fmod(2.0) + x.cosh(),
-        torch.tensor([math.remainder(v * 7, 2.0) for v in x.tolist()]),
-    ]
-    torch.testing.assert_close(out, torch.stack(expected), atol=1e-5, rtol=1e-5)
-
-
-@triton.jit
-def unknown_library_kernel(x):
-    tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))
-
-
-def test_an_unknown_library_function_is_named():
-    with pytest.raises(NotImplementedError, match=r"__nv_byte_perm.*cpu_entry"):
-        unknown_library_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
-
-
-@triton.jit
-def random_kernel(out, bits, seed, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, tl.rand(seed, i))
-    tl.store(out + N + i, tl.randn(seed, i))
-    tl.store(bits + i, tl.randint(seed, i))
-    tl.store(bits + N + i, tl.umulhi(i * 100000007, i * 1000003))
+    keep(out, (tl.rand(seed, i), tl.randn(seed, i)), N)
+    keep(bits, (tl.randint(seed, i), tl.umulhi(i * 100000007, i * 1000003)), N)
 
 
 def test_random_numbers_are_philox():
-    out, bits = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=torch.int32)
-    random_kernel[(1,)](out, bits, 42, N=1024)
+    out, bits = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=I32)
+    random[(1,)](out, bits, 42, N=1024)
     assert 0.45 < out[0].mean() < 0.55
-    assert out[0].min() >= 0
-    assert out[0].max() < 1
+    assert ((out[0] >= 0) & (out[0] < 1)).all()
     assert abs(out[1].mean()) < 0.15
     assert 0.9 < out[1].std() < 1.1
     # First words of Philox 4x32-10 with key 42 and counters 0, 1, computed here in plain Python.
@@ -353,151 +271,195 @@ def philox(counter, key):
 
 
 @triton.jit
-def select(x, limit):
-    if x > limit:
-        r = x * 2
+def unknown(x, what: tl.constexpr):
+    if what == "library":
+        tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))
     else:
-        r = -x
-    return r
+        a = tl.full([32, 32], 0, tl.uint8).to(tl.float8e5, bitcast=True)
+        scale = tl.full([32, 1], 127, tl.uint8)
+        tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
 
 
+@table("what, text", [("library", r"__nv_byte_perm.*cpu_entry"), ("scaled", r"does not implement tl\.dot_scaled")])
+def test_what_is_not_there_is_named(what, text):
+    with pytest.raises(NotImplementedError, match=text):
+        unknown[(1,)](torch.zeros(1, dtype=I32), what)
+
+
+# -- descriptors and pointers -----------------------------------------------------------------------------------------
 @triton.jit
-def elementwise_kernel(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, tl.map_elementwise(select, tl.load(x + i), 0.5))
-
-
-def test_map_elementwise_runs_branches_per_element():
-    x, out = randn(16), torch.zeros(16)
-    elementwise_kernel[(1,)](x, out, N=16)
-    assert torch.equal(out, torch.where(x > 0.5, x * 2, -x))
-
-
-@triton.jit
-def descriptor_kernel(x, out, M, N, B: tl.constexpr):
-    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [B, B])
-    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [B, B])
+def described(source, out, rows, M, N, HOW: tl.constexpr, B: tl.constexpr, PADDING: tl.constexpr = "zero"):
     i, j = tl.program_id(0) * B, tl.program_id(1) * B
-    target.store([i, j], source.load([i, j]) + 1)
+    if HOW == "rows":
+        inp = tl.make_tensor_descriptor(source, [M, N], [N, 1], [1, B])
+        target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [1, B])
+        target.scatter(inp.gather(tl.load(rows + tl.arange(0, B)), B), tl.arange(0, B), 0)
+    elif HOW == "pointers":
+        inp = tl.make_block_ptr(source, (M, N), (N, 1), (i, 0), (B, B), (1, 0))
+        target = tl.make_block_ptr(out, (M, N), (N, 1), (i, 0), (B, B), (1, 0))
+        for _ in range(0, N, B):
+            tl.store(target, tl.load(inp, boundary_check=(0, 1)), boundary_check=(0, 1))
+            inp = tl.advance(inp, (0, B))
+            target = tl.advance(target, (0, B))
+    elif HOW == "host":
+        target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [B, B])
+        target.store([i, j], source.load([i, j]))
+    else:
+        inp = tl.make_tensor_descriptor(source, [M, N], [N, 1], [B, B], padding_option=PADDING)
+        if HOW == "tiles":
+            target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [B, B])
+            target.store([i, j], inp.load([i, j]))
+        else:
+            tl.store(out + tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :], inp.load([0, 0]).to(tl.float32))
 
 
-def test_tensor_descriptors_clip_at_the_border():
-    x, out = randn(24, 40), torch.zeros(24, 40)
-    descriptor_kernel[(2, 3)](x, out, 24, 40, B=16)
-    assert torch.equal(out, x + 1)
-
-
-@triton.jit
-def host_descriptor_kernel(source, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    tl.store(out + i[:, None] * B + i[None, :], source.load([0, 0]))
-
-
-def test_descriptors_made_on_the_host():
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    x, out = randn(16, 16), torch.zeros(16, 16)
-    host_descriptor_kernel[(1,)](TensorDescriptor.from_tensor(x, [16, 16]), out, B=16)
-    assert torch.equal(out, x)
-
-
-@triton.jit
-def descriptor_rows_kernel(x, rows, out, M, N, R: tl.constexpr, C: tl.constexpr):
-    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [1, C])
-    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [1, C])
-    wanted = tl.load(rows + tl.arange(0, R))
-    target.scatter(source.gather(wanted, C), tl.arange(0, R), 0)
+@pytest.mark.filterwarnings("ignore")
+def test_descriptors_clip_at_the_border():
+    x = randn(24, 40)
+    on_host = TensorDescriptor.from_tensor(x, [16, 16])
+    for how, given in (("tiles", x), ("host", on_host), ("pointers", x))[: 3 if TRITON < (3, 9) else 2]:
+        out = torch.zeros(26, 40)
+        described[(2, 3) if how != "pointers" else (2,)](given, out, x, 24, 40, HOW=how, B=16)
+        assert torch.equal(out[:24], x)
+        assert not out[24:].any()
 
 
 def test_descriptors_gather_and_scatter_rows():
     x, out = randn(16, 16), torch.zeros(16, 16)
-    rows = torch.tensor([5, 0, 9, 5, 3, 2, 1, 15], dtype=torch.int32)
-    descriptor_rows_kernel[(1,)](x, rows, out, 16, 16, R=8, C=8)
+    rows = torch.tensor([5, 0, 9, 5, 3, 2, 1, 15], dtype=I32)
+    described[(1,)](x, out, rows, 16, 16, HOW="rows", B=8)
     assert torch.equal(out[:8, :8], x[rows.long(), 8:])
     assert not out[8:].any()
 
 
-@triton.jit
-def padding_kernel(x, out, N, B: tl.constexpr, PADDING: tl.constexpr):
-    source = tl.make_tensor_descriptor(x, [N, N], [N, 1], [B, B], padding_option=PADDING)
-    i = tl.arange(0, B)
-    tl.store(out + i[:, None] * B + i[None, :], source.load([0, 0]).to(out.dtype.element_ty))
-
-
-def test_what_descriptors_load_beyond_the_border():
-    for dtype in [torch.uint8, torch.int32, torch.bfloat16, torch.float16, torch.float32]:
-        x, out = torch.full((16, 16), 200).to(dtype), torch.zeros(32, 32)
-        expected = torch.zeros(32, 32)
-        expected[:16, :16] = 200
-        padding_kernel[(1,)](x, out, 16, B=32, PADDING="zero")
-        assert torch.equal(out, expected)
-        if dtype.is_floating_point:
-            padding_kernel[(1,)](x, out, 16, B=32, PADDING="nan")
-            assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
-            assert torch.equal(out[:16, :16], expected[:16, :16])
+@table("dtype", [torch.uint8, I32, torch.bfloat16, torch.float16, torch.float32])
+def test_what_descriptors_load_beyond_the_border(dtype):
+    x, out, expected = torch.full((16, 16), 200).to(dtype), torch.zeros(32, 32), torch.zeros(32, 32)
+    expected[:16, :16] = 200
+    described[(1,)](x, out, x, 16, 16, HOW="padding", B=32)
+    assert torch.equal(out, expected)
+    if dtype.is_floating_point:
+        described[(1,)](x, out, x, 16, 16, HOW="padding", B=32, PADDING="nan")
+        assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
+        assert torch.equal(out[:16, :16], expected[:16, :16])
 
 
 @triton.jit
-def scaled_kernel(a, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(a + i[:, None] * N + i[None, :])
-    scale = tl.full([N, N // 32], 127, tl.uint8)
-    tl.store(out + i[:, None] * N + i[None, :], tl.dot_scaled(x, scale, "e5m2", x, scale, "e5m2"))
-
-
-def test_scaled_products_are_refused_by_name():
-    with pytest.raises(NotImplementedError, match=r"does not implement tl\.dot_scaled"):
-        scaled_kernel[(1,)](torch.zeros(32, 32).to(torch.float8_e5m2), torch.zeros(32, 32), N=32)
-
-
-@triton.jit
-def block_pointer_kernel(x, out, M, N, B: tl.constexpr):
-    source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (B, B), (1, 0))
-    target = tl.make_block_ptr(out, (M, N), (N, 1), (0, 0), (B, B), (1, 0))
-    for _ in range(0, N, B):
-        tl.store(target, tl.load(source, boundary_check=(0, 1)) * 2, boundary_check=(0, 1))
-        source = tl.advance(source, (0, B))
-        target = tl.advance(target, (0, B))
-
-
-@pytest.mark.skipif(TRITON >= (3, 9), reason="Triton 3.9 has no block pointers")
-@pytest.mark.filterwarnings("ignore")
-def test_block_pointers():
-    x, out = randn(12, 28), torch.zeros(12, 28)
-    block_pointer_kernel[(1,)](x, out, 12, 28, B=16)
-    assert torch.equal(out, x * 2)
-
-
-@triton.jit
-def offset_kernel(x, out, big):
+def by_pointers(x, out, big, B: tl.constexpr):
     tl.store(out, tl.load(x + big.to(tl.int64) * 1024))
     tl.store(out + 1, tl.load(x + tl.cast(5, tl.uint32)))
     back = x + 8
     tl.store(out + 2, tl.load(back - 1))
     tl.store(out + 3, tl.load(back + (-2)))
+    i = tl.arange(0, B)
+    v = tl.load(x + i, mask=i < 6, other=-1.0, cache_modifier=".cv", eviction_policy="evict_first")
+    tl.store(out + 4 + i, v, cache_modifier=".wt")
+    tl.debug_barrier()
+    tl.store(out + 4 + B + i, tl.load(x + i, volatile=True))
 
 
-def test_pointer_arithmetic_is_64_bits_wide():
-    # 3 GiB of address space, of which three pages exist.
-    x = torch.empty(3 * 2**28)
+def test_pointer_arithmetic_is_64_bits_wide_and_hints_change_nothing():
+    x, out = torch.empty(3 * 2**28), torch.zeros(20)  # 3 GiB of address space, of which three pages exist
     x[:16] = torch.arange(16.0)
     x[700000 * 1024] = 77.0
-    out = torch.zeros(4)
-    offset_kernel[(1,)](x, out, 700000)
-    assert out.tolist() == [77, 5, 7, 6]
+    by_pointers[(1,)](x, out, 700000, B=8)
+    assert out.tolist() == [77, 5, 7, 6, *range(6), -1, -1, *range(8)]
+
+
+# -- atomics within one process ---------------------------------------------------------------------------------------
+INTS = [I32, torch.int64, torch.uint32, torch.uint64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+OPS = {
+    "add": lambda x, y: x + y, "max": max, "min": min, "and": lambda x, y: x & y, "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y, "xchg": lambda x, y: y,
+}  # fmt: skip
 
 
 @triton.jit
-def cache_kernel(x, out, B: tl.constexpr):
-    i = tl.arange(0, B)
-    v = tl.load(x + i, mask=i < 6, other=-1.0, cache_modifier=".cv", eviction_policy="evict_first")
-    tl.store(out + i, v, cache_modifier=".wt")
-    tl.debug_barrier()
-    tl.store(out + B + i, tl.load(x + i, volatile=True))
+def change(p, v, old, OP: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    mask = i % 2 == 0
+    v = tl.load(v + i)
+    if OP == "add":
+        r = tl.atomic_add(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    elif OP == "max":
+        r = tl.atomic_max(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    elif OP == "min":
+        r = tl.atomic_min(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    elif OP == "and":
+        r = tl.atomic_and(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    elif OP == "or":
+        r = tl.atomic_or(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    elif OP == "xor":
+        r = tl.atomic_xor(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    else:
+        r = tl.atomic_xchg(p + i, v, mask=mask, sem=SEM, scope=SCOPE)
+    tl.store(old + i, r)
 
 
-def test_cache_hints_volatile_and_barriers():
-    x, out = randn(8), torch.zeros(2, 8)
-    cache_kernel[(1,)](x, out, B=8)
-    assert out[0].tolist() == [*x[:6].tolist(), -1, -1]
-    assert torch.equal(out[1], x)
+@table("op, dtype, sem, scope", [
+    *((op, dtype, "acq_rel", "sys") for op, dtype in itertools.product(OPS, INTS)),
+    *(("add", dtype, "acq_rel", "sys") for dtype in FLOATS),
+    *((op, dtype, "acq_rel", "sys") for op, dtype in itertools.product(["max", "min", "xchg"], FLOATS[2:])),
+    *(("add", I32, *how) for how in itertools.product(["relaxed", "acquire", "release"], ["cta", "gpu", "sys"])),
+    ("add", I32, "acq_rel", "cta"),
+    ("add", I32, "acq_rel", "gpu"),
+])  # fmt: skip
+def test_atomic_operations_on_blocks(op, dtype, sem, scope):
+    values, others = [1, -2, 3, -4, 5, 6, -7, 8], [2, 1, -9, 4, -6, -5, 3, 0]
+    if dtype in INTS[2:]:
+        values, others = [1, 2, 3, 4, 2**31, 6, 7, 8], [2, 1, 9, 4, 7, 5, 3, 0]
+    p, v, old = (torch.tensor(each).to(dtype) for each in (values, others, [99] * 8))
+    change[(1,)](p, v, old, OP=op, SEM=sem, SCOPE=scope, N=8)
+    new = [OPS[op](x, y) if i % 2 == 0 else x for i, (x, y) in enumerate(zip(values, others, strict=True))]
+    assert p.tolist() == torch.tensor(new).to(dtype).tolist()
+    # Lanes that are masked off do nothing and return 0.
+    assert old.tolist() == [x if i % 2 == 0 else 0 for i, x in enumerate(values)]
+
+
+@triton.jit
+def at_one_place(p, v, N: tl.constexpr):
+    tl.atomic_add(p + tl.arange(0, N) * 0, tl.load(v + tl.arange(0, N)))
+
+
+@table("dtype", [I32, *FLOATS])
+def test_lanes_with_the_same_address_all_count(dtype):
+    p = torch.zeros(1, dtype=dtype)
+    at_one_place[(4,)](p, torch.ones(64, dtype=dtype), N=64)
+    assert p.item() == 256
+
+
+@triton.jit
+def compare_and_swap(p, old, cmp, val, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(old + i, tl.atomic_cas(p + i, tl.load(cmp + i), tl.load(val + i)))
+
+
+@table("dtype", [I32, torch.int64, torch.int16, torch.float32, torch.float64])
+def test_compare_and_swap(dtype):
+    rows = [1, 2, 3, 4], [0, 0, 0, 0], [1, 0, 3, 0], [10, 20, 30, 40]
+    p, old, cmp, val = (torch.tensor(row).to(dtype) for row in rows)
+    compare_and_swap[(1,)](p, old, cmp, val, N=4)
+    assert p.tolist() == [10, 2, 30, 4]
+    assert old.tolist() == [1, 2, 3, 4]
+
+
+@triton.jit
+def scalars(p, out, m, lock, counter, N: tl.constexpr):
+    if tl.program_id(0) == 0:
+        tl.store(out, tl.atomic_add(p, 5, mask=m))
+        tl.store(out + 1, tl.atomic_cas(p, 5, 7))
+        tl.store(out + 2, tl.atomic_xchg(p, 9))
+    for _ in range(N):
+        while tl.atomic_cas(lock, 0, 1, sem="acquire") == 1:
+            pass
+        tl.store(counter, tl.load(counter) + 1)
+        tl.atomic_xchg(lock, 0, sem="release")
+
+
+@table("mask, expected", [(True, [0, 5, 7]), (False, [0, 0, 0])])
+def test_scalars_and_a_lock_among_programs(mask, expected):
+    (p, lock, counter), out = torch.zeros(3, 1, dtype=I32), torch.zeros(3, dtype=I32)
+    scalars[(8,)](p, out, mask, lock, counter, N=5)
+    assert out.tolist() == expected
+    assert (p.item(), counter.item()) == (9, 40)

@@ -1,5 +1,8 @@
 """Programs that wait for each other, deadlocks, errors among many programs, threads."""
 
+import _thread
+import contextlib
+import ctypes
 import threading
 import time
 
@@ -7,76 +10,64 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import table
 
-from iris_core.errors import PeerLostError
-from iris_core.types import Block
+import iris_triton as iris
+from iris_core import Iris
+from iris_core.device.status import Standstill
+from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import interpreter
-from iris_triton.interpreter import DeadlockError
+from iris_triton.interpreter import DeadlockError, scheduler
+from iris_triton.language.asm import read_realtime
+
+NEVER = 1e6
+"""Seconds; a test in which only the bound of time ends a wait does not end."""
 
 
-@pytest.fixture(autouse=True)
-def executor():
-    interpreter.enable()
-
-
-def flags(n):
+def words(n=8):
     return torch.zeros(n, dtype=torch.int32)
 
 
 @triton.jit
-def poll_atomic(p):
-    return tl.atomic_add(p, 0, sem="acquire", scope="sys")
-
-
-@triton.jit
-def poll_cas(p):
-    return tl.atomic_cas(p, 0, 0, sem="acquire", scope="sys")
-
-
-@triton.jit
-def poll_masked(p):
+def poll(p, HOW: tl.constexpr):
     i = tl.arange(0, 4)
-    return tl.sum(tl.atomic_add(p + i * 0, 0, mask=i == 2))
+    if HOW == "atomic":
+        return tl.atomic_add(p, 0, sem="acquire", scope="sys")
+    elif HOW == "cas":
+        return tl.atomic_cas(p, 0, 0, sem="acquire", scope="sys")
+    elif HOW == "masked":
+        return tl.sum(tl.atomic_add(p + i * 0, 0, mask=i == 2))
+    elif HOW == "volatile":
+        return tl.load(p, volatile=True)
+    elif HOW == "uncached":
+        return tl.load(p, cache_modifier=".cv")
+    elif HOW == "block":
+        return tl.max(tl.load(p + tl.arange(0, 2), volatile=True), axis=0)
+    elif HOW == "plain":
+        return tl.load(p)
+    elif HOW == "two plain":
+        return tl.load(p) * tl.load(p + 1)
+    else:
+        return tl.max(tl.load(p + i), 0)
+
+
+POLLS = ["atomic", "cas", "masked", "volatile", "uncached", "block"]
+PLAIN = ["plain", "two plain", "plain block"]
 
 
 @triton.jit
-def poll_volatile(p):
-    return tl.load(p, volatile=True)
-
-
-@triton.jit
-def poll_uncached(p):
-    return tl.load(p, cache_modifier=".cv")
-
-
-@triton.jit
-def poll_block(p):
-    return tl.max(tl.load(p + tl.arange(0, 2), volatile=True), axis=0)
-
-
-POLLS = [poll_atomic, poll_cas, poll_masked, poll_volatile, poll_uncached, poll_block]
-
-
-@triton.jit
-def reverse_kernel(flag, order, n, POLL: tl.constexpr):
+def reverse(flag, order, n, HOW: tl.constexpr):
     """Program k waits for program k + 1; the last one waits for nobody."""
     pid = tl.program_id(0)
     if pid < n - 1:
-        while POLL(flag + 2 * (pid + 1)) == 0:
+        while poll(flag + 2 * (pid + 1), HOW) == 0:
             pass
     tl.store(order + pid, tl.atomic_add(flag + 2 * n, 1))
     tl.atomic_xchg(flag + 2 * pid, 1, sem="release")
 
 
-@pytest.mark.parametrize("poll", POLLS, ids=lambda f: f.__name__)
-def test_a_program_can_wait_for_a_later_one(poll):
-    flag, order = flags(2 * 6 + 2), flags(6)
-    reverse_kernel[(6,)](flag, order, 6, POLL=poll)
-    assert order.tolist() == [5, 4, 3, 2, 1, 0]
-
-
 @triton.jit
-def grid_barrier_kernel(counter, out, n, ROUNDS: tl.constexpr):
+def grid_barrier(counter, out, n, ROUNDS: tl.constexpr):
     pid = tl.program_id(0)
     for r in range(ROUNDS):
         tl.store(out + r * n + pid, tl.atomic_add(counter + 1, 1) // n)
@@ -86,142 +77,104 @@ def grid_barrier_kernel(counter, out, n, ROUNDS: tl.constexpr):
 
 
 def test_barriers_over_a_grid():
-    counter, out = flags(2), flags(3 * 40)
-    grid_barrier_kernel[(40,)](counter, out, 40, ROUNDS=3)
+    out = words(3 * 40)
+    grid_barrier[(40,)](words(), out, 40, ROUNDS=3)
     assert torch.equal(out.view(3, 40), torch.arange(3).int()[:, None].expand(3, 40))
 
 
 @triton.jit
-def stuck_kernel(flag, POLL: tl.constexpr):
+def stuck(flag, HOW: tl.constexpr):
     if tl.program_id(0) < 3:
-        while POLL(flag) != 1:
+        while poll(flag, HOW) != 1:
             pass
 
 
-@pytest.mark.parametrize("poll", POLLS, ids=lambda f: f.__name__)
-def test_a_deadlock_is_an_error_that_says_where(poll):
-    flag = flags(2)
-    flag.fill_(-5)
+@table("how", [*POLLS, *PLAIN])
+def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatch, how):
+    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
+    order, flag = words(6), words() - 5
+    if how in POLLS:
+        reverse[(6,)](words(2 * 6 + 2), order, 6, HOW=how)
+        assert order.tolist() == [5, 4, 3, 2, 1, 0]
     with interpreter.configured(timeout_s=0.2), pytest.raises(DeadlockError) as info:
-        stuck_kernel[(5,)](flag, POLL=poll)
+        stuck[(5,)](flag, HOW=how)
     error = info.value
     assert isinstance(error, TimeoutError)
-    assert error.kernel == "stuck_kernel"
+    assert error.kernel == "stuck"
     assert error.program[0] < 3
-    assert error.address == flag.data_ptr()
+    assert error.address in (flag.data_ptr(), flag.data_ptr() + 4 * (how == "two plain"))
     assert error.last_value in (0xFFFFFFFB, 0)  # lanes that are masked off show 0
-    assert "'stuck_kernel'" in str(error)
-    assert "(byte 0 of block 'flag' of 8 bytes" in str(error)
+    assert "'stuck'" in str(error)
+    assert "of block 'flag' of 32 bytes" in str(error)
     assert "2 other programs wait, 0 have not started" in str(error)
-    reverse_kernel[(3,)](flags(8), flags(3), 3, POLL=poll)  # everything still works
+    reverse[(3,)](words(), words(), 3, HOW="atomic")  # everything still works
 
 
-class Peers:
-    """A heap whose peer dies."""
+def test_a_waiting_kernel_notices_that_a_peer_has_ended(make_heap):
+    calls = []
 
-    rank, nbytes, version, nodes = 3, 4096, 0, ((3,),)
-
-    def __init__(self, lost_after):
-        self.memory = torch.zeros(4096, dtype=torch.uint8)
-        self.heap_bases = (self.memory.data_ptr(),)
-        self.calls, self.lost_after = 0, lost_after
-
-    def live_blocks(self):
-        return [Block(128, 8, "flag")]
-
-    def stands_still(self, quiet):
-        return False
-
-    def elsewhere(self):
-        return ()
-
-    def check_peers(self):
-        self.calls += 1
-        if self.calls > self.lost_after:
+    def check():
+        calls.append(None)
+        if len(calls) > 1:
             raise PeerLostError("rank 1 has ended", ranks=(1,))
 
-
-def test_a_waiting_kernel_notices_that_a_peer_has_ended():
-    heap = Peers(lost_after=1)
-    token = interpreter.register_memory(heap)
-    try:
-        with pytest.raises(PeerLostError, match="rank 1"):
-            stuck_kernel[(3,)](heap.memory[128:136].view(torch.int32), POLL=poll_volatile)
-    finally:
-        interpreter.unregister_memory(token)
-    assert heap.calls == 2
+    heap = make_heap(1, (128, 8, "flag"), rank=3, check=check)
+    with pytest.raises(PeerLostError, match="rank 1"):
+        stuck[(3,)](heap.tensor(0, 128, 2, torch.int32), HOW="volatile")
+    assert len(calls) == 2
 
 
-def test_a_deadlock_on_a_heap_names_block_and_rank():
-    heap = Peers(lost_after=10**9)
-    token = interpreter.register_memory(heap)
-    try:
-        with interpreter.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
-            stuck_kernel[(1,)](heap.memory[128:136].view(torch.int32), POLL=poll_volatile)
-    finally:
-        interpreter.unregister_memory(token)
+def test_a_deadlock_on_a_heap_names_block_and_rank(make_heap):
+    calls = []
+    heap = make_heap(1, (128, 8, "flag"), rank=3, check=lambda: calls.append(None))
+    with interpreter.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
+        stuck[(1,)](heap.tensor(0, 128, 2, torch.int32), HOW="volatile")
     assert "(byte 0 of block 'flag' of 8 bytes at offset 128 of the heap of rank 0)" in str(info.value)
-    assert heap.calls >= 1
+    assert calls
 
 
 @triton.jit
-def slow_neighbour_kernel(flag, x, N: tl.constexpr):
+def work(flag, x, out, N: tl.constexpr):
     if tl.program_id(0) == 0:
         while tl.load(flag, volatile=True) == 0:
             pass
-    else:
+    elif tl.program_id(0) == 1:
         v = tl.load(x)
         for _ in range(N):
             v = v * 0.5 + 1.0
         tl.store(x, v)
         tl.store(flag, 1)
+    for i in range(N // 10):
+        if tl.load(flag, volatile=True) == 1:
+            tl.store(out + i, i)
 
 
-def test_computation_of_other_programs_is_not_waiting():
-    flag, x = flags(1), torch.ones(1)
+def test_computing_and_storing_are_not_waiting():
+    flag, out = words(1), words(3000)
     with interpreter.configured(timeout_s=0.05):
-        slow_neighbour_kernel[(2,)](flag, x, N=30000)
+        work[(2,)](flag, torch.ones(1), out, N=30000)
     assert flag.item() == 1
+    with interpreter.configured(timeout_s=0.01):
+        work[(1,)](flag, torch.ones(1), out.zero_(), N=30000)
+    assert torch.equal(out, torch.arange(3000, dtype=torch.int32))
 
 
 @triton.jit
-def countdown_kernel(word, count):
+def wait_until(word, count):
     while tl.load(word, volatile=True) < count:
         pass
 
 
-def test_a_word_that_keeps_changing_is_no_deadlock():
-    word = flags(1)
-
-    class Writes(Peers):
-        def check_peers(self):  # about five times a second, while all programs wait
-            word.add_(1)
-
-    token = interpreter.register_memory(Writes(lost_after=0))
-    try:
-        with interpreter.configured(timeout_s=0.6):  # the whole takes more than a second of waiting
-            countdown_kernel[(1,)](word, 6)
-    finally:
-        interpreter.unregister_memory(token)
+def test_a_word_that_keeps_changing_is_no_deadlock(make_heap):
+    word = words(1)
+    make_heap(1, check=lambda: word.add_(1))  # about five times a second, while all programs wait
+    with interpreter.configured(timeout_s=0.6):  # the whole takes more than a second of waiting
+        wait_until[(1,)](word, 6)
     assert word.item() == 6
 
 
 @triton.jit
-def polling_worker_kernel(stop, out, N: tl.constexpr):
-    for i in range(N):
-        if tl.load(stop, volatile=True) == 0:
-            tl.store(out + i, i)
-
-
-def test_a_worker_that_polls_and_stores_is_not_deadlocked():
-    out = flags(4000)
-    with interpreter.configured(timeout_s=0.01):
-        polling_worker_kernel[(1,)](flags(1), out, N=4000)
-    assert torch.equal(out, torch.arange(4000, dtype=torch.int32))
-
-
-@triton.jit
-def failing_among_waiting_kernel(flag, n):
+def fail_among_waiting(flag, n):
     pid = tl.program_id(0)
     if pid == n - 1:
         tl.device_assert(pid < 0, "the last one fails")
@@ -229,30 +182,25 @@ def failing_among_waiting_kernel(flag, n):
         pass
 
 
-def test_an_error_ends_the_waiting_programs_and_leaks_no_threads():
-    flag = flags(1)
-    for _ in range(3):
-        with pytest.raises(AssertionError, match="the last one fails") as info:
-            failing_among_waiting_kernel[(24,)](flag, 24)
-        assert "program (23, 0, 0)" in info.value.__notes__[0]
-    deadline = time.monotonic() + 60
-    while count_threads() > 16 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert count_threads() <= 16
-
-
 def count_threads():
     return sum(t.name == "iris-cpu-program" for t in threading.enumerate())
 
 
-def test_programs_that_do_not_wait_use_no_threads():
-    before = count_threads()
-    polling_worker_kernel[(50,)](flags(1) + 1, flags(4), N=1)
+def test_an_error_ends_the_waiting_programs_and_leaks_no_threads():
+    for _ in range(3):
+        with pytest.raises(AssertionError, match="the last one fails") as info:
+            fail_among_waiting[(24,)](words(), 24)
+        assert "program (23, 0, 0)" in info.value.__notes__[0]
+    deadline = time.monotonic() + 60
+    while count_threads() > 16 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (before := count_threads()) <= 16
+    wait_until[(50,)](words() + 1, 1)  # programs that do not wait use none
     assert count_threads() == before
 
 
 @triton.jit
-def thread_kernel(flags, out, me, rounds, N: tl.constexpr):
+def take_turns(flags, out, me, rounds, N: tl.constexpr):
     i = tl.arange(0, N)
     for r in range(1, rounds + 1):
         tl.atomic_xchg(flags + me, r, sem="release")
@@ -262,54 +210,109 @@ def thread_kernel(flags, out, me, rounds, N: tl.constexpr):
 
 
 def test_launches_from_several_python_threads_run_side_by_side():
-    shared, outs = flags(2), torch.zeros(2, 64, dtype=torch.int32)
-    errors = []
-
-    def run(me):
-        try:
-            thread_kernel[(1,)](shared, outs[me], me, 20, N=64)
-        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(me,)) for me in range(2)]
+    shared, outs = words(), torch.zeros(2, 64, dtype=torch.int32)
+    threads = [
+        threading.Thread(target=take_turns[(1,)], args=(shared, outs[me], me, 20), kwargs={"N": 64}) for me in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert not errors
     assert (outs[0] == 20).all()
     assert (outs[1] == 40).all()
 
 
-@triton.jit
-def forever_kernel(flag):
-    while tl.load(flag, volatile=True) == 0:
-        pass
-
-
 @pytest.mark.parametrize("programs", [1, 4])
-def test_an_interrupt_ends_the_launch(interruptible, programs):
-    import _thread
-
-    class Interrupts(Peers):
-        def check_peers(self):  # when all programs wait
-            self.calls += 1
-            if self.calls == 1:
-                _thread.interrupt_main()
-
-    heap = Interrupts(lost_after=0)
-    token = interpreter.register_memory(heap)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            forever_kernel[(programs,)](flags(1))
-    finally:
-        interpreter.unregister_memory(token)
-    assert heap.calls >= 1
-    reverse_kernel[(3,)](flags(8), flags(3), 3, POLL=poll_atomic)
+def test_an_interrupt_ends_the_launch(interruptible, programs, make_heap):
+    calls = []
+    make_heap(1, check=lambda: calls.append(None) or (len(calls) == 1 and _thread.interrupt_main()))  # all wait
+    with pytest.raises(KeyboardInterrupt):
+        wait_until[(programs,)](words(), 1)
+    assert calls
+    reverse[(3,)](words(), words(), 3, HOW="atomic")
 
 
-def test_timeouts_must_be_positive():
-    for value in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="must be positive"):
-            interpreter.configure(timeout_s=value)
+@table("value", [0, -1.0, float("nan")])
+def test_timeouts_must_be_positive(value):
+    with pytest.raises(ValueError, match="must be positive"):
+        interpreter.configure(timeout_s=value)
     assert interpreter.configuration().timeout_s == 60
+
+
+# -- waits for what no rank will change: an error at once, and only then ----------------------------------------------
+@pytest.mark.parametrize("on_heap", [False, True])
+def test_alone_a_deadlock_is_an_error_at_once(on_heap):
+    with contextlib.ExitStack() as stack:
+        flag = stack.enter_context(Iris("1MiB", device="cpu")).zeros(8, dtype=torch.int32) if on_heap else words()
+        stack.enter_context(interpreter.configured(timeout_s=NEVER))
+        with pytest.raises(DeadlockError, match="no program of any rank changes") as caught:
+            stuck[(3,)](flag, "volatile")
+    assert caught.value.kernel == "stuck"
+    assert ("on rank 0 of 1" in str(caught.value)) == on_heap
+
+
+@pytest.mark.parametrize("how", ["plain", "volatile"])
+def test_another_thread_may_end_the_wait(how, monkeypatch):
+    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
+    flag = words()
+    writer = threading.Timer(1.0, flag.fill_, (1,))
+    writer.start()
+    with interpreter.configured(timeout_s=NEVER):
+        stuck[(2,)](flag, how)
+    writer.join()
+
+
+@triton.jit
+def wait_by_clock(flag, out):
+    end = read_realtime() + 1_500_000_000
+    while (tl.load(flag, volatile=True) == 0) & (read_realtime() < end):
+        pass
+    tl.store(out, 1)
+
+
+@triton.jit
+def wait_bounded(context, flag):
+    iris.DeviceContext.initialize(context, 0, 1).wait(flag, 1)
+
+
+def test_bounded_waits_end_by_themselves(monkeypatch):
+    out = words()
+    monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1.5")
+    with Iris("1MiB", device="cpu") as ctx, interpreter.configured(timeout_s=NEVER):
+        wait_by_clock[(1,)](words(), out)
+        assert out[0] == 1
+        wait_bounded[(2,)](ctx.get_device_context(), ctx.zeros(1, dtype=torch.int64))
+        with pytest.raises(DeviceTimeoutError):
+            ctx.barrier()
+
+
+def make_ranks(size):
+    memory = (ctypes.c_uint64 * (2 * size))()
+    rows = [ctypes.addressof(memory) + 16 * rank for rank in range(size)]
+    ranks = [Standstill(rows, rank) for rank in range(size)]
+    for rank in ranks:
+        rank.memory = memory
+        assert not rank.report(False)
+    return ranks
+
+
+def test_all_ranks_learn_that_they_stand_still():
+    a, b, c = make_ranks(3)
+    told = [each.report(True) for _ in range(4) for each in (a, b, c)]
+    first = told.index(True)
+    assert first >= 3 + 3  # nobody says so before all have polled twice behind somebody's first look
+    assert all(told[first:])
+    assert not b.report(False)  # what was said of an earlier wait does not count
+    assert not b.report(True)
+
+
+@pytest.mark.parametrize("late", ["never waits", "moves", "stops reporting"])
+def test_a_rank_that_may_move_keeps_the_others_waiting(late):
+    a, b, c = make_ranks(3)
+    for turn in range(50):
+        assert not a.report(True)
+        assert not b.report(True)
+        if late == "moves":
+            assert not c.report(turn % 2 == 0)
+        elif late == "stops reporting" and turn == 0:
+            assert not c.report(True)

@@ -29,18 +29,10 @@ def tritons(given, *, scratch=0):
     """Triton's launcher of a kernel, whose compiled function writes down what it is given."""
     made = object.__new__(CudaLauncher)
     vars(made).update(
-        launch=lambda *args: given.append(args),
-        num_ctas=1,
-        global_scratch_size=scratch,
-        global_scratch_align=128,
-        profile_scratch_size=0,
-        profile_scratch_align=1,
-        launch_cooperative_grid=False,
-        launch_pdl=True,
-        arg_annotations=("annotations",),
-        kernel_signature=b"signature",
-        gsan_enabled=False,
-    )
+        launch=lambda *args: given.append(args), num_ctas=1, global_scratch_size=scratch, global_scratch_align=128,
+        profile_scratch_size=0, profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=True,
+        arg_annotations=("annotations",), kernel_signature=b"signature", gsan_enabled=False,
+    )  # fmt: skip
     return made
 
 
@@ -50,22 +42,14 @@ def compiled_kernel(run, **fields):
 
 
 def test_triton_launches_as_it_does():
-    given = []
+    asked, given = [], []
     run = tritons(given)
     _compat.launcher_of(compiled_kernel(run), 8)(99, VALUES)
     run(8, 1, 1, 99, 17, (4, 1, 0), None, None, None, *VALUES)
     ours, theirs = given
     assert ours == theirs
-
-
-def test_scratch_memory_is_allocated():
-    asked, given = [], []
-
-    def allocate(nbytes, alignment, stream):
-        asked.append((nbytes, alignment, stream))
-        return "scratch"
-
-    triton.set_allocator(allocate)
+    given.clear()
+    triton.set_allocator(lambda *wanted: asked.append(wanted) or "scratch")
     try:
         _compat.launcher_of(compiled_kernel(tritons(given, scratch=64)), 8)(99, VALUES)
     finally:
@@ -139,40 +123,47 @@ def bound(compiled, fake, through_triton=None):
     return launcher._c_launch(compiled, 6, BOUND, PLACES, 3, through_triton, fake)
 
 
+@pytest.fixture
+def made(compiled):
+    """A function (codes, through_triton): a launch of the kernel, and the driver with its answers."""
+
+    def make(*codes, through_triton=None):
+        fake = Fake(compiled[1], codes)
+        return bound(compiled[0], fake, through_triton), fake
+
+    return make
+
+
 def wanted(out, inp):
     """The bytes of the parameters, and of the two addresses of scratch memory."""
     values = out, True, -7, 2**64 - 5, 0x7FFF12345678, 2**40, 3, 1.5, inp, 0, 0
     return [struct.pack(f"<{kind}", value) for kind, value in zip("Q?iQQqifQQQ", values, strict=True)]
 
 
-def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled):
-    compiled, layout = compiled
-    fake = Fake(layout)
-    launch = bound(compiled, fake)
+def stream(number):
+    return types.SimpleNamespace(cuda_stream=number)
+
+
+def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled, made):
+    launch, fake = made()
     inp, out, other = torch.zeros(3, 128)
-    launch(types.SimpleNamespace(cuda_stream=12), inp, out)
+    launch(stream(12), inp, out)
     launch(None, out, other)
     assert fake.launched == [
         (12, wanted(out.data_ptr(), inp.data_ptr())),
         (1003, wanted(other.data_ptr(), out.data_ptr())),
     ]
     programmatic_stream_serialization = 6
-    assert fake.how == ([6, 1, 1, 64, 1, 1, compiled.metadata.shared], 17, [programmatic_stream_serialization])
+    shared = compiled[0].metadata.shared
+    assert fake.how == ([6, 1, 1, 64, 1, 1, shared], 17, [programmatic_stream_serialization])
 
 
-def test_threads_launch_with_their_own_addresses(compiled):
-    compiled, layout = compiled
-    fake = Fake(layout)
-    launch = bound(compiled, fake)
+def test_threads_launch_with_their_own_addresses(made):
+    launch, fake = made()
 
     def work(base):
-        for number in range(500):
-            at = base + 16 * number
-            address = (
-                types.SimpleNamespace(data_ptr=lambda at=at: at),
-                types.SimpleNamespace(data_ptr=lambda at=at: at + 8),
-            )
-            launch(types.SimpleNamespace(cuda_stream=at), *address)
+        for at in range(base, base + 16 * 500, 16):
+            launch(stream(at), *(types.SimpleNamespace(data_ptr=lambda at=each: at) for each in (at, at + 8)))
 
     threads = [threading.Thread(target=work, args=((number + 1) << 40,)) for number in range(3)]
     for thread in threads:
@@ -180,20 +171,17 @@ def test_threads_launch_with_their_own_addresses(compiled):
     for thread in threads:
         thread.join()
     assert len(fake.launched) == 1500
-    assert all(values == wanted(stream + 8, stream) for stream, values in fake.launched)
+    assert all(values == wanted(number + 8, number) for number, values in fake.launched)
 
 
-def test_a_thread_without_a_context_gets_one(compiled):
-    compiled, layout = compiled
-    fake = Fake(layout, codes=[201])
-    bound(compiled, fake)(None, *torch.zeros(2, 1))
+def test_a_thread_without_a_context_gets_one(made):
+    launch, fake = made(201)
+    launch(None, *torch.zeros(2, 1))
     assert (len(fake.launched), fake.contexts) == (2, [503])
 
 
-def test_what_the_driver_refuses_is_an_error(compiled):
-    compiled, layout = compiled
-    fake = Fake(layout, codes=[719])
-    launch = bound(compiled, fake)
+def test_what_the_driver_refuses_is_an_error(made):
+    launch, fake = made(719)
     with pytest.raises(RuntimeError, match=r"CUDA refused a launch: the device is lost \(719\)"):
         launch(None, *torch.zeros(2, 1))
     fake.launched.clear()
@@ -208,41 +196,33 @@ def test_what_the_driver_refuses_is_an_error(compiled):
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_a_profiler_is_told(monkeypatch, compiled, name):
-    compiled, layout = compiled
-    given = []
-    compiled.run = tritons(given)
-    fake = Fake(layout)
-    through_triton = launcher._through_triton(_compat.launcher_of(compiled, 6), BOUND, PLACES, 3)
-    launch = bound(compiled, fake, through_triton)
-    stream, tensors = types.SimpleNamespace(cuda_stream=5), torch.zeros(2, 1)
-
-    def hook(metadata):
-        pass
-
+def test_a_profiler_is_told(monkeypatch, compiled, made, name):
+    given, (kernel, _) = [], compiled
+    kernel.run = tritons(given)
+    through_triton = launcher._through_triton(_compat.launcher_of(kernel, 6), BOUND, PLACES, 3)
+    launch, fake = made(through_triton=through_triton)
+    hook, tensors = (lambda metadata: None), torch.zeros(2, 1)
     with monkeypatch.context() as patch:
         patch.setattr(triton.knobs.runtime, name, hook)
-        launch(stream, *tensors)
+        launch(stream(5), *tensors)
     assert fake.launched == []
     assert hook in given[0]
     chain = getattr(triton.knobs.runtime, name)
     chain.add(hook)
     try:
-        launch(stream, *tensors)
+        launch(stream(5), *tensors)
     finally:
         chain.remove(hook)
     assert (fake.launched, len(given)) == ([], 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(triton.knobs.runtime, name, None)
-        launch(stream, *tensors)
+    monkeypatch.setattr(triton.knobs.runtime, name, None)
+    launch(stream(5), *tensors)
     assert (len(fake.launched), len(given)) == (1, 2)
 
 
 def changed(compiled, **fields):
     """The kernel with other metadata."""
-    return types.SimpleNamespace(
-        **vars(compiled) | {"metadata": types.SimpleNamespace(**vars(compiled.metadata) | fields)}
-    )
+    metadata = types.SimpleNamespace(**vars(compiled.metadata) | fields)
+    return types.SimpleNamespace(**vars(compiled) | {"metadata": metadata})
 
 
 def test_triton_launches_what_c_cannot(monkeypatch, compiled):
