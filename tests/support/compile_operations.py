@@ -69,17 +69,17 @@ def _norm_cases():
     bf16, f32, fp8 = torch.bfloat16, torch.float32, torch.float8_e5m2
     end = (1e-6, 57344.0, *_END)
     shots = {
-        "one-shot": (norm_one_shot, (_I64, bf16, _I64, _I64, 1, 1, 1), 64, {"EACH": 2}),
-        "two-shot": (norm_two_shot, (_I64, bf16, _I64, 1, 1, 1), 4, {}),
+        "one-shot": (norm_one_shot, (_I64, bf16, _I64, _I64, 1, 1, 1), (64,), {"EACH": 2}),
+        "two-shot": (norm_two_shot, (_I64, bf16, _I64, 1, 1, 1), (4, 1 << 17), {}),
     }
     return [
         CompileCase(
             name=f"operation-norm-{shot}-{kind}", kernel=kernel,
-            args=(out, bf16, bf16, weight, scales, *team, 16, hidden, number, *end),
+            args=(out, bf16, bf16, weight, scales, *team, 16, hidden, *numbers, *end),
             kwargs={"SIZE": 4, "ALIGNED": hidden > 33, "BLOCK": block, **more}, options={"num_warps": 8},
             expect={each: tuple(pattern[each] for pattern in patterns) for each in (_CUDA, _HIP)},
         )
-        for shot, (kernel, team, number, more) in shots.items()
+        for shot, (kernel, team, numbers, more) in shots.items()
         for kind, out, weight, scales, hidden, block, patterns in (
             ("plain", bf16, bf16, None, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
             ("fp8", fp8, f32, f32, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
