@@ -56,7 +56,7 @@ def test_two_ranks(of_file):
 def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", list(sys.path))
     bench.load(HERE / "rank_benchmarks.py")
-    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=20.0)
+    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=10.0)
     with pytest.raises(PeerLostError, match="rank 0"):
         bench.run(bench.registered(pattern="hangs"), options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
