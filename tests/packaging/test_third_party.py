@@ -111,6 +111,7 @@ def test_it_passes_the_kit_and_its_own_tests(with_example):
         *(f"... does not provide {capability}" for capability in ("decommit", "growth", "import-tensor")),
         *(f"{kind} ... does not work on {gpu}" for kind in ("allocator", "collective") for gpu in ("cuda", "hip")),
         "backend ... has no compare_clocks",
+        "the backend has no checker",
         "the backend has no set_trace",
         "the backend has none of compile_only",
         "the backend has none of collectives, tables",

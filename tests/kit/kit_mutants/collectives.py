@@ -163,6 +163,17 @@ class NoExit(Push):
         pass
 
 
+class Peeks(Exchange):
+    """Reads the next rank's output when that one may have gone on; all results are right."""
+
+    def launch(self, plan, out, inp, stream=None):
+        done = super().launch(plan, out, inp)
+        context = plan.context
+        if out.numel() and context.is_symmetric(out) and plan.request.group_size == context.num_ranks:
+            context.as_remote(out, (context.cur_rank + 1) % context.num_ranks).sum()
+        return done
+
+
 class OwnFirst(Push):
     """Clears its output before it reads its input."""
 

@@ -94,6 +94,7 @@ COLLECTIVES = _by_mutant({
     "world_calls[host-input]": "scratch-input",
     "world_calls[host-work]": "never-done",
     "world_again_with_ranks_that_are_late[host-results]": "once no-entry no-exit",
+    "world_is_ordered[host]": "peeks",
     "world_in_place[host]": "own-first",
     "world_again_with_ranks_that_are_late[host-memory]": "takes-memory borrows-memory",
     "world_plans_do_not_pile_up[host]": "plans-pile-up",

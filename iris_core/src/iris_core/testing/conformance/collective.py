@@ -16,11 +16,13 @@ import pytest
 from iris_core.device.targets import device_targets
 from iris_core.dispatch.requests import ALL_IN_PLACE, REDUCING
 from iris_core.protocols import Collective
+from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_cases as known
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance.collective_cases import Case, cases, usual
 from iris_core.testing.conformance.plugin import PluginConformance, installed_plugin, member_problems
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
+from iris_core.world.launch import RankError
 
 if TYPE_CHECKING:
     import pathlib
@@ -167,6 +169,21 @@ class CollectiveConformance(PluginConformance):
         self._skip_unpromised(collective, promise)
         case = self._usual(collective, world)
         _check(promise, *_run(pool, world, (case,), num_turns=2 * world.ranks))
+
+    def test_world_is_ordered(self, collective: Any, pool: RankPool, world: World) -> None:
+        """The checker finds nothing on CPU ranks, whoever is late: see docs/checking.md.
+
+        It sees kernels of a backend that has a checker, and torch's operators on the heap.
+        """
+        if world.device != "cpu":
+            pytest.skip("the checker watches CPU ranks")
+        case = self._usual(collective, world)
+        try:
+            _run(pool, dataclasses.replace(world, check=ORDINARY_CHECKS), (case,), num_turns=world.ranks)
+        except RankError as error:
+            if "UnsupportedError: IRIS_CHECK=" not in str(error):
+                raise
+            pytest.skip("the backend has no checker")
 
     def test_world_in_place(self, collective: Any, pool: RankPool, world: World) -> None:
         """Input and output may share memory as in torch, where `supports` says so."""

@@ -42,6 +42,7 @@ class Setup:
     device: str
     ranks: int
     in_float32: bool  # half-precision numbers are added up in single precision
+    check: tuple[str, ...] = ()  # what the checker looks for, see `Iris`
 
 
 def call(setup: Setup, cases: Sequence[Case], num_turns: int) -> list[Outcome]:
@@ -197,7 +198,8 @@ def _opened(setup: Setup) -> Iterator[tuple[Any, Any]]:
     """Open a context and create the collective in it."""
     from iris_core import Iris
 
-    with Iris("64MiB", allocator=setup.allocator, backend=setup.backend, device=setup.device) as ctx:
+    places: dict[str, Any] = {"allocator": setup.allocator, "backend": setup.backend, "device": setup.device}
+    with Iris("64MiB", **places, check=setup.check or None) as ctx:
         create_for = ctx.target, ctx.heap_size, ctx.cur_rank, ctx.num_ranks
         yield ctx, create(PluginKind.COLLECTIVE, setup.collective, *create_for)
 
