@@ -451,6 +451,21 @@ def _use(members, phase):
         ctx.barrier()
 
 
+def keeps_an_old_group():
+    """Whether a group is made without waiting for the destructor of that of an earlier torch.distributed."""
+    dropped = []
+
+    class Old:
+        def __del__(self):
+            dropped.append(self)
+
+    with Iris("1MiB", device="cpu") as ctx:
+        torch_distributed._groups["gloo", (0, 1), "tests of old groups"] = object(), Old()
+        made = torch_distributed._group_of((0, 1), None, "gloo", ctx._world, "tests of old groups")
+        ctx.barrier()
+        return made.size(), dropped
+
+
 def stays_away():
     """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on."""
     with Iris("4MiB", device="cpu") as ctx:

@@ -181,6 +181,10 @@ def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase
         assert (kind, named) == ("PeerLostError", (3,)), text
 
 
+def test_no_rank_waits_for_the_end_of_an_old_group(pool):
+    assert pool.run(divided, 2, "2x1", jobs.keeps_an_old_group) == [(2, [])] * 2
+
+
 def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):
     (raised, total), other = pool.run(divided, 2, "2x1", jobs.stays_away)
     assert raised.startswith("IrisError: a process group of gloo: torch.distributed has failed between ranks 0, 1: ")

@@ -53,6 +53,7 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 _groups: dict[tuple[str, tuple[int, ...], str], tuple[Any, Any]] = {}
 """Process groups by backend, ranks and what for, apart from the program's own; torch keeps them for ever."""
 
+_ended: list[tuple[Any, Any]] = []
 _MESSAGES = "messages"
 
 
@@ -100,6 +101,8 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
     numbers = tuple(sorted(_numbers(members, ranks)))
     made_in, known = _groups.get((backend, numbers, what), (None, None))
     if made_in is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
+        # not dropped: where a peer was lost, gloo's destructor waits for calls that were given up
+        _ended.append((made_in, known))
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
         numbered = "_".join([backend, *map(str, numbers), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
