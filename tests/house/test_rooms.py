@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/heap": 2785,
     "iris_core/nn": 865,
     "iris_core/ops": 1295,
-    "iris_core/providers": 1876,
+    "iris_core/providers": 1877,
     "iris_core/registry": 942,
     "iris_core/testing": 2561,
     "iris_core/torch_backend": 2073,

@@ -460,7 +460,7 @@ def keeps_an_old_group():
             dropped.append(self)
 
     with Iris("1MiB", device="cpu") as ctx:
-        torch_distributed._groups["gloo", (0, 1), "tests of old groups"] = object(), Old()
+        torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
         made = torch_distributed._group_of((0, 1), None, "gloo", ctx._world, "tests of old groups")
         ctx.barrier()
         return made.size(), dropped

@@ -50,10 +50,12 @@ _LEARN_S = 2.0  # after torch has failed, for the world to learn of a rank that 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_groups: dict[tuple[str, tuple[int, ...], str], tuple[Any, Any]] = {}
-"""Process groups by backend, ranks and what for, apart from the program's own; torch keeps them for ever."""
+_groups: dict[tuple[Any, str, tuple[int, ...], str], Any] = {}
+"""Process groups by the program's own of all ranks, which may end and begin again, backend, ranks and what for.
 
-_ended: list[tuple[Any, Any]] = []
+Kept for ever, as torch does: where a peer was lost, gloo's destructor waits for calls that were given up.
+"""
+
 _MESSAGES = "messages"
 
 
@@ -99,10 +101,9 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
     Collective, the first time: every member calls it, and waits for the others as long as `world` waits for its ranks.
     """
     numbers = tuple(sorted(_numbers(members, ranks)))
-    made_in, known = _groups.get((backend, numbers, what), (None, None))
-    if made_in is not dist.group.WORLD:  # the program may have ended torch.distributed, and begun again
-        # not dropped: where a peer was lost, gloo's destructor waits for calls that were given up
-        _ended.append((made_in, known))
+    key = dist.group.WORLD, backend, numbers, what
+    known = _groups.get(key)
+    if known is None:
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
         numbered = "_".join([backend, *map(str, numbers), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
@@ -117,7 +118,7 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
             c10d._hash_ranks_to_str = own
         # calls may take as long as others of torch
         c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), known)
-        _groups[backend, numbers, what] = dist.group.WORLD, known
+        _groups[key] = known
     return known
 
 
