@@ -186,7 +186,7 @@ class Observer:
 
 @on_heap("8MiB")
 def observed(ctx):
-    """What an observer hears."""
+    """What an observer hears, and which algorithms serve these calls."""
     observer, x = Observer(), ctx.zeros(10)
     ctx.ccl.all_reduce(x, x)
     record = default_registry().register(PluginKind.OBSERVER, observer, name="listener")
@@ -196,7 +196,7 @@ def observed(ctx):
     finally:
         default_registry().unregister(record)
     ctx.ccl.all_reduce(x, x)
-    return observer.heard
+    return observer.heard, [ctx.ccl.explain(*each).algorithm for each in (("all_reduce", x, x), ("broadcast", x))]
 
 
 @on_heap("24MiB")

@@ -81,7 +81,7 @@ def test_other_ranks_hear_nothing_of_messages(pool, num_ranks, device):
 
 @pytest.mark.multigpu(2)
 def test_replays_of_graphs(pool):
-    for captured, said, after, sums in pool.run(jobs.in_graphs, 2, 20):
+    for captured, said, after, sums in pool.run(jobs.in_graphs, 2, "cuda", 20):
         assert captured == "captured"
         assert said == ("DeviceTimeoutError", 0, 1, "all_reduce")
         assert (after, sums) == (None, [2.0])
