@@ -74,6 +74,7 @@ def test_two_gpus(monkeypatch):
         assert both.gb_per_s > 0
 
 
+@pytest.mark.slow
 @pytest.mark.multigpu(shared=False)
 def test_rma_on_two_gpus(tmp_path):
     rma = pathlib.Path(__file__).parents[2] / "benchmarks" / "rma.py"

@@ -13,6 +13,7 @@ def test_the_data_tells_orders_and_roundings_apart(num_ranks):
         assert jobs.orders_alike(dtype, num_ranks) == begins_alike | ({None} if dtype.itemsize > 2 else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2, 4]))
 def test_every_algorithm_gives_the_bits_of_plain_torch(pool, num_ranks, device):
     places = ("heap", "ordinary", "in place")

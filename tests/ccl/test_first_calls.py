@@ -22,6 +22,7 @@ def cache(tmp_path):
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "members", "mode"), [
     (3, (0, 1, 2), "first"), (3, (2, 0), "first"), (2, (0, 1), "exhaustive"),
 ])  # fmt: skip

@@ -8,6 +8,7 @@ from jobs_sequences import captured
 pytestmark = pytest.mark.multigpu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replays_with_changing_data(pool, num_ranks):
     cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in ("heap", "ordinary", "skewed")]

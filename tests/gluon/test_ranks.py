@@ -15,6 +15,7 @@ def problems(results):
     return [line for lines in results for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 4, 8]))
 def test_every_dtype_mask_and_hint(pool, num_ranks, device, request):
     """On the CPU a read and a copy: test_conformance moves by every function, tests/multirank every dtype."""
@@ -23,6 +24,7 @@ def test_every_dtype_mask_and_hint(pool, num_ranks, device, request):
         assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, False, device)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", rank_counts(seldom=[2]))  # the executor caches nothing
 def test_every_cache_modifier(pool, num_ranks, device):
     for op in MOVES:

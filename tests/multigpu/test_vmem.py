@@ -40,6 +40,7 @@ class TestVmemAllocator(AllocatorConformance):
 
 
 # -- the device API ---------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_rma(pool, num_ranks):

@@ -4,6 +4,7 @@ import pytest
 from jobs_atomics import LEGAL, run_atomic, run_contention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_every_dtype_mask_sem_and_scope(pool, some, num_ranks, device):
     # compiling takes the time on GPUs: there, two ranks try each order with every dtype, the others with one

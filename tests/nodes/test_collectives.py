@@ -67,6 +67,7 @@ def test_exhaustive_first_calls_measure_numbers_of_chunks(pool):
         assert {("hierarchical", None), ("gloo", None)} <= found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "nodes"), [
     pytest.param(2, "2x1", marks=pytest.mark.multigpu(2, shared=False)),
     pytest.param(4, "2x2", marks=pytest.mark.multigpu(4, shared=False)),

@@ -16,6 +16,7 @@ MAKE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "num_ranks"), [
     pytest.param(what, *getattr(count, "values", [count]), marks=getattr(count, "marks", ()))
     for what, (counts, *_) in CALLS.items() for count in counts

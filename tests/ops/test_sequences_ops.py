@@ -52,6 +52,7 @@ def test_refused_calls(pool, num_ranks, device):
         assert re.match(text, explained, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replays_with_changing_data(pool, num_ranks):

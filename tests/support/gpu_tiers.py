@@ -273,10 +273,23 @@ class _Run:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the tests of the tiers, the small ones first: the larger ones find kernels compiled already."""
+        """Keep the tests of the tiers, the small ones first: the larger ones find kernels compiled already.
+
+        Of the processes of pytest-xdist, each begins with some that take long: its first ones are a part of the list.
+        """
         kept = [item for item in items if item.stash[_TIER] in self._tiers]
         config.hook.pytest_deselected(items=[item for item in items if item.stash[_TIER] not in self._tiers])
-        items[:] = sorted(kept, key=lambda item: item.stash[_TIER])
+        kept.sort(key=lambda item: item.stash[_TIER])
+        slow = [item for item in reversed(kept) if item.get_closest_marker("slow")]
+        others = [item for item in kept if not item.get_closest_marker("slow")]
+        count = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+        ends = [len(kept) * (each + 1) // count for each in range(count)]
+        items[:] = []
+        for each, end in enumerate(ends):
+            items += slow[each::count]
+            taken = end - len(items)
+            items += others[:taken]
+            del others[:taken]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a phase of a test."""

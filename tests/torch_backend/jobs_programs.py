@@ -28,10 +28,10 @@ def block(device):
     return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:])).to(device)
 
 
-def mesh_of(backend, device):
-    return init_device_mesh(
-        device, (dist.get_world_size(),), mesh_dim_names=(backend,), backend_override={0: backend}
-    )  # fmt: skip
+def mesh_of(backend, device, program):
+    """A mesh of all ranks, with a name of its own: torch keeps plans of equal meshes, and so of groups that ended."""
+    names = (f"{backend}, {program}",)
+    return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=names, backend_override={0: backend})
 
 
 def trained(net, device, part=lambda x: x):
@@ -77,7 +77,7 @@ def by_hook(name):
 
 def by_sequence(backend, group, device):
     """Tensor parallelism with the tokens divided between the layers."""
-    net, mesh = block(device), mesh_of(backend, device)
+    net, mesh = block(device), mesh_of(backend, device, "sequence")
     gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "3": RowwiseParallel(output_layouts=Shard(1))}
     parallelize_module(net[1], mesh, gathered)
@@ -96,9 +96,9 @@ def transformer(name):
             net = nn.parallel.DistributedDataParallel(net, process_group=group)
         elif name == "FSDP2":
             for each in (*net, net):
-                fully_shard(each, mesh=mesh_of(backend, device))
+                fully_shard(each, mesh=mesh_of(backend, device, name))
         else:
-            net, dim = examples.divide(net, mesh_of(backend, device)), 1
+            net, dim = examples.divide(net, mesh_of(backend, device, name)), 1
         steps, scale = 20 if device == "cuda" else 3, 1 / size if dim else 1.0
         return [*examples.train(net, device, steps, lambda x: x.chunk(size, dim)[rank], scale)]
 
@@ -118,7 +118,7 @@ def by_ring(rotation):
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
         )
-        mesh = mesh_of(backend, device)
+        mesh = mesh_of(backend, device, rotation)
         out, lse, *_ = ring._templated_ring_attention(
             mesh.get_group(), 2, forward, query=q, key=k, value=v, is_causal=True, dropout_p=0.0
         )

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "num_ranks"),
     [("cpu", 3), *(pytest.param("cuda", each, marks=pytest.mark.multigpu(each)) for each in (2, 4))],
