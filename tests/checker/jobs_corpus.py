@@ -71,10 +71,13 @@ def _kernel(path):
     return mock.patch("iris_triton.gemm.flash_decode.DecodeKernels", kernels)
 
 
-def explored(seed, path, module, function, *args):
-    """Call a rank job of another folder's tests in the schedule of a seed, with the checker on."""
-    with exploring(seed, path, f"{CHECKS},schedules"):
-        return getattr(importlib.import_module(module), function)(*args)
+def explored(seeds, path, module, function, *args):
+    """Call a rank job of another folder's tests in the schedule of each seed, with the checker on."""
+    job, found = getattr(importlib.import_module(module), function), None
+    for seed in seeds:
+        with exploring(seed, path, f"{CHECKS},schedules"):
+            found = job(*args)
+    return found
 
 
 def _decoded():

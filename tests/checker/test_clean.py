@@ -22,7 +22,7 @@ from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
-"""Examples that are checked always; the others with --exhaustive."""
+"""Examples that are checked with relaxed signals always; the others with --exhaustive."""
 
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
@@ -39,13 +39,13 @@ def run(pool, path, num_ranks, module, function, *args):
     return results
 
 
-def run_example(pool, monkeypatch, path, num_ranks, found, seed=None):
-    """Run a script as the examples' tests do, under a seed if there is one; returns the texts of what is found."""
-    job, *first = (jobs_corpus.checked,) if seed is None else (jobs_corpus.explored, seed)
+def run_example(pool, monkeypatch, path, num_ranks, found, seeds=()):
+    """Run a script as the examples' tests do, under each of some seeds; returns the texts of what is found."""
+    job, *first = (jobs_corpus.explored, seeds) if seeds else (jobs_corpus.checked,)
 
     def on_pool(fn, ranks, *args):
         call = ("call", str(path), fn.__name__, args, "cpu")
-        return pool.run(job, ranks, *first, str(found), "jobs_examples", *call, timeout_s=900.0)
+        return pool.run(job, ranks, *first, str(found), "jobs_examples", *call, timeout_s=3600.0)
 
     monkeypatch.setattr(iris_core, "run", on_pool)
     monkeypatch.setattr(sys, "argv", [path.name, str(num_ranks)])
@@ -55,10 +55,9 @@ def run_example(pool, monkeypatch, path, num_ranks, found, seed=None):
     return texts(found)
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_THE_SUITE else exhaustive) for name in EXPECTED]
-)
+@exhaustive
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", EXPECTED)
 def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
     assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found") == []
 
@@ -135,7 +134,7 @@ def test_under_schedules(pool, tmp_path, seed, num_ranks):
     def explored(module, cases, every):
         part = list(cases)[seed % every :: every]
         wrong = pool.run(
-            jobs_corpus.explored, num_ranks, seed, path, module, "run_cases", "cpu", part, 2, timeout_s=900.0
+            jobs_corpus.explored, num_ranks, [seed], path, module, "run_cases", "cpu", part, 2, timeout_s=900.0
         )
         assert wrong == [[]] * num_ranks
 
@@ -145,20 +144,26 @@ def test_under_schedules(pool, tmp_path, seed, num_ranks):
     explored("jobs_ops", fused, max(len(fused) // 2, 1))
     tiles = [Case(op, "float32") for op in OPS][seed % 2 :: 2]
     for problems, _ in pool.run(
-        jobs_corpus.explored, num_ranks, seed, path, "jobs_tiles", "run_cases", "triton", tiles, "cpu"
+        jobs_corpus.explored, num_ranks, [seed], path, "jobs_tiles", "run_cases", "triton", tiles, "cpu"
     ):
         assert problems == []
     assert texts(tmp_path / "found") == []
 
 
+AT_ONCE = 20
+"""Seeds of one test with --exhaustive; without, each example has one of as many."""
+
+
 @pytest.mark.parametrize("num_ranks", RANKS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "32_ring_attention.py" else exhaustive) for name in EXPECTED]
+    "first", [0, *(pytest.param(each, marks=exhaustive) for each in range(AT_ONCE, COUNT, AT_ONCE))]
 )
-def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, num_ranks):
-    for seed in range(COUNT) if request.config.getoption("exhaustive") else [4]:
-        path = tmp_path / f"found {seed}"
-        assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, path, seed) == [], f"with seed {seed}"
+@pytest.mark.parametrize("name", EXPECTED)
+def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, first, num_ranks):
+    seeds = range(first, min(first + AT_ONCE, COUNT))
+    if not request.config.getoption("exhaustive"):
+        seeds = [[*EXPECTED].index(name) % AT_ONCE]
+    assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found", seeds) == []
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
