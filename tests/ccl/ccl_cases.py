@@ -136,6 +136,10 @@ def way_cases(size, known=CHOSEN):
             for place in ("heap", "ordinary"):
                 yield of(kind, in_place=True, place=place, root=size - 1)
             yield of(kind, "bfloat16", shape=(9, 301), in_place=True, root=1 % size, config=several(kind))
+        if kind[1] and "columns" in registered()[kind].layouts:
+            for dtype, shape in (("bfloat16", (9, 8)), ("complex128", (5, 3)), ("int8", (40, 24)), ("int8", (9, 5))):
+                for place in ("heap", "ordinary"):  # runs of whole vectors, and elements one by one
+                    yield of(kind, dtype, layout="columns", shape=shape, place=place)
         if op in ("all_gather", "reduce_scatter", "gather", "scatter"):
             yield of(kind, stacked=True)
     if known is not CHOSEN:

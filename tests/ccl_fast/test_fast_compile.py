@@ -168,10 +168,18 @@ def test_split():
     assert assembly(compiled).count("nanosleep") == 2
 
 
-@table("hops", [1, 2])
-def test_lines_stay_with_eight_neighbours(hops):
-    """Elements that are loaded one by one must not make the compiler give a thread several packets of a line."""
-    compiled = compiled_exchange(4, hops, ENC="ll128", IN_WHOLE=False, OUT_WHOLE=False, EVEN=False)
+RUNS = {f"{side}_{what}": values for side in ("in", "out")
+        for what, values in (("sizes", (4, 64, 1024)), ("strides", (1024, 4096, 1)))}  # fmt: skip
+
+
+@table(("hops", "layout"), [
+    *((hops, {"IN_WHOLE": False, "OUT_WHOLE": False, "EVEN": False}) for hops in (1, 2)),
+    (1, {"IN_DIMS": 3, "OUT_DIMS": 3, "REDUCES": False, **RUNS}),
+])  # fmt: skip
+def test_lines_stay_with_eight_neighbours(hops, layout):
+    """Loads and stores one by one, or of runs, must not make the compiler give a thread several packets of a line."""
+    compiled = compiled_exchange(4, hops, ENC="ll128", **layout)
+    assert ("ld.global.b16" in assembly(compiled)) == ("IN_DIMS" not in layout)
     pushes = [line for line in compiled.asm["ttgir"].splitlines() if "st.relaxed.sys" in line]
     assert pushes
     named = dict(re.findall(r"(#blocked\d*) = .*sizePerThread = \[(\d+)\]", compiled.asm["ttgir"]))

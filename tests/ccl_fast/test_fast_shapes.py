@@ -15,6 +15,7 @@ from iris_triton import interpreter
 from iris_triton.collectives import fast_collectives
 from iris_triton.collectives.packets.exchange import shape_for
 from iris_triton.collectives.packets.packet import spot
+from iris_triton.collectives.parts.sizes import layout_of
 
 KB, MB = 1 << 10, 1 << 20
 ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
@@ -119,6 +120,14 @@ def test_alignment_makes_another_kind_of_call():
             plans = [bound.plan for bound in ctx.ccl._bound.values()]
             assert len(plans) == (1 if whole else 2)
             assert plans[-1].kernels[0]._arguments["IN_WHOLE"] is whole
+
+
+@table(("shape", "stride", "expected"), [
+    ((5, 3), (3, 1), True), ((5, 8), (12, 1), True), ((5, 6), (12, 1), False), ((5, 8), (10, 1), False),
+    ((5, 8), (16, 2), False), ((1 << 20, 1 << 10), (1 << 12, 1), True), ((1 << 21, 1 << 10), (1 << 12, 1), False),
+])  # fmt: skip
+def test_runs_of_four_elements(shape, stride, expected):
+    assert layout_of(shape, stride).has_runs(4) is expected
 
 
 @triton.jit(do_not_specialize=["first"])

@@ -30,8 +30,8 @@ from iris_triton.collectives.parts.barrier import (
 )
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, pieces
-from iris_triton.collectives.pull import begins, moved_layouts, received_nbytes, splits_table
+from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, layouts_of, pieces
+from iris_triton.collectives.pull import begins, received_nbytes, splits_table
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -156,7 +156,7 @@ class Push(GluonCollective):
         lands = request.options["uneven"] or not request.direct_out  # of uneven calls, all members' if one's does
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = lasting(lambda: torch.tensor(table, dtype=torch.int64, device=team.device))
-        arguments = barrier_arguments(team) | layout_arguments(*moved_layouts(request, carrier))
+        arguments = barrier_arguments(team) | layout_arguments(*layouts_of(request, carrier))
         if lands:
             arguments |= pieces(team, part, item, team.size, name=LANDING)
         else:

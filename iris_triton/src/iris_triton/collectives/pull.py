@@ -34,13 +34,10 @@ from iris_triton.collectives.parts.barrier import (
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
 from iris_triton.collectives.parts.sizes import (
-    Carrier,
-    Layout,
     blocks_for,
     carrier_of,
-    columns_first,
     layout_arguments,
-    layout_of,
+    layouts_of,
     pieces,
 )
 
@@ -222,7 +219,7 @@ class Pull(KernelCollective):
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = self.arguments(request, team) | layout_arguments(*moved_layouts(request, carrier))
+        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request, carrier))
         arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
         arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
         return self.bind(pull, team, blocks, arguments, carrier, table)
@@ -248,19 +245,6 @@ def _parts(request: CollectiveRequest, each: int) -> tuple[tuple[int, int, int, 
         chunk = total // request.group_size if is_root else total
         return (chunk, chunk * is_root, 0, chunk, root), chunk
     return (0, total * is_root, 0, total, root), total
-
-
-def moved_layouts(request: CollectiveRequest, carrier: Carrier) -> tuple[Layout, Layout]:
-    """Return where elements of input and output lie, in the order in which they move; one stands for both if alone."""
-    options = request.options
-    has_output = request.op != "gather" or request.rank == options["root"]
-    out = (options["out_shape"], options["out_stride"]) if has_output else None
-    inp = (request.shape, options["in_stride"]) if _has_input(request) else None
-    sides = [carrier.extend(*side) for side in (inp or out, out or inp) if side is not None]
-    if options["layout"] == "columns":
-        sides = [columns_first(*side, request.group_size) for side in sides]
-    inner, outer = sides
-    return layout_of(*inner), layout_of(*outer)
 
 
 def splits_table(request: CollectiveRequest, each: int) -> list[int]:

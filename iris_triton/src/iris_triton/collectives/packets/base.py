@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 
-from iris_core.dispatch.requests import REDUCING
+from iris_core.dispatch.requests import COLUMNS, REDUCING
 from iris_core.types import DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
@@ -38,7 +38,7 @@ class PacketCollective(KernelCollective):
     """Configs that may be worth measuring."""
 
     def __init__(self, op: str, form: str, encoding: str) -> None:
-        super().__init__(op, f"{encoding}_{form}")
+        super().__init__(op, f"{encoding}_{form}", ("torch", COLUMNS) if op == "all_to_all" else ("torch",))
         self._form = form
         self._hops = 2 if form == "two_shot" else 1
         self._encoding = encoding
@@ -60,7 +60,8 @@ class PacketCollective(KernelCollective):
     def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
         inner, outer = layouts_of(request)
         part, unit = self._part_nbytes(request), alignment(self._encoding)
-        whole = request.options.get("aligned", False) and part % unit == 0 and request.nbytes % unit == 0
+        item, whole = item_of(request), request.options.get("aligned", False)
+        whole = whole and part % unit == 0 and request.nbytes % unit == 0
         op, element = "", None
         if self._reduces:
             op, carrier = self.reduction(request)
@@ -78,9 +79,9 @@ class PacketCollective(KernelCollective):
             "timeout_ns": team.timeout_ns,
             "status": team.status_ptr,
             "N": team.size,
-            "ITEM": item_of(request),
-            "IN_WHOLE": whole and not inner.num_dims,
-            "OUT_WHOLE": whole and not outer.num_dims,
+            "ITEM": item,
+            "IN_WHOLE": whole and inner.has_runs(unit // math.gcd(unit, item)),
+            "OUT_WHOLE": whole and outer.has_runs(unit // math.gcd(unit, item)),
             "DT": element,
             "OP": op,
         }

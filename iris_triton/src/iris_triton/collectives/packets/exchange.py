@@ -171,7 +171,7 @@ def exchange(
         REDUCES: whether what came in the last hop is reduced.
         ROOT: "from" where only the root sends data, "to" where only it stores what came; else "".
         DT, OP, ITEM: elements and reduction, if anything is reduced; bytes of an element.
-        IN_WHOLE, OUT_WHOLE: the tensor is dense, and its address, `part` and `nbytes` are aligned (`alignment`).
+        IN_WHOLE, OUT_WHOLE: as WHOLE of `load_data`.
         EVEN: all parts have `part` bytes, as in one hop.
         ONCE: there is one piece, and the grid covers it, a packet for a thread: then nothing is a loop, and the data
             is loaded at the same time as the epoch.

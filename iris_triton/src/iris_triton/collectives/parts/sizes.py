@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.dispatch.requests import COLUMNS
 from iris_core.types import REDUCIBLE, DeviceType
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ class Layout:
     sizes: tuple[int, ...] = (1,)
     strides: tuple[int, ...] = (1,)
     num_dims: int = 0
+
+    def has_runs(self, unit: int) -> bool:
+        """Return whether it is dense, or has fewer than 2^31 elements, `unit` by `unit` beside each other."""
+        if not self.num_dims:
+            return True
+        aligned = all(each % unit == 0 for each in (self.sizes[-1], *self.strides[:-1]))
+        return aligned and self.strides[-1] == 1 and math.prod(self.sizes) < 1 << 31
 
 
 def layout_of(shape: Sequence[int], stride: Sequence[int]) -> Layout:
@@ -194,11 +202,16 @@ def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
     }
 
 
-def layouts_of(request: CollectiveRequest) -> tuple[Layout, Layout]:
-    """Return the layouts of the input and of the output: that of a dense one for the output, the output's for both."""
+def layouts_of(request: CollectiveRequest, carrier: Carrier | None = None) -> tuple[Layout, Layout]:
+    """Return where elements of input and output lie, in the order in which they move; one stands for both if alone."""
     options = request.options
-    outer = layout_of(options["out_shape"], options["out_stride"]) if "out_shape" in options else Layout()
-    return layout_of(request.shape, options["in_stride"]) if "in_stride" in options else outer, outer
+    sides = [(request.shape, options["in_stride"])] if "in_stride" in options else []
+    sides += [(options["out_shape"], options["out_stride"])] if "out_shape" in options else []
+    if carrier is not None:
+        sides = [carrier.extend(*side) for side in sides]
+    if options["layout"] == COLUMNS:
+        sides = [columns_first(*side, request.group_size) for side in sides]
+    return layout_of(*sides[0]), layout_of(*sides[-1])
 
 
 def item_of(request: CollectiveRequest) -> int:
