@@ -81,11 +81,11 @@ def test_in_gluon(pool, tmp_path, name, bug):
 def as_it_was(source, bug=True):
     """The source of the kernel of flash decode, with one counter for all senders if `bug`; see a2791c6."""
     for now, before in (
-        ("ctx.signal(arrived + me * rows + row, turn, peer)", 'ctx.signal(arrived + row, 1, peer, op="add")'),
         (
-            "for sender in range(SIZE):\n            ctx.wait(arrived + sender * rows + row, turn)",
-            "ctx.wait(arrived + row, turn * SIZE)",
+            "            signal_members(ctx, arrived + me * rows + row, turn, members, SIZE)",
+            '                ctx.signal(arrived + row, 1, peer, op="add")',
         ),
+        ("await_members(ctx, arrived + row, turn, members, me, SIZE, rows)", "ctx.wait(arrived + row, turn * SIZE)"),
     ):
         assert source.count(now) == 1
         source = source.replace(now, before) if bug else source

@@ -108,7 +108,7 @@ def _expert_cases():
             shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "BLOCK": 1024}, (_RELEASE, _STORE),
         ),
         "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
-        "receive": ((i64, i64, i32, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
+        "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
         "give_back": (
             (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"BLOCK": 1024}, (_RELEASE, _STORES)
         ),

@@ -13,7 +13,7 @@ QUIET_S, MOST_S = 0.1, 5.0
 
 @contextlib.contextmanager
 def late_after_signals(path, rank, num_ranks, share):
-    """Stop programs of this CPU rank at random after they have changed a word.
+    """Stop programs of this CPU rank at random after they have changed a word; those of a few flags one by one.
 
     One peer then has what it waits for, and goes on, long before the next one, whose data and signal are still to come.
     A late program goes on when no peer has changed a word for a while.
@@ -29,8 +29,17 @@ def late_after_signals(path, rank, num_ranks, share):
     changes = np.memmap(path, np.int64, "r+")
     kept, chance = accesses.native_rmw, random.Random(rank)
 
-    def late(op, addresses, values, *rest):
-        old = kept(op, addresses, values, *rest)
+    def late(op, addresses, values, element, mask=None, *sem):
+        flags = np.flatnonzero(np.ones(addresses.shape, bool) if mask is None else mask)
+        if len(flags) > 8 or addresses.ndim != 1 or not values.any():
+            return late_once(values, kept(op, addresses, values, element, mask, *sem))
+        old = np.zeros_like(values)
+        for each in flags:
+            alone = np.arange(len(addresses)) == each
+            old += late_once(values, kept(op, addresses, values, element, alone, *sem))
+        return old
+
+    def late_once(values, old):
         if values.any():  # a look at a word adds 0 to it
             changes[rank] += 1
             if chance.random() < share:

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from iris_core.ops.experts import RETURNED, SENT
+from iris_triton.collectives.parts.barrier import await_members, signal_members
 from iris_triton.context import DeviceContext
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ def exchange(
         peer = tl.load(members + (me + 1 + i) % SIZE)
         if peer >= 0:
             ctx.store(half + me * (SIZE * LOCAL) + expert, numbers, peer, mask=valid)
-            ctx.signal(told + me, turn, peer)
+    signal_members(ctx, told + me, turn, members, SIZE)
     totals = tl.zeros((LANES, WIDTH), tl.int32)
     before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
+    await_members(ctx, told, turn, members, me, SIZE)
     for sender in range(SIZE):
         if tl.load(members + sender) >= 0:
-            ctx.wait(told + sender, turn)
             theirs = tl.load(half + sender * (SIZE * LOCAL) + expert, mask=valid, other=0)
             totals += theirs
             before += tl.where(sender < me, theirs, 0)
@@ -101,13 +102,8 @@ def meet(told, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.conste
     """Begin a turn in which no tokens are sent; one program."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state) + 1
-    for i in range(SIZE):
-        peer = tl.load(members + (me + 1 + i) % SIZE)
-        if peer >= 0:
-            ctx.signal(told + me, turn, peer)
-    for sender in range(SIZE):
-        if tl.load(members + sender) >= 0:
-            ctx.wait(told + sender, turn)
+    signal_members(ctx, told + me, turn, members, SIZE)
+    await_members(ctx, told, turn, members, me, SIZE)
     tl.store(state, turn)
 
 
@@ -166,20 +162,14 @@ def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl
         tl.debug_barrier()
         turn = tl.load(state)
         tl.store(state + PLACE, turn)
-        for i in range(SIZE):
-            peer = tl.load(members + (me + i) % SIZE)
-            if peer >= 0:
-                ctx.signal(flags + me, turn, peer)
+        signal_members(ctx, flags + me, turn, members, SIZE)
 
 
 @triton.jit
-def receive(flags, state, members, context, WORLD: tl.constexpr, SIZE: tl.constexpr, PLACE: tl.constexpr):
+def receive(flags, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.constexpr, PLACE: tl.constexpr):
     """Wait until every member has stored everything of the turn at a place of the state; one program."""
     ctx = DeviceContext.from_tensor(context, WORLD)
-    turn = tl.load(state + PLACE)
-    for sender in range(SIZE):
-        if tl.load(members + sender) >= 0:
-            ctx.wait(flags + sender, turn)
+    await_members(ctx, flags, tl.load(state + PLACE), members, me, SIZE)
 
 
 @triton.jit
@@ -280,7 +270,7 @@ class ExpertKernels:
     def receive(self, flags: Any, place: int) -> None:
         """Let the stream wait for all members' tokens, or results."""
         s = self._space
-        receive[(1,)](flags, s.state, s.members, s.context, **self._group, PLACE=place, num_warps=1)
+        receive[(1,)](flags, s.state, s.members, s.me, s.context, **self._group, PLACE=place, num_warps=1)
 
     def give_back(self, turn: Turn, y: Any) -> None:
         """Store results to where their tokens came from, and tell the others."""

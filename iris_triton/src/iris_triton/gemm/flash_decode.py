@@ -18,10 +18,24 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_triton.collectives.parts.barrier import await_members, signal_members
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
+_AT_ONCE = tl.constexpr(8)
+
+
+@triton.jit
+def _add(parts, sums, at, mine, largest, total, acc, d, HEAD_DIM: tl.constexpr):
+    """Add a partial result to what was found."""
+    theirs = tl.load(sums + at * 2, mask=mine, other=float("-inf"))
+    higher = tl.maximum(largest, theirs)
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far: all weights are exp(-inf)
+    shrink, weight = tl.exp(largest - base), tl.exp(theirs - base)
+    total = total * shrink + tl.load(sums + at * 2 + 1, mask=mine, other=0.0) * weight
+    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=mine[:, None], other=0.0)
+    return higher, total, acc * shrink[:, None] + part * weight[:, None]
 
 
 @triton.jit
@@ -31,16 +45,12 @@ def merge(parts, sums, place, step, mine, COUNT: tl.constexpr, HEAD_DIM: tl.cons
     largest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, HEAD_DIM), tl.float32)
-    for i in range(COUNT):
-        at = place + i * step
-        theirs = tl.load(sums + at * 2, mask=mine, other=float("-inf"))
-        higher = tl.maximum(largest, theirs)
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far: all weights are exp(-inf)
-        shrink, weight = tl.exp(largest - base), tl.exp(theirs - base)
-        total = total * shrink + tl.load(sums + at * 2 + 1, mask=mine, other=0.0) * weight
-        part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=mine[:, None], other=0.0)
-        acc = acc * shrink[:, None] + part * weight[:, None]
-        largest = higher
+    if COUNT <= _AT_ONCE:  # all loads before what waits for the first
+        for i in tl.static_range(COUNT):
+            largest, total, acc = _add(parts, sums, place + i * step, mine, largest, total, acc, d, HEAD_DIM)
+    else:
+        for i in range(COUNT):
+            largest, total, acc = _add(parts, sums, place + i * step, mine, largest, total, acc, d, HEAD_DIM)
     return largest, total, acc
 
 
@@ -104,11 +114,10 @@ def flash_decode(
                 ctx.store(inbox + place[:, None] * HEAD_DIM + d[None, :], acc, peer, mask=mine[:, None])
                 ctx.store(inbox_sums + place * 2, largest, peer, mask=mine)
                 ctx.store(inbox_sums + place * 2 + 1, total, peer, mask=mine)
-                ctx.signal(arrived + me * rows + row, turn, peer)
+            signal_members(ctx, arrived + me * rows + row, turn, members, SIZE)
 
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        for sender in range(SIZE):
-            ctx.wait(arrived + sender * rows + row, turn)
+        await_members(ctx, arrived + row, turn, members, me, SIZE, rows)
         head = tl.cast(row, tl.int64) * GROUP + lane
         largest, total, acc = merge(inbox, inbox_sums, half * heads + head, heads, mine, SIZE, HEAD_DIM, BLOCK_H)
         acc = acc / tl.where(total == 0, 1.0, total)[:, None]

@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import Mismatch, MismatchCode
+from iris_triton.language.address import translate
 from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
+from iris_triton.language.sync import gather_stores
 
 _PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
@@ -196,6 +198,35 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
     await_flags(
         row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
         timeout_ns, tl.cast(status, tl.int64), rank
+    )  # fmt: skip
+
+
+@triton.jit
+def signal_members(ctx, flag, value, members, SIZE: tl.constexpr, sem: tl.constexpr = "release"):
+    """Set a flag on all members but those that are gone (rank -1), after all earlier stores of this program.
+
+    One release orders the stores before all flags; of `ctx.signal` in a loop, each would wait for the flag before.
+    """
+    lanes = lanes_for(SIZE)
+    ranks = tl.load(members + lanes % SIZE)
+    gather_stores()
+    targets = translate(flag + lanes * 0, ctx.rank, tl.maximum(ranks, 0), ctx.heap_bases)
+    set_flags(targets, value, (lanes < SIZE) & (ranks >= 0), sem, "sys")
+
+
+@triton.jit
+def await_members(ctx, flags, value, members, me, SIZE: tl.constexpr, step=1):
+    """Wait until the flags of all members but those that are gone, one every `step` words, are at least `value`.
+
+    Those of members that are gone are replaced by the flag of `me`, the caller's own number.
+    """
+    lanes = lanes_for(SIZE)
+    is_there = (lanes < SIZE) & (tl.load(members + lanes % SIZE) >= 0)
+    places = tl.where(is_there, lanes, me)
+    timeout_ns, status = ctx._bound()
+    status_word = status.to(tl.int64)
+    await_flags(
+        flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status_word, ctx.rank
     )  # fmt: skip
 
 
