@@ -237,13 +237,19 @@ class ExpertGroup(Made):
         Raises:
             ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
         """
-        return self.receive(self.send(x, chosen, weights, scales=scales, weighted=weighted), keep=keep)
+        return self._received(self._send(x, chosen, weights, scales, weighted, waits=True), keep)
 
     def send(
         self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None = None, *,
         scales: torch.Tensor | None = None, weighted: bool = False,
     ) -> Turn:  # fmt: skip
         """Begin a dispatch; `receive` ends it."""
+        return self._send(x, chosen, weights, scales, weighted, waits=False)
+
+    def _send(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor | None, scales: torch.Tensor | None,
+        weighted: bool, *, waits: bool,
+    ) -> Turn:  # fmt: skip
         space, device = self._space, self._binder.target.torch_device
         n, slots = x.shape[0], (x.shape[0], self.top_k)
         wanted = {
@@ -266,18 +272,22 @@ class ExpertGroup(Made):
         rows_scales = space.inbox_scales if space.scales else None
         turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, rows_scales)
         with on_device(self._binder.target):
-            self._kernels.dispatch(turn, x, scales, weights if weighted else None)
+            self._kernels.dispatch(turn, x, scales, weights if weighted else None, waits)
         self._latest, self._has_returned = turn, self._returning is not None
         return turn
 
     def receive(self, turn: Turn, *, keep: bool = False) -> Dispatched:
         """Let the stream wait for what the members have sent, and return it."""
         self._check_turn("receive", turn, turn is self._latest)
-        space = self._space
         with on_device(self._binder.target):
-            self._kernels.receive(space.arrived, SENT)
-            if not keep:
-                return Dispatched(space.inbox, turn.counts, turn)
+            self._kernels.receive(self._space.arrived, SENT)
+        return self._received(turn, keep)
+
+    def _received(self, turn: Turn, keep: bool) -> Dispatched:
+        space = self._space
+        if not keep:
+            return Dispatched(space.inbox, turn.counts, turn)
+        with on_device(self._binder.target):
             words = space.inbox.view(torch.int32)  # what is there may be no number
             is_row = torch.arange(len(words), device=words.device)[:, None] < turn.offsets[-1]
             turn.origin = space.origin.clone()
@@ -298,11 +308,15 @@ class ExpertGroup(Made):
         Raises:
             ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's, which was not kept.
         """
-        self.send_back(y, turn)
-        return self.receive_back(turn, out)
+        out = self._place_of_sums(turn, out)
+        self._send_back(y, turn, waits=True)
+        return self._sums(turn, out)
 
     def send_back(self, y: torch.Tensor, turn: Turn) -> None:
         """Begin a combine; `receive_back` ends it."""
+        self._send_back(y, turn, waits=False)
+
+    def _send_back(self, y: torch.Tensor, turn: Turn, *, waits: bool) -> None:
         self._check_turn("combine", turn, turn is self._latest or turn.origin is not None)
         if self._returning is not None:
             raise ArgumentError("send_back: the results that were sent before are not received yet")
@@ -310,18 +324,26 @@ class ExpertGroup(Made):
         with on_device(self._binder.target):
             if self._has_returned:
                 self._kernels.meet()
-            self._kernels.give_back(turn, y)
+            self._kernels.give_back(turn, y, waits)
         self._returning, self._has_returned = turn, True
 
     def receive_back(self, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
         """Let the stream wait for the results, and return their sums."""
         self._check_turn("receive_back", turn, turn is self._returning)
+        out = self._place_of_sums(turn, out)
+        with on_device(self._binder.target):
+            self._kernels.receive(self._space.returned, RETURNED)
+        return self._sums(turn, out)
+
+    def _place_of_sums(self, turn: Turn, out: torch.Tensor | None) -> torch.Tensor:
         shape = (turn.chosen.shape[0], self.hidden)
         if out is None:
             out = torch.empty(shape, dtype=self.result, device=turn.chosen.device)
         self._check_each("combine", {"out": (out, shape, RESULTS)})
+        return out
+
+    def _sums(self, turn: Turn, out: torch.Tensor) -> torch.Tensor:
         with on_device(self._binder.target):
-            self._kernels.receive(self._space.returned, RETURNED)
             self._kernels.gather(turn, out)
         self._returning = None
         return out

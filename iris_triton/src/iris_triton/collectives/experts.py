@@ -1,9 +1,9 @@
 """Tokens to their experts and back (`ctx.ops.experts`): rows go to where they are used, in one copy.
 
-`count` numbers the tokens of each expert; `exchange` gives all members their counts, from which each computes the
-row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
-tokens there.  Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds
-them up.  No host waits, and no number of tokens is known to one.
+`count` numbers the tokens of each expert and gives all members their counts, from which each computes the row of each
+of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the tokens there.
+Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds them up.  No
+host waits, and no number of tokens is known to one.
 
 A member that is gone has the rank -1: nothing is stored to it, and no member waits for it.
 
@@ -38,24 +38,50 @@ _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
 
 
 @triton.jit
-def count(chosen, numbers, own, slots, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number the choices of one expert: `own`[expert] is how many there are, `numbers` the place of each among them."""
+def is_last(done):
+    """Return whether all other programs of the launch have come here; what they have stored is seen then.
+
+    `done`: int32[1], 0: programs that have come.
+    """
+    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
+    last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
+    if last:
+        tl.store(done, 0)
+        tl.debug_barrier()
+    return last
+
+
+@triton.jit
+def count(
+    chosen, numbers, own, slots, table, told, first, counts, offsets, done, state, members, me, context,
+    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Number the choices of one expert; in the last program, tell all members this one's numbers (`exchange`).
+
+    Args:
+        numbers, own: int32, out: the place of each choice among those of its expert, and how many each expert has.
+        done: see `is_last`.
+    """
     expert = tl.program_id(0)
     total = 0
     for start in range(0, slots, BLOCK):
         at = start + tl.arange(0, BLOCK)
         choice = tl.load(chosen + at, mask=at < slots, other=-1)
-        tl.device_assert(choice < EXPERTS, "a token chooses an expert that there is not")
+        tl.device_assert(choice < SIZE * LOCAL, "a token chooses an expert that there is not")
         is_mine = (choice == expert).to(tl.int32)
         tl.store(numbers + at, total + tl.cumsum(is_mine, 0) - 1, mask=is_mine > 0)
         total += tl.sum(is_mine, 0)
     tl.store(own + expert, total)
+    if is_last(done):
+        ctx = DeviceContext.from_tensor(context, WORLD)
+        exchange(ctx, own, table, told, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
 
 
 @triton.jit
 def exchange(
-    own, table, told, first, counts, offsets, state, members, me, context,
-    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
+    ctx, own, table, told, first, counts, offsets, state, members, me,
+    SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
 
@@ -68,7 +94,6 @@ def exchange(
         state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
         LANES, WIDTH: powers of two, at least SIZE and LOCAL.
     """
-    ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state) + 1
     owner, local = tl.arange(0, LANES)[:, None], tl.arange(0, WIDTH)[None, :]
     valid = (owner < SIZE) & (local < LOCAL)
@@ -118,7 +143,7 @@ def owner_of(expert, members, SIZE: tl.constexpr, LOCAL: tl.constexpr):
 def send(
     x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
     most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
@@ -128,7 +153,8 @@ def send(
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
-        done: int32[1], 0: programs that are done.
+        done: see `is_last`.
+        WAITS: end when those of all members have come, as `receive` does.
     """
     ctx = DeviceContext.from_tensor(context, WORLD)
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
@@ -149,20 +175,18 @@ def send(
                 at = tl.arange(0, LANES)
                 ctx.put(scales + token * SCALES + at, inbox_scales + row * SCALES + at, peer, mask=at < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
-    tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT)
+    tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS)
 
 
 @triton.jit
-def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr):
-    """Let the last program of a launch tell all members that this one has stored everything."""
-    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
-    programs = tl.num_programs(0)
-    if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == programs - 1:
-        tl.store(done, 0)
-        tl.debug_barrier()
+def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr, WAITS: tl.constexpr):
+    """Let the last program of a launch tell all members that this one has stored everything, and wait for theirs."""
+    if is_last(done):
         turn = tl.load(state)
         tl.store(state + PLACE, turn)
         signal_members(ctx, flags + me, turn, members, SIZE)
+        if WAITS:
+            await_members(ctx, flags, turn, members, me, SIZE)
 
 
 @triton.jit
@@ -175,7 +199,7 @@ def receive(flags, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.co
 @triton.jit
 def give_back(
     y, origin, offsets, back, returned, done, state, members, me, most_slots, words, context,
-    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, BLOCK: tl.constexpr
+    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Store the experts' results to where the tokens came from: row `slot` of `back`, of the token's member."""
     ctx = DeviceContext.from_tensor(context, WORLD)
@@ -187,7 +211,7 @@ def give_back(
             for start in range(0, words, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
-    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED)
+    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED, WAITS)
 
 
 @triton.jit
@@ -242,16 +266,13 @@ class ExpertKernels:
     def _programs(self, work: int) -> tuple[int]:
         return (max(1, min(work, self._many)),)
 
-    def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any) -> None:
-        """Store tokens, with their scales or times their weights, where there are any, and tell the others."""
+    def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any, waits: bool) -> None:
+        """Store tokens, with their scales or times their weights, where there are any, tell the others, and wait."""
         s, slots, experts = self._space, turn.chosen.numel(), self._space.size * self._space.local
         count[(experts,)](
-            turn.chosen, turn.numbers, s.own, slots, EXPERTS=experts,
+            turn.chosen, turn.numbers, s.own, slots, s.table, s.told, s.first, turn.counts, turn.offsets, s.done,
+            s.state, s.members, s.me, s.context, **self._padded,
             BLOCK=max(16, min(_ENTRIES, triton.next_power_of_2(slots))),
-        )  # fmt: skip
-        exchange[(1,)](
-            s.own, s.table, s.told, s.first, turn.counts, turn.offsets, s.state, s.members, s.me, s.context,
-            **self._padded, num_warps=8,
         )  # fmt: skip
         x, inbox = (x, s.inbox) if weights is not None else (as_words(x), as_words(s.inbox))
         nothing = s.state  # not read
@@ -259,7 +280,7 @@ class ExpertKernels:
             x, nothing if scales is None else scales, turn.chosen, nothing if weights is None else weights,
             turn.numbers, s.first, inbox, s.inbox_scales, s.origin, s.arrived, s.done, s.state, s.members, s.me, slots,
             s.most_slots, x.shape[1], s.context, **self._shape, TOP_K=s.top_k, SCALES=s.scales,
-            LANES=triton.next_power_of_2(max(1, s.scales)), WEIGHTED=weights is not None, BLOCK=_VECTORS,
+            LANES=triton.next_power_of_2(max(1, s.scales)), WEIGHTED=weights is not None, WAITS=waits, BLOCK=_VECTORS,
         )  # fmt: skip
 
     def meet(self) -> None:
@@ -272,13 +293,13 @@ class ExpertKernels:
         s = self._space
         receive[(1,)](flags, s.state, s.members, s.me, s.context, **self._group, PLACE=place, num_warps=1)
 
-    def give_back(self, turn: Turn, y: Any) -> None:
-        """Store results to where their tokens came from, and tell the others."""
+    def give_back(self, turn: Turn, y: Any, waits: bool) -> None:
+        """Store results to where their tokens came from, tell the others, and wait for theirs."""
         s = self._space
         rows, back = as_words(y), as_words(s.back)
         give_back[self._programs(rows.shape[0])](
             rows, s.origin if turn.origin is None else turn.origin, turn.offsets, back, s.returned, s.done, s.state,
-            s.members, s.me, s.most_slots, rows.shape[1], s.context, **self._shape, BLOCK=_VECTORS,
+            s.members, s.me, s.most_slots, rows.shape[1], s.context, **self._shape, WAITS=waits, BLOCK=_VECTORS,
         )  # fmt: skip
 
     def gather(self, turn: Turn, out: Any) -> None:
