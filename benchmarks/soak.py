@@ -109,7 +109,7 @@ def collectives(chance: random.Random, open_one: Callable[[], Iris]) -> Iterator
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
-PARTS = {allocations: (100_000, 0.35, 50), contexts: (1_000, 0.3, 1), collectives: (10_000, 0.35, 10)}
+PARTS = {allocations: (100_000, 0.1, 50), contexts: (1_000, 0.35, 1), collectives: (10_000, 0.55, 10)}
 """Most turns of each part, its share of the time, and its turns between two looks at the time."""
 
 
