@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import forked
 import pytest
 
 import iris_core.testing
@@ -24,14 +25,8 @@ def test_the_example_passes(tmp_path, request):
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes seconds
     # test_mutants runs all device functions of the same stack
     chosen = "test" if request.config.getoption("exhaustive") else "not device_functions and not device_methods"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=variables,
-    )
+    options = ["-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"]
+    done = forked.run(forked.pytest_main, options, cwd=tmp_path, environ=variables)
     assert done.returncode == 0, done.stdout
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
     assert int(passed) > 30
