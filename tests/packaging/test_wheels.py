@@ -40,7 +40,7 @@ def test_what_nobody_requires_is_not_there(gluon_only):
     assert gluon_only.output("python", "-c", program, *asked).strip() == str(sorted(known))
 
 
-@pytest.mark.parametrize("backend", ["triton", "gluon"])
+@pytest.mark.parametrize("backend", [pytest.param("triton", marks=pytest.mark.exhaustive), "gluon"])
 def test_the_demo_runs(gluon_only, backend):
     rows = json.loads(gluon_only.output("iris", "demo", "--json", "--ranks", 2, "--backend", backend))["rows"]
     assert [row["ok"] for row in rows] == [True, True]
@@ -91,5 +91,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_kernels_run_on_ranks(gluon_only):
+    """As those of the long descriptions and of the demo do."""
     assert gluon_only.output(KERNELS).splitlines() == ["[{2}, {2}]", "[{1}, {1}]"]
