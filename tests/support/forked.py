@@ -51,6 +51,17 @@ def _call(function, args, cwd, environ, path, files):
     sys.exit(function(*args))
 
 
+def python(source, *arguments, path=(), **how):
+    """As `python -c SOURCE ARGUMENTS`; the folders of `path` come first in sys.path, and `how` is that of `run`."""
+    return run(_execute, source, arguments, [os.fspath(each) for each in path], **how)
+
+
+def _execute(source, arguments, path):
+    sys.argv[:] = ["-c", *arguments]
+    sys.path[:0] = path
+    exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+
+
 def pytest_main(arguments, path=()):
     """Run pytest in the calling process; the folders of `path` come first in sys.path."""
     import pytest
