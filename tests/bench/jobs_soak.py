@@ -39,7 +39,7 @@ def leaking(what):
                 yield
 
     try:
-        return load().soak(turns, 20, 1e9, 1, "cpu")
+        return load().soak(turns, 12, 1e9, 1, "cpu")
     finally:
         end.set()
         for each in kept if what == "descriptors" else ():

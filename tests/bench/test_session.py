@@ -17,8 +17,8 @@ from iris_core.errors import PeerLostError
 HERE = pathlib.Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks"
 OPTIONS = bench.RunOptions(
-    num_ranks=2, device="cpu", heap_size="16MiB", rounds=3, batch_ms=0.2, quick=True,
-    axes={"algorithm": ["one_shot"], "op": ["all_gather_matmul"]},
+    num_ranks=2, device="cpu", heap_size="16MiB", rounds=1, batch_ms=0.2, quick=True,
+    axes={"algorithm": ["one_shot"], "op": ["all_gather_matmul"], "layers": [1]},
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_two_ranks(of_file):
 def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", list(sys.path))
     bench.load(HERE / "rank_benchmarks.py")
-    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=10.0)
+    options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=5.0)
     with pytest.raises(PeerLostError, match="rank 0"):
         bench.run(bench.registered(pattern="hangs"), options)
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
@@ -107,7 +107,7 @@ def test_collectives_between_two_nodes(forked_ranks, monkeypatch):
     beside = [name for name, _ in found("between", "all_to_all")]
     assert beside == ["iris", "iris hierarchical", "iris gloo", "gloo"]
     chunks = [(f"{number} chunk{'s' * (number > 1)}", "1 chunk") for number in (1, 2, 4, 8)]
-    assert found("chunks", "all_reduce", "all_gather") == 2 * chunks
+    assert found("chunks", "all_gather") == chunks
 
 
 def test_wrong_sums_and_gradients_are_noticed(monkeypatch):

@@ -168,19 +168,19 @@ def as_text(rows):
     return sorted(map(repr, map(sorted, map(dict.items, rows))))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(content=damaged(COLLECTIVES))
 def test_a_table_of_collectives_is_used_as_it_is_or_left_out(content):
     check_table(content, COLLECTIVES, REQUESTS)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(content=damaged(OPERATIONS))
 def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
     check_table(content, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(content=damaged(REPORT))
 @example(content=REPORT | {"results": [RESULT | {"counters": {"\x85\n": None}}]})
 def test_results_are_compared_or_refused_in_one_line(content):

@@ -2,9 +2,9 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 
+import forked
 import pytest
 from dist_info import install_distribution, provider_source
 from table_files import table_file
@@ -235,12 +235,8 @@ def test_a_rank_opens_and_computes_beside_all_of_it(site, tmp_path):
     tables = tmp_path / "cache" / "ccl"
     for size in (0, -1, "2", None):
         table_file(tables, group_size=size)
-    (site.folder / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(site.folder / "program.py")],
-        env={**os.environ, "PYTHONPATH": str(site.folder), "IRIS_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    environ = os.environ | {"IRIS_CACHE_DIR": str(tmp_path / "cache")}
+    done = forked.python(PROGRAM, environ=environ, path=[site.folder])
     assert done.stdout.splitlines() == ["True its `supports` raised SystemExit: 3"], done.stderr
     warned = [line for line in done.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
     for name in ("iris_gone", "iris-high", "iris-leaves", "odd", "iris-quits", "'unset'", "iris-watch", *"0123"):

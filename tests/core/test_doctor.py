@@ -36,7 +36,7 @@ def report(capsys, *arguments):
 
 # -- the report -------------------------------------------------------------------------------------------------------
 def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked_ranks, monkeypatch):
-    monkeypatch.setenv("IRIS_BLOCK", "gluon")
+    monkeypatch.setenv("IRIS_BLOCK", "gluon,nccl")
     status, document, found = report(capsys)
     assert status == 0, [text for verdict, text in found.values() if verdict == "broken"]
     assert list(document) == ["ok", "findings", "versions", "gpus", "pairs", "self_tests"]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import forked
 from tables import table
 
 MISTAKES = {
@@ -49,17 +50,15 @@ importlib.metadata.version = lambda name: "3.5.1" if name == "triton" else found
 """
 
 
-def run(program, *arguments, **variables):
-    """A program in a process of its own."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | variables
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
+def variables(**more):
+    """Variables of a process that has no settings of Iris but these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | more
 
 
 def test_wrong_arguments_are_one_line():
-    done = run(RUN_ALL, json.dumps(list(MISTAKES)))
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(list(MISTAKES))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables())
+    assert "Traceback" not in done.stdout + done.stderr
     results = dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
     for line, (status, said, torch_is_there) in results.items():
         assert (status in (1, 2), said.count("\n"), torch_is_there) == (True, 1, False), (line, said)
@@ -74,7 +73,7 @@ def test_wrong_arguments_are_one_line():
     (OLD, "cpu", "triton 3.5.1 is too old.*install"),
 ])  # fmt: skip
 def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, device, words):
-    done = run(before + RUN, "demo", "--device", device, CUDA_VISIBLE_DEVICES="")
+    done = forked.python(before + RUN, "demo", "--device", device, environ=variables(CUDA_VISIBLE_DEVICES=""))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert re.search(words, line)

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
@@ -46,6 +46,7 @@ def play(calls):
     return sub, live, offsets
 
 
+@settings(deadline=None)
 @given(CALLS)
 def test_blocks_partition_the_range(calls):
     sub, live, offsets = play(calls)
@@ -66,6 +67,7 @@ def test_blocks_partition_the_range(calls):
     assert sub.allocated_bytes <= sub.peak_bytes <= NBYTES
 
 
+@settings(deadline=None)
 @given(CALLS, st.integers(0, 3000), st.sampled_from([256, 1024]))
 def test_takes_the_smallest_block_that_fits_and_of_equals_the_first(calls, size, alignment):
     sub, _, _ = play(calls)
@@ -86,6 +88,7 @@ def test_takes_the_smallest_block_that_fits_and_of_equals_the_first(calls, size,
         assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
 
 
+@settings(deadline=None)
 @given(CALLS)
 def test_everything_comes_back(calls):
     sub, live, _ = play(calls)
@@ -138,6 +141,7 @@ def test_what_is_no_block_no_alignment_and_no_range():
 RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), RANGE), max_size=30), RANGE)
 def test_a_range_set_is_a_set(steps, query):
     ranges, plain = RangeSet(), set()

@@ -72,17 +72,17 @@ def test_an_argument_beats_the_environment_and_none_does_not(monkeypatch):
 def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is_said(monkeypatch):
     assert not load_settings().deterministic
     try:
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # as torch.use_deterministic_algorithms, which loads the compiler
         assert load_settings().deterministic
         assert load_settings().source("deterministic") == "default"
         assert not load_settings(deterministic=False).deterministic
         monkeypatch.setenv("IRIS_DETERMINISTIC", "0")
         assert not load_settings().deterministic
         monkeypatch.delenv("IRIS_DETERMINISTIC")
-        torch.use_deterministic_algorithms(True, warn_only=True)  # torch goes on with what is not
+        torch.set_deterministic_debug_mode("warn")  # torch goes on with what is not
         assert not load_settings().deterministic
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
     monkeypatch.setenv("IRIS_DETERMINISTIC", "1")
     assert load_settings().deterministic
 

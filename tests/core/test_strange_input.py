@@ -49,7 +49,7 @@ def attempt(load, *args):
         return None, str(error)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(field=st.sampled_from(FIELDS), text=TEXTS)
 def test_a_variable_counts_or_is_named(field, text):
     """And other variables count as before."""
@@ -63,7 +63,7 @@ def test_a_variable_counts_or_is_named(field, text):
         assert found.source(field) == ("environment" if text else "default")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(field=st.sampled_from(sorted(Sample.model_fields)), text=TEXTS, given_value=st.booleans())
 def test_a_setting_of_a_plugin_counts_or_is_named(field, text, given_value):
     name = f"IRIS_MY_PLUGIN__{field.upper()}"
@@ -85,7 +85,7 @@ ENTRY_POINTS = st.binary(max_size=200) | st.lists(st.sampled_from(LINES), max_si
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(content=ENTRY_POINTS)
 @example(content=b"[iris.allocators]\nmine = os:system\n")
 def test_entry_points_are_read_or_warned_about(content):

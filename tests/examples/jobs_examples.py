@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import runpy
 import socket
 import sys
 
@@ -36,6 +37,11 @@ def call(path, function, args, device):
             del os.environ["IRIS_DEVICE"]
         else:
             os.environ["IRIS_DEVICE"] = before
+
+
+def script(path):
+    """Run an example as python does."""
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def train(name, steps, port, nodes="", *more):

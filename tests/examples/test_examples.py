@@ -6,7 +6,9 @@ import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import forked
 import jobs_examples
 import pytest
 from tables import table
@@ -96,14 +98,6 @@ def run_example(pool, monkeypatch, capsys):
     return run
 
 
-def script(*command):
-    """Run a command on the CPU and return what it prints."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 # -- the collection ---------------------------------------------------------------------------------------------------
 def test_examples_are_numbered():
     for path in (ROOT / "examples").glob("*.py"):
@@ -156,12 +150,21 @@ def test_on_more_ranks(run_example, name, count):
     assert len(run_example(ROOT / "examples" / name, count)) == count
 
 
-def test_message_passing_under_torchrun():
-    out = script(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(ROOT / "examples" / "11_message_passing_put.py"),
-    )  # fmt: skip
-    assert "rank 1 received 8 messages of 1024 numbers" in out
+@pytest.mark.parametrize("launcher", ["its variables", pytest.param("itself", marks=pytest.mark.exhaustive)])
+def test_message_passing_under_torchrun(launcher):
+    path = ROOT / "examples" / "11_message_passing_put.py"
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
+    if launcher == "itself":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+        ended = [subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)]
+    else:
+        variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2") | {"TORCHELASTIC_RUN_ID": "test"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs_examples.free_port())}
+        ranks = [variables | dict.fromkeys(("RANK", "LOCAL_RANK"), rank) for rank in "01"]
+        with ThreadPoolExecutor(2) as threads:
+            ended = list(threads.map(lambda each: forked.run(jobs_examples.script, path, environ=each), ranks))
+    assert [each.returncode for each in ended] == [0] * len(ended), ended
+    assert "rank 1 received 8 messages of 1024 numbers" in ended[-1].stdout
 
 
 @table(("name", "right", "wrong"), MISTAKES)

@@ -110,7 +110,7 @@ def test_moe(pool, num_ranks, args):
     run(pool, "33_moe.py", num_ranks, *args)
 
 
-@table(("num_ranks", "args"), [(3, (1, 7, 3)), (3, (70, 300, 3)), (2, (3, 5000, 3)), (1, (20, 64, 3))])
+@table(("num_ranks", "args"), [(3, (1, 7, 3)), (3, (34, 300, 3)), (2, (3, 1500, 3)), (1, (20, 64, 3))])
 def test_norm(pool, num_ranks, args):
     """Ranks without tokens, odd sizes, rows that fill a tile."""
     run(pool, "34_norm.py", num_ranks, *args)
@@ -119,7 +119,7 @@ def test_norm(pool, num_ranks, args):
 @table(("num_ranks", "tiles"), [(1, (2, 2)), (4, (1, 2))])
 def test_jacobi(pool, num_ranks, tiles):
     """Four tiles on one rank are a square, and so are four ranks."""
-    run(pool, "38_jacobi.py", num_ranks, tiles, (2, 8 // tiles[1]), 20, 1e-2)
+    run(pool, "38_jacobi.py", num_ranks, tiles, (2, 8 // tiles[1]), 20, 3e-2)
 
 
 # -- again and again --------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_jacobi(pool, num_ranks, tiles):
 ])  # fmt: skip
 def test_calls_in_a_row(pool, tmp_path, name, num_ranks):
     """From three ranks on, one can be a launch ahead of a second one while a third one still waits for the second."""
-    calls, share = (10, 0.15) if "decode" in name else (10, 0.1)
+    calls, share = (6, 0.15) if "decode" in name else (6, 0.1)
     args = str(EXAMPLES / name), calls, "cpu", False, share, str(tmp_path / "delays")
     assert all(pool.run(jobs_models.in_a_row, num_ranks, *args))
 
@@ -152,7 +152,7 @@ def test_a_slow_reader_of_the_table(pool, tmp_path):
     run(pool, "33_moe.py", 2, (0, 40), 2, 16, 16, 2, 3, [0, 1], path=path)
 
 
-# What makes an example compute nonsense, and it has to say so.
+# What makes an example compute nonsense, and it has to say so.  Each on two ranks, but for a small plate on one.
 MISTAKES = [
     ("31_flash_decode.py", "sum(t < n for t", "sum(t <= n for t"),
     ("32_ring_attention.py", "causal=causal", "causal=not causal"), ("33_moe.py", "inner * tl.sigmoid(inner)", "inner"),
@@ -168,8 +168,9 @@ def test_an_example_notices_its_mistakes(pool, tmp_path, name, right, wrong):
     assert right in text
     path = tmp_path / name
     path.write_text(text.replace(right, wrong))
+    how = (1, (2, 2), (2, 4), 20, 3e-2) if name == "38_jacobi.py" else (2,)
     with pytest.raises(IrisError, match="AssertionError"):
-        run(pool, name, 2, path=path)
+        run(pool, name, *how, path=path)
 
 
 # -- compiled with the sizes of GPUs ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import forked
 import pytest
 
 import iris_core.testing
@@ -22,16 +23,11 @@ def test_the_example_passes(tmp_path, request):
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes seconds
-    # test_mutants runs all device functions of the same stack
-    chosen = "test" if request.config.getoption("exhaustive") else "not device_functions and not device_methods"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=variables,
-    )
+    # test_mutants runs all device functions of the same stack, test_reference compiles the same cases
+    elsewhere = ("device_functions", "device_methods", "compile_cases_compile")
+    chosen = "test" if request.config.getoption("exhaustive") else f"not ({' or '.join(elsewhere)})"
+    options = ["-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"]
+    done = forked.run(forked.pytest_main, options, cwd=tmp_path, environ=variables)
     assert done.returncode == 0, done.stdout
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups()
     assert int(passed) > 30

@@ -4,8 +4,8 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
+import forked
 import pytest
 from gpu_tiers import digest_of_commit, lacks
 
@@ -58,12 +58,11 @@ class Tiers:
         (self.folder / "conftest.py").write_text(PRETEND.format(gpus=gpus))
         (self.folder / "test_suite.py").write_text(suite)
         (self.folder / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
-        command = [sys.executable, "-m", "pytest", "-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
-        command += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
-        paths = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+        options = ["-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
+        options += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
         # no other plugin: to import hypothesis takes longer than all else here
-        environ = os.environ | {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environ, check=False)
+        environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = forked.run(forked.pytest_main, options, cwd=self.folder, environ=environ)
         return done.returncode, done.stdout + done.stderr
 
     def reported(self, gpus, *arguments, suite=SUITE):

@@ -1,18 +1,16 @@
 """The kit fails on plugins that are wrong: each mutant at the tests that are about its mistake.
 
-The mutants stand in kit_mutants.  They run in two processes, one for allocators and backends, which keep a core busy,
-and one for collectives, which mostly wait; the tests here look at the reports.  A mutant may fail further tests, but
-skips none that the right plugin does not skip.  Allocators, plugins and backends by themselves run the tests that are
-about their mistakes and a few others, which they pass; with --exhaustive all of them.
+The mutants stand in kit_mutants.  They run in one process; the tests here look at its report.  A mutant may fail
+further tests, but skips none that the right plugin does not skip.  Allocators, plugins and backends by themselves run
+the tests that are about their mistakes and a few others, which they pass; with --exhaustive all of them.
 """
 
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
+import forked
 import pytest
 from dist_info import install_distribution
 from kit_mutants import plugins
@@ -42,30 +40,23 @@ def entry_points():
 
 @pytest.fixture(scope="module")
 def reports(request, tmp_path_factory):
-    """Outcome by mutant and test, from all processes."""
+    """Outcome by mutant and test."""
     folder = tmp_path_factory.mktemp("mutants")
     site = folder / "site"
     install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), str(HERE), os.environ.get("PYTHONPATH")]))
     if request.config.getoption("exhaustive"):
         environment["KIT_MUTANTS_RUN_ALL"] = "1"
-    running = {}
-    for suites in (("suite_allocators", "suite_backends"), ("suite_collectives",)):
-        report = folder / f"{suites[0]}.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-c", str(folder / "pytest.ini")]
-        # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
-        command += ["--tb=native", "-p", "no:cacheprovider", "-p", "no:logging"]
-        command += [str(HERE / f"{suite}.py") for suite in suites]
-        running[report] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    found = {}
-    for report, process in running.items():
-        output = process.communicate(timeout=480)[0].decode()
-        assert process.returncode == 1, output[-5000:]  # tests failed, and nothing else went wrong
-        found |= read_report(report)
-    return found
+    report = folder / "report.xml"
+    # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
+    options = ["-q", f"--junitxml={report}", "-c", folder / "pytest.ini", "--tb=native"]
+    suites = sorted(HERE.glob("suite_*.py"))
+    arguments = [*options, "-p", "no:cacheprovider", "-p", "no:logging", *suites]
+    done = forked.run(forked.pytest_main, arguments, [site, HERE], environ=environment, timeout_s=900.0)
+    assert done.returncode == 1, (done.stdout + done.stderr)[-5000:]  # tests failed, and nothing else went wrong
+    return read_report(report)
 
 
 def read_report(path):

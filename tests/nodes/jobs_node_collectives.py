@@ -31,13 +31,13 @@ from iris_core.types import Availability
 
 
 def cases(size, which):
-    """Calls of every operation; `which` kind of them."""
-    if which == "elements":
+    """Calls of every operation; `which` kinds of them."""
+    if "elements" in which:
         yield from reducing_cases(2)
         yield from moving_cases()
         for reduction in ("band", "avg", "bxor"):
             yield Case("all_reduce", "int16", reduction, shape=(5, 3))
-    if which == "shapes":
+    if "shapes" in which:
         for op, shape in itertools.product(OPS, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5))):
             yield Case(op, "bfloat16", shape=shape)
             yield Case(op, "int8", shape=shape, place="ordinary")
@@ -48,7 +48,7 @@ def cases(size, which):
                 yield Case(op, shape=(4096,), place="ordinary")
         for op in ("all_reduce", "broadcast", "reduce", "all_gather", "gather"):
             yield Case(op, "int32", shape=(), stacked=op.endswith("gather"))
-    if which == "ways":
+    if "ways" in which:
         for op, place in itertools.product(OPS, PLACES):
             yield Case(op, "int32", shape=(9, 101), place=place)
         for op, root in itertools.product(ROOTED, range(1, size)):
@@ -62,7 +62,7 @@ def cases(size, which):
             yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
             yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
             yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
-    if which == "lists":
+    if "lists" in which:
         for splits, place in itertools.product(("", "uneven", "one way"), PLACES):
             yield Case("all_to_all", "int32", splits=splits, shape=(10, 3), place=place)
         yield from (Case("all_to_all", dtype, shape=(3, 0, 2)) for dtype in ("bool", "float8_e4m3fn", "complex64"))
@@ -377,17 +377,16 @@ def products(members, names):
 
 
 def product_cases(size, names):
-    """Each operation in both directions, with biases of both kinds."""
+    """Sums with one kind of bias each; gathers along the rows with one kind, along the columns with the other."""
     shape = 24 * size, 20, 12 * size
     for number, name in enumerate(names):
         how = {"place": ("heap", "ordinary")[number % 2], "out_place": ("ordinary", "heap")[number % 2]}
-        for bias, dtype in (("columns", "float32"), ("rows", "bfloat16")):
+        for dim, (bias, dtype) in enumerate((("columns", "float32"), ("rows", "bfloat16"))):
             how |= {"bias": bias}
-            yield Product("matmul_all_reduce", name, shape, dtype, **how)
-            yield Product("matmul_reduce_scatter", name, shape, dtype, **how)
-            for dim in (0, 1):
-                yield Product("all_gather_matmul", name, shape, dtype, dim=dim, **how)
-                yield Product("matmul_all_gather", name, shape, dtype, dim=dim, **how)
+            op = ("matmul_all_reduce", "matmul_reduce_scatter")[(number + dim) % 2]
+            yield Product(op, name, shape, dtype, **how)
+            yield Product("all_gather_matmul", name, shape, dtype, dim=dim, **how)
+            yield Product("matmul_all_gather", name, shape, dtype, dim=1 - dim, **how)
 
 
 def order_of_chunks(op):

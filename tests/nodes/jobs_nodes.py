@@ -205,7 +205,7 @@ def late():
     """Rank 3 waits for rank 0 elsewhere; what the others are told."""
     world = connect(None, 30.0)
     world.barrier()
-    world.timeout_s = 4.0 if world.rank != 3 else 9.0  # it still waits when the others give up
+    world.timeout_s = 2.0 if world.rank != 3 else 6.0  # it still waits when the others give up
     said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
     world.timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
@@ -293,7 +293,7 @@ def lose(victims, phase, folder, run):
     """Some ranks die in a phase; the others write what they are told into a folder; `run` is for files of Iris."""
     os.environ["XDG_RUNTIME_DIR"] = run
     rank = int(os.environ["RANK"])
-    timeout_s = 600.0 if len(victims) == 1 else 6.0  # of a node nobody can say more than that it is missing
+    timeout_s = 600.0 if len(victims) == 1 else 4.0  # of a node nobody can say more than that it is missing
     said = refusal(lambda: use(rank in victims, phase, timeout_s))
     if rank in victims:  # the other one was faster
         die()

@@ -29,29 +29,31 @@ def of_levels(served):
     return {op for op, name in served if name == "hierarchical"}
 
 
-@pytest.mark.parametrize("which", ["elements", "shapes", "ways"])
 @pytest.mark.parametrize("group", GROUPS)
-def test_collectives_are_right(pool, group, which, some):
+def test_collectives_are_right(pool, group, some):
+    """All calls in one world; the groups have different ones, and together every one."""
     nodes, members, levels = GROUPS[group]
     number, size = list(GROUPS).index(group), 6 if nodes == "3x2" else 4
-    every = 4 // len(some(range(4), 4))
-    for wrong, served, chunks in pool.run(divided, size, nodes, jobs.collectives, members, which, every, number):
+    every = len(GROUPS) // len(some(GROUPS, len(GROUPS)))
+    call = jobs.collectives, members, "elements, shapes, ways", every, number % every
+    for wrong, served, chunks in pool.run(divided, size, nodes, *call):
         assert wrong == []
         assert not served or of_levels(served) == levels  # a rank that is no member has none
-        assert chunks > 3 or not levels & BY_LEVELS or not served or which == "elements"
+        assert chunks > 3 or not levels & BY_LEVELS or not served
 
 
 @pytest.mark.parametrize("group", ["three nodes", "a permuted grid", "unequal nodes", "a mixture"])
-def test_parts_for_other_nodes_go_as_lists(pool, group):
+def test_parts_for_other_nodes_go_as_lists(pool, group, some):
     """As NCCL takes them: gloo, in whose place they are, has them copied."""
     nodes, members, _ = GROUPS[group]
-    size = 6 if nodes == "3x2" else 4
-    for wrong, served, _ in pool.run(divided, size, nodes, jobs.collectives, members, "lists"):
+    number, size = list(GROUPS).index(group), 6 if nodes == "3x2" else 4
+    every = 3 // len(some(range(3), 3))
+    for wrong, served, _ in pool.run(divided, size, nodes, jobs.collectives, members, "lists", every, number % every):
         assert wrong == []
         assert served <= {("all_to_all", "hierarchical")}
 
 
-@pytest.mark.parametrize("nodes", ["2x2", "3x2"])
+@pytest.mark.parametrize("nodes", ["2x2", pytest.param("3x2", marks=pytest.mark.exhaustive)])
 def test_a_config_says_how_many_chunks(pool, nodes):
     ops, size = ("all_reduce", "reduce_scatter", "all_gather"), {"2x2": 4, "3x2": 6}[nodes]
     for wrong, found, tried, told in pool.run(divided, size, nodes, jobs.chunked, ops, (1, 3, 8)):
@@ -193,11 +195,11 @@ def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):
 
 
 def test_a_node_that_dies(pool, tmp_path, monkeypatch):
-    """Nobody is left there who could say so: the error names the rail."""
+    """Nobody is left there who could say so: the error names a rail, whose end it is or of which the other one told."""
     monkeypatch.setattr(pool, "_grace_s", 300.0)  # more than the bound of the survivors' waits
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
         pool.run(divided, 4, "2x2", jobs.lose, None, "a node", str(tmp_path))
     for rank in range(2):
         kind, _, text = ast.literal_eval((tmp_path / str(rank)).read_text())
         assert kind in ("IrisError", "PeerLostError"), text
-        assert f"rank {rank + 2}" in text or f"ranks {rank}, {rank + 2}" in text
+        assert any(f"rank {lost}" in text or f"ranks {lost - 2}, {lost}" in text for lost in (2, 3)), text

@@ -120,8 +120,11 @@ def test_only_ranks_of_torch_are_divided(monkeypatch):
             assert "call torch.distributed.init_process_group() before Iris()" in text
 
 
-@pytest.mark.parametrize("victims", [(3,), (2, 3)], ids=["a rank", "a node"])
-@pytest.mark.parametrize("phase", ["opening", "allocation", "barrier", "kernel"])
+@pytest.mark.parametrize(("phase", "victims"), [
+    ("opening", (3,)), ("opening", (2, 3)), ("allocation", (3,)), ("allocation", (2, 3)), ("barrier", (3,)),
+    ("barrier", (2, 3)), ("kernel", (3,)),
+    pytest.param("kernel", (2, 3), marks=pytest.mark.exhaustive),  # whose survivors are in the barrier as well
+])  # fmt: skip
 def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypatch, phase, victims):
     """And leave no files; nobody is left to remove those of a node that is gone."""
     run = tmp_path_factory.mktemp("run")

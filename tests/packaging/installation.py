@@ -59,7 +59,7 @@ class Environment:
         third_party = _third_party(folder / "third_party", requirements)
         (self.site_packages / "third_party.pth").write_text(f"{third_party}\n")
         python = ("--python", self.scripts / "python")
-        command = [*_PIP, *python, "install", "--no-index", "--find-links", wheels, *requirements]
+        command = [*_PIP, *python, "install", "--no-compile", "--no-index", "--find-links", wheels, *requirements]
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
         assert done.returncode == 0, done.stdout + done.stderr

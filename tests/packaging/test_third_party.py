@@ -19,11 +19,11 @@ PACKAGE = "iris_example_backend"
 
 
 def test_every_package_comes_from_a_wheel(with_example):
-    program = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
-    for file in with_example.output("python", "-c", program, *FOLDERS, PACKAGE).split():
-        assert file.startswith(f"{with_example.site_packages}/")
-        assert str(ROOT) not in file
-    assert str(ROOT) not in with_example.output("python", "-c", "import sys; print(sys.path)")
+    program = "import importlib as i, sys; print(sys.path); [print(i.import_module(n).__file__) for n in sys.argv[1:]]"
+    path, *files = with_example.output("python", "-c", program, *FOLDERS, PACKAGE).splitlines()
+    assert len(files) == len(FOLDERS) + 1
+    assert all(file.startswith(f"{with_example.site_packages}/") for file in files)
+    assert not any(str(ROOT) in each for each in (path, *files))
 
 
 def test_the_plugins_and_their_settings_are_listed(with_example):

@@ -1,6 +1,7 @@
 """Rank jobs of test_fuse."""
 
 import collections
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,11 @@ UNTRACED = UNTRACED if IS_211 else set()
 QUICK = {"fallback_by_default": True} if hasattr(torch._inductor.config, "fallback_by_default") else {}
 
 
-def compiled_and_counted(step, regather=False):
-    """Compile with the pass, behind a pass that is set already; the second result gets the operators of each graph."""
+def compiled_and_listed(step, regather=False):
+    """Compile with the pass, behind a pass that is set already.
+
+    The second result gets the operators of each graph: (name, the graph's first input that it depends on).
+    """
     graphs, before = [], []
     with torch._inductor.config.patch(
         post_grad_custom_post_pass=before.append
@@ -30,15 +34,20 @@ def compiled_and_counted(step, regather=False):
         options = fuse.options(QUICK, regather=regather)
     run = options["post_grad_custom_post_pass"]
 
-    def counting(graph):
+    def listing(graph):
         run(graph)
         graph.lint()
         assert before[-1] is graph
-        names = (str(node.target).removesuffix(".default") for node in graph.nodes if node.op == "call_function")
-        counted = collections.Counter(name for name in names if name.startswith(("iris.", "_c10d_functional.")))
-        graphs.append({name: count for name, count in counted.items() if "wait" not in name})
+        inputs, first, found = itertools.count(), {}, []
+        for node in graph.nodes:
+            is_input = node.op == "placeholder"
+            first[node] = next(inputs) if is_input else min((first[n] for n in node.all_input_nodes), default=0)
+            name = str(node.target).removesuffix(".default")
+            if name.startswith(("iris.", "_c10d_functional.")) and "wait" not in name:
+                found.append((name, first[node]))
+        graphs.append(found)
 
-    options["post_grad_custom_post_pass"] = counting
+    options["post_grad_custom_post_pass"] = listing
     return torch.compile(step, fullgraph=True, dynamic=False, options=options), graphs
 
 
@@ -102,7 +111,10 @@ def sliced(x, count, dim, onto):
 
 
 def shapes(store):
-    """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager)."""
+    """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager).
+
+    All in one graph, in which nothing is shared: each case has tensors of its own.
+    """
     rank, size = start(store)
     world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     alone, _ = dist.new_subgroups(1)
@@ -149,16 +161,22 @@ def shapes(store):
         "alone": (lambda x, w: f.all_gather_tensor(x, 0, alone) @ w, x[0], w),
         "another group": (lambda x, w: f.all_reduce(x @ w, "sum", gloo), x[0], w),
     }  # fmt: skip
-    found = {}
-    for name, (step, *tensors) in cases.items():
-        if name in UNTRACED:
-            continue
-        compiled, graphs = compiled_and_counted(step)
-        with torch.no_grad():
-            results = [each if isinstance(each, list) else [each] for each in (compiled(*tensors), step(*tensors))]
-        found[name] = [*graphs[0]], all(map(torch.equal, *results))
+    steps = {name: step for name, (step, *_) in cases.items() if name not in UNTRACED}
+    tensors = {name: [each.clone() for each in cases[name][1:]] for name in steps}
+
+    def everything(tensors):
+        return {name: step(*tensors[name]) for name, step in steps.items()}
+
+    compiled, graphs = compiled_and_listed(everything)
+    with torch.no_grad():
+        results = [
+            {name: each if isinstance(each, list) else [each] for name, each in call(tensors).items()}
+            for call in (compiled, everything)
+        ]
     dist.destroy_process_group()
-    return found
+    owners = [name for name in steps for _ in tensors[name]]
+    operators = {name: [operator for operator, number in graphs[0] if owners[number] == name] for name in steps}
+    return {name: (operators[name], all(map(torch.equal, *(each[name] for each in results)))) for name in steps}
 
 
 def transformer(store, regather):
@@ -167,7 +185,7 @@ def transformer(store, regather):
     example = load(EXAMPLES / "52_tensor_parallel.py")
     net = example.transformer(torch.device("cpu"))[:1]
     example.divide(net, init_device_mesh("cpu", (size,)))
-    compiled, graphs = compiled_and_counted(net, regather)
+    compiled, graphs = compiled_and_listed(net, regather)
     x = torch.randn(2, 4, 256, generator=torch.Generator().manual_seed(rank))
     if not regather:  # of the forward pass alone, the same either way
         with torch.no_grad():
@@ -181,4 +199,4 @@ def transformer(store, regather):
     for ours, eager in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
     dist.destroy_process_group()
-    return graphs
+    return [collections.Counter(name for name, _ in graph) for graph in graphs]

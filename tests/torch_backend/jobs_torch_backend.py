@@ -1,6 +1,8 @@
 """Jobs of the tests of the backend "iris": each rank compares what torch.distributed gives with gloo (NCCL on GPUs)."""
 
+import contextlib
 import datetime
+import importlib
 import os
 
 import torch
@@ -270,10 +272,16 @@ def die(store, folder):
 
 
 def program(text, port):
-    """Run a program as torchrun would; return the values of its x and of x's gradient."""
+    """Run a program as torchrun would; return the values of its x and of x's gradient.
+
+    What it compiles calls torch's operators instead of C++ that would have to be compiled.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    names = {"__name__": "__main__"}
-    exec(compile(text, "docs/pytorch.md", "exec"), names)
+    names, quick = {"__name__": "__main__"}, contextlib.nullcontext()
+    if "torch.compile" in text:
+        quick = importlib.import_module("torch._inductor.config").patch(importlib.import_module("jobs_fuse").QUICK)
+    with quick:
+        exec(compile(text, "docs/pytorch.md", "exec"), names)
     x = names["x"]
     return x.tolist(), None if x.grad is None else x.grad.tolist(), dist.is_initialized()
 

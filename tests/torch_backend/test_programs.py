@@ -1,4 +1,7 @@
-"""Programs of torch's own on backend "iris": they compute what they compute on gloo, or on GPUs NCCL."""
+"""Programs of torch's own on backend "iris": they compute what they compute on gloo, or on GPUs NCCL.
+
+On CPUs, tests/examples trains the transformers.
+"""
 
 import jobs_programs as jobs
 import pytest
@@ -9,7 +12,7 @@ ON_GPUS[4] = [each for each in ON_GPUS[2] if "transformer" in each]
 
 @pytest.mark.parametrize(
     ("device", "num_ranks", "name"),
-    [("cpu", 2, name) for name in jobs.PROGRAMS]
+    [pytest.param("cpu", 2, name, marks=[pytest.mark.exhaustive] * ("transformer" in name)) for name in jobs.PROGRAMS]
     + [pytest.param("cuda", n, name, marks=pytest.mark.multigpu(n)) for n, names in ON_GPUS.items() for name in names],
 )
 def test_programs_run_unchanged(ranks, tmp_path, device, num_ranks, name):

@@ -1,0 +1,70 @@
+"""Programs in processes forked from the server of the rank pools, which has imported torch and triton already."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+
+
+def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
+    """Call a function of a module in a process of its own, as `subprocess.run` does with a command.
+
+    Args:
+        function: what the process calls; an int that it returns is the status, as is that of a SystemExit.
+        *args: its arguments, which are pickled.
+        cwd: the folder that it runs in.
+        environ: all of its environment variables; those of this process by default.
+        timeout_s: bound in seconds; the process is ended then.
+
+    Returns:
+        A subprocess.CompletedProcess with what it has written as text.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        environ = dict(os.environ if environ is None else environ)
+        given = function, args, os.fspath(cwd or os.getcwd()), environ, list(sys.path), files
+        process = multiprocessing.get_context("forkserver").Process(target=_call, args=given)
+        process.start()
+        process.join(timeout_s)
+        if late := process.is_alive():
+            process.kill()
+            process.join()
+        out, err = (open(file).read() if os.path.exists(file) else "" for file in files)  # noqa: SIM115
+    if late:
+        raise subprocess.TimeoutExpired(str(function), timeout_s, out, err)
+    return subprocess.CompletedProcess(function, process.exitcode, out, err)
+
+
+def _call(function, args, cwd, environ, path, files):
+    for number, file in enumerate(files, start=1):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = path
+    sys.exit(function(*args))
+
+
+def python(source, *arguments, path=(), **how):
+    """As `python -c SOURCE ARGUMENTS`; the folders of `path` come first in sys.path, and `how` is that of `run`."""
+    return run(_execute, source, arguments, [os.fspath(each) for each in path], **how)
+
+
+def _execute(source, arguments, path):
+    sys.argv[:] = ["-c", *arguments]
+    sys.path[:0] = path
+    exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def pytest_main(arguments, path=()):
+    """Run pytest in the calling process; the folders of `path` come first in sys.path."""
+    import pytest
+
+    sys.path[:0] = [os.fspath(each) for each in path]
+    return int(pytest.main([os.fspath(each) for each in arguments]))
