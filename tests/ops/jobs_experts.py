@@ -350,8 +350,8 @@ def replays_training(turns):
 def late_inside(path, case):
     """What is wrong where programs are late at random in the middle of kernels, too."""
     rank, size = current_rank()
-    with delays.late_after_signals(path, rank, size, 0.1):
-        return [*passes("cpu", None, case, 3), *differentiates("cpu", None, case, 2), *keeps("cpu", 2)]
+    with delays.late_after_signals(path, rank, size, 0.05):
+        return [*passes("cpu", None, case, 2), *differentiates("cpu", None, case, 1), *keeps("cpu", 2)]
 
 
 def current_rank():

@@ -48,7 +48,7 @@ def test_ring(pool, device, case, num_ranks, group):
 DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "float32", False, False)
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
 @pytest.mark.parametrize(("job", "case", "turns"), [(jobs.decodes, DECODE_SMALL, 6), (jobs.rings, RING_SMALL, 3)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
     found = pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case, turns, job)
