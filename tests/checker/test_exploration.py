@@ -25,7 +25,7 @@ SHOWN = (
 """Planted mistakes that change what the programs compute."""
 
 
-def results(pool, name, bug, seeds=SEEDS):
+def results(pool, name, bug, seeds):
     """The results of all ranks, for each seed."""
     _, ranks, _ = jobs_exploration.CASES[name]
     return list(zip(*pool.run(jobs_exploration.run_case, ranks, name, bug, seeds), strict=True))
@@ -34,9 +34,13 @@ def results(pool, name, bug, seeds=SEEDS):
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_mistake_changes_results_and_its_twin_does_not(pool, name):
     """x86 hides most of these: without a seed they are right nearly always."""
-    right = results(pool, name, False, SEEDS[:6])
+    right = results(pool, name, False, SEEDS[:3])
     assert all(each == right[0] for each in right)
-    assert any(each != right[0] for each in results(pool, name, True))
+    assert any(results(pool, name, True, SEEDS[n : n + 2]) != right[:2] for n in range(0, len(SEEDS), 2))
+
+
+SHOWS = 44
+"""A seed that shows flash decode as it was; where schedules change, --exhaustive finds another one."""
 
 
 def test_flash_decode_as_it_was_is_wrong_in_one_of_200_schedules(pool, some, tmp_path):
@@ -44,10 +48,9 @@ def test_flash_decode_as_it_was_is_wrong_in_one_of_200_schedules(pool, some, tmp
     for bug in (False, True):
         example = tmp_path / f"example_{bug}.py"
         example.write_text(as_it_was(FLASH_DECODE.read_text(), bug))
-        for first in some(range(0, 200, 10), 20, 4) if bug else [0]:
-            seeds = list(range(first, first + 10))
-            ranks = pool.run(jobs_corpus.decode_under_seeds, 3, str(example), seeds)
-            is_wrong = any(each != expected for expected, *found in ranks for each in found)
+        for seed in some(range(200), 200, SHOWS) if bug else [SHOWS]:
+            ranks = pool.run(jobs_corpus.decode_under_seeds, 3, str(example), [seed])
+            is_wrong = any(found != expected for expected, found in ranks)
             if is_wrong:
                 break
         assert is_wrong == bug
@@ -82,8 +85,8 @@ def test_a_wait_that_nobody_ends_is_found_at_once(pool):
         assert kinds == ["DeviceTimeoutError" if bounded else "DeadlockError"] * 2
 
 
-def test_a_rank_that_waits_for_something_else_loses_its_turn(pool):
-    assert pool.run(jobs_exploration.sleeps, 2, timeout_s=60.0) == [True, True]
+def test_a_rank_that_waits_for_something_else_loses_its_turn(pool, tmp_path):
+    assert pool.run(jobs_exploration.waits_outside, 2, tmp_path / "done") == [True, True]
 
 
 @pytest.mark.parametrize("checks", ["schedules", "bounds", "races,schedules"])

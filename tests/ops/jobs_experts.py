@@ -363,10 +363,10 @@ def current_rank():
 def unawaited(case):
     """Pass tokens without waiting for any."""
     with mock.patch.object(ExpertKernels, "receive"):
-        passes("cpu", None, case, 3)
+        passes("cpu", None, case, 2)
 
 
 def unmet():
     """Give results back twice in a turn, whether or not those of the first time are used."""
     with mock.patch.object(ExpertKernels, "meet"):
-        keeps("cpu")
+        keeps("cpu", 2)
