@@ -66,18 +66,18 @@ def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
 
 SOURCES = pathlib.Path(jobs.decode_kernels.__file__).parent
 SIGNAL = re.compile(r"(ctx\.signal\([^()\n]*)\)")
+DECODES, RINGS = ("flash_decode.py", "decodes", DECODE_SMALL), ("ring_attention.py", "rings", RING_SMALL)
 MISTAKES = [
-    ("flash_decode.py", "decodes", DECODE_SMALL, "half = turn % 2 * SIZE", "half = turn % 1 * SIZE"),
-    ("ring_attention.py", "rings", RING_SMALL, "readers * (n // 2))", "0)"),
-    ("ring_attention.py", "rings", RING_SMALL, "ctx.wait(taken + item, message - 2)", "ctx.wait(taken + item, 0)"),
-    ("ring_attention.py", "rings", RING_SMALL, "ctx.wait(came + item, message)", "ctx.wait(came + item, 0)"),
-    ("flash_decode.py", "decodes", DECODE_SMALL, "signals", ""),
-    ("ring_attention.py", "rings", RING_SMALL, "signals", ""),
+    (2, *DECODES, "half = turn % 2 * SIZE", "half = turn % 1 * SIZE"), (3, *RINGS, "readers * (n // 2))", "0)"),
+    (3, *RINGS, "ctx.wait(taken + item, message - 2)", "ctx.wait(taken + item, 0)"),
+    (2, *RINGS, "ctx.wait(came + item, message)", "ctx.wait(came + item, 0)"),
+    (2, *DECODES, "signals", ""), (2, *RINGS, "signals", ""),
 ]  # fmt: skip
+"""Ranks that show it, what they run, and the change."""
 
 
-@pytest.mark.parametrize(("name", "job", "case", "right", "wrong"), MISTAKES)
-def test_a_mistake_is_reported(pool, tmp_path, name, job, case, right, wrong):
+@pytest.mark.parametrize(("num_ranks", "name", "job", "case", "right", "wrong"), MISTAKES)
+def test_a_mistake_is_reported(pool, tmp_path, num_ranks, name, job, case, right, wrong):
     """Without one of the waits, with one half, or with relaxed signals: the checker finds it, whatever the results."""
     source, path, found = (SOURCES / name).read_text(), tmp_path / name, tmp_path / "found"
     if wrong:
@@ -85,7 +85,8 @@ def test_a_mistake_is_reported(pool, tmp_path, name, job, case, right, wrong):
         path.write_text(source.replace(right, wrong))
     else:
         path.write_text(SIGNAL.sub(r'\1, sem="relaxed")', source))
-    pool.run(jobs_corpus.checked, 3, str(found), "jobs_attention", job, "cpu", None, case, 4, str(path))
+    ranks, turns = num_ranks, num_ranks + 1
+    pool.run(jobs_corpus.checked, ranks, str(found), "jobs_attention", job, "cpu", None, case, turns, str(path))
     kinds = {json.loads(line)["kind"] for line in found.read_text().splitlines()}
     assert kinds & {"race", "counter"}
 
