@@ -148,6 +148,8 @@ def test_the_command_line_runs_seeds_and_replays_one(check):
     assert again.status == 1
     assert "the result is wrong" in again.err
     assert f"--replay {seed}" in again.out
+    fails_once = "import os, sys; sys.exit(3 * (os.environ['IRIS_CHECK_SEED'] == '0'))"
+    assert check(fails_once, "--seeds 2").status == 3
 
 
 def test_the_command_line_walks_all_orders_and_replays_one(check):
