@@ -139,7 +139,8 @@ def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launc
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 @two_ranks
 @pytest.mark.parametrize(("where", "who"), [
-    ("launch", "all"), ("prepare", 0), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0), ("launch", 1),
+    ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0),
+    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),
 ])  # fmt: skip
 def test_an_algorithm_that_cannot_serve_the_call(pool, num_ranks, cache, where, who):
     """It is left out; a launch that fails on one rank raises on all."""

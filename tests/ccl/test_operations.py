@@ -33,7 +33,7 @@ def check(pool, num_ranks, device, cases, turns=1, members=None, workspace="", f
 def thinned(some, num_ranks, device, family, cases, on_cpu=1, named=7):
     """Those that are tried: all that the library chooses for are more than there is time for."""
     if family:
-        return some(cases, named, num_ranks)
+        return some(cases, 2 * named - 1 if device == "cpu" else named, num_ranks)
     cases = some(cases, on_cpu) if device == "cpu" else list(cases)
     if device == "cpu" and num_ranks in (1, 8):  # a rank alone, and more than processors, here and there
         return some(cases, 5)
@@ -78,13 +78,13 @@ def test_shapes(pool, some, encoding, num_ranks, device):
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2])))
 def test_places(pool, some, encoding, num_ranks, device):
     cases = served(ccl_cases.place_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, on_cpu=3), family=encoding)
+    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, on_cpu=5), family=encoding)
 
 
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2], chosen=([3], [1, 2]))))
 def test_ways(pool, some, encoding, num_ranks, device):
     cases = served(ccl_cases.way_cases(num_ranks, kinds(encoding)), num_ranks)
-    cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=2, named=5)
+    cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=5, named=5)
     check(pool, num_ranks, device, cases, turns=2, family=encoding)
 
 
@@ -92,8 +92,10 @@ def test_ways(pool, some, encoding, num_ranks, device):
 def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, encoding, num_ranks, device):
     cases = ccl_cases.piece_cases(kinds(encoding))
     if encoding in ENCODINGS:
-        cases = some(served(cases, num_ranks), 23 if num_ranks == 8 else 7, num_ranks)
-    check(pool, num_ranks, device, cases, 2, None, SMALL if encoding in ENCODINGS else "4KiB", encoding)
+        every = 23 if num_ranks == 8 else 13 if device == "cpu" else 7
+        cases = some(served(cases, num_ranks), every, num_ranks)
+    turns = 2 if encoding in ENCODINGS or device != "cpu" else 1
+    check(pool, num_ranks, device, cases, turns, None, SMALL if encoding in ENCODINGS else "4KiB", encoding)
 
 
 @pytest.mark.parametrize("num_ranks", [4])

@@ -25,7 +25,7 @@ FOLLOWING = [
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_member_raises_at_its_next_call(pool, some, num_ranks, device):
-    for following in FOLLOWING if device == "cuda" or num_ranks == 2 else some(FOLLOWING, 6):  # all_reduce and barrier
+    for following in FOLLOWING if device == "cuda" or num_ranks == 2 else some(FOLLOWING, 7):  # all_reduce
         for said, again, sums in pool.run(jobs.gives_up, num_ranks, device, following):
             assert said in [("DeviceTimeoutError", rank, 1, "all_reduce") for rank in (0, 2)[: num_ranks - 1]]
             assert (again, sums) == (None, [float(num_ranks)]), following

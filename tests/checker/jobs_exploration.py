@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from unittest import mock
 
 import corpus
 import planted_memory
@@ -85,22 +86,18 @@ def never(flag):
         pass
 
 
-def sleeps():
-    """Let rank 0 sleep while it has the turn; returns whether the other rank has gone on meanwhile."""
-    before, turns._STALL_S = turns._STALL_S, 0.5
-    try:
-        with exploring(2), Iris("1MiB", device="cpu") as ctx:
-            data = ctx.zeros(corpus.N)
-            ctx.barrier()
-            start = time.monotonic()
-            if ctx.cur_rank == 0:
-                time.sleep(4)
-            corpus.launch(ctx, planted_programs.own, data, torch.zeros(corpus.N), N=corpus.N)
-            spent_s = time.monotonic() - start
-            ctx.barrier()
-            return spent_s < 3 or ctx.cur_rank == 0
-    finally:
-        turns._STALL_S = before
+def waits_outside(done):
+    """Let rank 0, which has the turn, wait for a file that the other makes behind a launch; returns whether it came."""
+    with mock.patch.object(turns, "_STALL_S", 0.5), exploring(2), Iris("1MiB", device="cpu") as ctx:
+        data, end = ctx.zeros(corpus.N), time.monotonic() + 60
+        ctx.barrier()
+        while ctx.cur_rank == 0 and not done.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        came = done.exists() or ctx.cur_rank == 1
+        corpus.launch(ctx, planted_programs.own, data, torch.zeros(corpus.N), N=corpus.N)
+        done.touch()
+        ctx.barrier()
+        return came
 
 
 def journal_of(name, bug, order, path):

@@ -31,7 +31,7 @@ PROGRAM = """
 
 
 def test_the_command_line_has_a_status(check):
-    done = check(PROGRAM, arguments="right 3")
+    done = check(PROGRAM, arguments="right 3", forked=False)
     assert (done.status, "output" in done.out, "data race" in done.out) == (3, True, False), done.err
 
 

@@ -53,6 +53,9 @@ RARE = {f"collective-{name}" for name in ("pull-bytes", "pull-nothing", "reduce-
 RARE |= {"operation-reduce-rows", "collective-gluon-push-landing", "collective-gluon-two-shot-reading"}
 """Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
+SLOW_FOR_AMD = {"operation-ring-gradients"}
+"""What takes AMD's compiler seconds, and has the device functions of ring attention: for AMD with --exhaustive."""
+
 
 def groups():
     """Names of cases with the same code of a vendor's own: what differs is an operation, type or order."""
@@ -77,16 +80,19 @@ GROUPS = groups()
 def test_assembly(group, request):
     """A group's cases share the targets: one each, in turn, and a single case is compiled for both vendors.
 
-    Of what Triton's kernels are compiled for as well, Gluon takes a half, and a fourth of the tiles.
+    Of what Triton's kernels are compiled for as well, Gluon takes a half, and a fourth of the tiles; of eight cases and
+    more, Triton takes a half.
     """
     of, what = group.split("-", 1)
     names, number = sorted(GROUPS[group], key=lambda name: name in RARE), list(GROUPS).index(group)
     turns = itertools.cycle(each for amd in AMD[number % 2 :] + AMD[: number % 2] for each in (amd, NVIDIA))
     shared = of == "gluon" and not what.startswith("collective")
-    step = (4 if what == "tile" else min(2, len(names))) if shared else 1
+    step = (4 if what == "tile" else min(2, len(names))) if shared else 1 + (len(names) >= 8)
     lacking = []
     for i, name in enumerate(names):
         targets = {next(turns)} if len(names) > 1 or shared else {NVIDIA, AMD[number % 2]}
+        if name in SLOW_FOR_AMD:
+            targets = {NVIDIA}
         if (i + number) % step or name in RARE:
             targets = set()
         if request.config.getoption("exhaustive"):

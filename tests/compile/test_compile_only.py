@@ -2,29 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from compile_language import compile_cases
 from recording import record
 from tables import table
 from triton.runtime import driver
 
 from iris_triton import interpreter
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
-
-# its path has the tests' helpers
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-MEASURE = """
-import json
-from compile_language import compile_cases
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
-case = next(case for case in compile_cases() if case.name == "intrinsics")
-print(json.dumps({each: assembly(compile_for(case.kernel, case.args, case.kwargs, each)) for each in TARGETS}))
-"""
 
 
 @triton.jit
@@ -77,12 +66,24 @@ def test_record_survives_disabling_the_executor_within_and_shows_what_does_not_c
         interpreter.enable()
 
 
-def test_intrinsics_have_no_assembly_of_another_vendor():
+def _compile_intrinsics(errors, found):
+    """Write what compilers print into a file, and the assembly for each target into another one."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    case = next(case for case in compile_cases() if case.name == "intrinsics")
+    texts = {each: assembly(compile_for(case.kernel, case.args, case.kwargs, each)) for each in TARGETS}
+    with open(found, "w") as file:
+        json.dump(texts, file)
+
+
+def test_intrinsics_have_no_assembly_of_another_vendor(server, tmp_path):
     # In a process of its own: assembly of the wrong vendor may end the process, or only print and be dropped.
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr
-    texts = json.loads(done.stdout)
+    errors, found = tmp_path / "errors", tmp_path / "found"
+    process = server.Process(target=_compile_intrinsics, args=(errors, found))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, errors.read_text()
+    assert "error" not in errors.read_text()
+    texts = json.loads(found.read_text())
     assert list(texts) == list(TARGETS)
     for target, text in texts.items():
         foreign = ("s_memrealtime", "hwreg") if target == "sm_90" else ("%globaltimer", "%smid")

@@ -70,7 +70,7 @@ DTYPES = [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64]
 COMBINATIONS = list(itertools.product(("put", "get"), (("function", 1), ("method", 4)), DTYPES))
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 4, seldom=[8]))
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 4, 8]))
 def test_copies(pool, num_ranks, device, some):
     """One rank and two copy every size of elements, on the CPU in turn; more of them only a few."""
     cases = (

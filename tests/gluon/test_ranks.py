@@ -18,9 +18,9 @@ def problems(results):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 4, 8]))
 def test_every_dtype_mask_and_hint(pool, num_ranks, device, request):
-    """On the CPU a read and a copy: test_conformance moves by every function, tests/multirank every dtype."""
+    """On the CPU a copy: test_conformance moves by every function, tests/multirank every dtype."""
     few = device == "cpu" and not request.config.getoption("exhaustive")
-    for op in MOVES[:: 4 if few else 1]:
+    for op in MOVES[4 if few else 0 :]:
         assert problems(pool.run(in_gluon, num_ranks, "jobs_rma", "run_rma", op, False, device)) == []
 
 
@@ -106,7 +106,7 @@ def test_a_kernel_that_waits_for_a_dead_rank_raises(pool):
 
 @pytest.mark.parametrize("num_ranks", [1])
 def test_every_comparison(pool, num_ranks, device):
-    for dtype in ("int32", "int64"):
+    for dtype in ("int32", "int64") if device == "cuda" else ("int32",):  # tests/multirank: int64
         (results,) = pool.run(in_gluon, num_ranks, "jobs_sync", "run_compare", dtype, device)
         for cmp in COMPARISONS:
             seen, seen_in_vain, took_in_vain = results[cmp]

@@ -70,9 +70,9 @@ def test_exchanges_of_several_threads(plain_pool):
     assert plain_pool.run(jobs.threads, 2) == ["passed"] * 2
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_groups_in_any_order_with_random_delays(plain_pool, some, num_ranks):
-    calls = len(some(range(1500), 3))
+    calls = len(some(range(1500), 5))
     assert plain_pool.run(jobs.stress, num_ranks, 7, calls) == [[]] * num_ranks
 
 

@@ -2,19 +2,20 @@
 
 import pytest
 from jobs_rma import run_rma
+from rank_counts import rank_counts
 
 OPS = ["load", "store", "get", "put", "copy"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [1, 2, 8])
-def test_every_dtype_mask_and_hint(pool, some, num_ranks, device):
-    for op in OPS if device == "cuda" or num_ranks < 8 else some(OPS, 5, 4):  # copy, which does what the others do
+@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 8]))
+def test_every_dtype_mask_and_hint(pool, num_ranks, device):
+    for op in OPS:
         assert pool.run(run_rma, num_ranks, op, False, device) == [[]] * num_ranks, op
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2])
-def test_every_cache_modifier(pool, num_ranks, device):
-    for op in OPS:
+def test_every_cache_modifier(pool, some, num_ranks, device):
+    for op in OPS if device == "cuda" else some(OPS, 4):  # the executor caches nothing
         assert pool.run(run_rma, num_ranks, op, True, device) == [[]] * num_ranks, op

@@ -2,6 +2,7 @@
 
 import jobs_world as jobs
 import pytest
+from rank_counts import rank_counts
 
 from iris_core.errors import PeerLostError
 from iris_core.world.launch import RankError
@@ -70,7 +71,7 @@ def test_broadcast(pool, num_ranks, device):
     assert pool.run(jobs.broadcasts, num_ranks, device) == [expected] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_ranks", rank_counts(8, seldom=[1, 2, 4]))
 def test_translated_addresses(pool, num_ranks, device):
     assert pool.run(jobs.translated_addresses, num_ranks, device) == [True] * num_ranks
 

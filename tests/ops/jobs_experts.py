@@ -350,8 +350,8 @@ def replays_training(turns):
 def late_inside(path, case):
     """What is wrong where programs are late at random in the middle of kernels, too."""
     rank, size = current_rank()
-    with delays.late_after_signals(path, rank, size, 0.1):
-        return [*passes("cpu", None, case, 3), *differentiates("cpu", None, case, 2), *keeps("cpu", 2)]
+    with delays.late_after_signals(path, rank, size, 0.05):
+        return [*passes("cpu", None, case, 2), *differentiates("cpu", None, case, 1), *keeps("cpu", 2)]
 
 
 def current_rank():
@@ -367,10 +367,10 @@ def unawaited(case):
         mock.patch.object(ExpertKernels, "dispatch", lambda *given: dispatch(*given[:-1], False)),
         mock.patch.object(ExpertKernels, "give_back", lambda *given: give_back(*given[:-1], False)),
     ):
-        passes("cpu", None, case, 3)
+        passes("cpu", None, case, 2)
 
 
 def unmet():
     """Give results back twice in a turn, whether or not those of the first time are used."""
     with mock.patch.object(ExpertKernels, "meet"):
-        keeps("cpu")
+        keeps("cpu", 2)

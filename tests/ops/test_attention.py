@@ -48,7 +48,7 @@ def test_ring(pool, device, case, num_ranks, group):
 DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "float32", False, False)
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
 @pytest.mark.parametrize(("job", "case", "turns"), [(jobs.decodes, DECODE_SMALL, 6), (jobs.rings, RING_SMALL, 3)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
     found = pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case, turns, job)
@@ -68,18 +68,18 @@ SOURCES = pathlib.Path(jobs.decode_kernels.__file__).parent
 SIGNAL = re.compile(r"(ctx\.signal\([^()\n]*)\)")
 SIGNALS = "signal_members(ctx, arrived + me * rows + row, turn, members, SIZE)"
 RELAXED = SIGNALS.replace("SIZE)", 'SIZE, "relaxed")')
+DECODES, RINGS = ("flash_decode.py", "decodes", DECODE_SMALL), ("ring_attention.py", "rings", RING_SMALL)
 MISTAKES = [
-    ("flash_decode.py", "decodes", DECODE_SMALL, "half = turn % 2 * SIZE", "half = turn % 1 * SIZE"),
-    ("ring_attention.py", "rings", RING_SMALL, "readers * (n // 2))", "0)"),
-    ("ring_attention.py", "rings", RING_SMALL, "ctx.wait(taken + item, message - 2)", "ctx.wait(taken + item, 0)"),
-    ("ring_attention.py", "rings", RING_SMALL, "ctx.wait(came + item, message)", "ctx.wait(came + item, 0)"),
-    ("flash_decode.py", "decodes", DECODE_SMALL, SIGNALS, RELAXED),
-    ("ring_attention.py", "rings", RING_SMALL, "signals", ""),
+    (2, *DECODES, "half = turn % 2 * SIZE", "half = turn % 1 * SIZE"), (3, *RINGS, "readers * (n // 2))", "0)"),
+    (3, *RINGS, "ctx.wait(taken + item, message - 2)", "ctx.wait(taken + item, 0)"),
+    (2, *RINGS, "ctx.wait(came + item, message)", "ctx.wait(came + item, 0)"),
+    (2, *DECODES, SIGNALS, RELAXED), (2, *RINGS, "signals", ""),
 ]  # fmt: skip
+"""Ranks that show it, what they run, and the change."""
 
 
-@pytest.mark.parametrize(("name", "job", "case", "right", "wrong"), MISTAKES)
-def test_a_mistake_is_reported(pool, tmp_path, name, job, case, right, wrong):
+@pytest.mark.parametrize(("num_ranks", "name", "job", "case", "right", "wrong"), MISTAKES)
+def test_a_mistake_is_reported(pool, tmp_path, num_ranks, name, job, case, right, wrong):
     """Without one of the waits, with one half, or with relaxed signals: the checker finds it, whatever the results."""
     source, path, found = (SOURCES / name).read_text(), tmp_path / name, tmp_path / "found"
     if wrong:
@@ -87,7 +87,8 @@ def test_a_mistake_is_reported(pool, tmp_path, name, job, case, right, wrong):
         path.write_text(source.replace(right, wrong))
     else:
         path.write_text(SIGNAL.sub(r'\1, sem="relaxed")', source))
-    pool.run(jobs_corpus.checked, 3, str(found), "jobs_attention", job, "cpu", None, case, 4, str(path))
+    ranks, turns = num_ranks, num_ranks + 1
+    pool.run(jobs_corpus.checked, ranks, str(found), "jobs_attention", job, "cpu", None, case, turns, str(path))
     kinds = {json.loads(line)["kind"] for line in found.read_text().splitlines()}
     assert kinds & {"race", "counter"}
 

@@ -139,12 +139,12 @@ def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("iris_triton.interpreter.entries.clock", clock.monotonic_ns)
     world = make_world(1)
-    (flag,), out = world.zeros(1, dtype=I64), torch.full((24,), -1)
-    context = world.context(0, timeout_ns=200_000_000)  # 20 looks
-    wait_bounded[(2, 3, 4)](flag, out, context, lanes=1, world_size=1)
-    assert out.tolist() == [0] * 24
-    assert 0 <= world.status[Status.PROGRAM] < 24
-    for forget, looks in ((False, range(1, 2)), (True, range(21, 1000))):
+    (flag,), out = world.zeros(1, dtype=I64), torch.full((6,), -1)
+    context = world.context(0, timeout_ns=100_000_000)  # 10 looks
+    wait_bounded[(1, 3, 2)](flag, out, context, lanes=1, world_size=1)
+    assert out.tolist() == [0] * 6
+    assert 0 <= world.status[Status.PROGRAM] < 6
+    for forget, looks in ((False, range(1, 2)), (True, range(11, 1000))):
         clock.looks = 0
         world.status *= not forget
         wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)

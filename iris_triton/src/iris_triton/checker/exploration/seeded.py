@@ -213,7 +213,12 @@ class SeededScheduler(Scheduler):
         can_start = self._unstarted and self._in_progress < MAX_WAITING
         row[WAITED] = 0 if can_start or any(not self._has_polled(each) for each in here) else now
         row[PROVEN] = now if row[WAITED] and all(self._has_polled(p, scheduler._PROVING_POLLS) for p in here) else 0
-        row[BEST] = max((self._priorities[each] for each in here), default=0)
+        # of those that would go on: where another one counted, two ranks would hand the turn to each other for ever
+        goes_on = [each for each in here if not self._has_polled(each)]
+        if not goes_on and not can_start:
+            goes_on = [p for p in here if not self._has_polled(p, scheduler._PROVING_POLLS)] or here
+        heirs: list[Any] = [*goes_on, NEW] if can_start else goes_on
+        row[BEST] = max(map(self._priority, heirs), default=0)
         row[BOUNDED] = self.is_bounded
 
     def _go_on(self, program: Program, candidates: list[Any]) -> None:
