@@ -1,6 +1,5 @@
 """Fixtures of the checker's tests: `iris check` in the tests' own process; only the program that it runs has one."""
 
-import os
 import pathlib
 import runpy
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import textwrap
 from types import SimpleNamespace
 
+import forked
 import pytest
 
 from iris_core.cli import main
@@ -15,18 +15,14 @@ from iris_core.cli import main
 FOLDER = pathlib.Path(__file__).parent
 
 
-def _program(command, env, paths):
-    """Be a process that runs a program; its output goes to files."""
-    for number, path in enumerate(paths, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = command[1:]
+def _program(command):
+    """Run a program as python does."""
+    sys.argv[:] = command[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture
-def check(monkeypatch, capfd, tmp_path, server):
+def check(monkeypatch, capfd, tmp_path):
     """Runs `iris check` on the text of a program, which can import the modules of this folder.
 
     Its process is forked from one that has imported what it needs, or is really started.
@@ -34,17 +30,12 @@ def check(monkeypatch, capfd, tmp_path, server):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=":")
 
     def fork(command, env, stdout=None, stderr=None):
-        paths = [str(tmp_path / name) for name in ("out", "out" if stderr == subprocess.STDOUT else "err")]
-        process = server.Process(target=_program, args=(command, env, paths))
-        process.start()
-        process.join()
-        texts = [(tmp_path / name).read_text() if (tmp_path / name).exists() else "" for name in ("out", "err")]
-        for path in {*paths}:
-            os.unlink(path)
+        done = forked.run(_program, command, environ=env)
+        out, err = (done.stdout + done.stderr, "") if stderr == subprocess.STDOUT else (done.stdout, done.stderr)
         if stdout != subprocess.PIPE:
-            print(texts[0], end="", file=stdout or sys.stdout)
-            print(texts[1], end="", file=sys.stderr)
-        return subprocess.CompletedProcess(command, process.exitcode, texts[0].encode())
+            print(out, end="", file=stdout or sys.stdout)
+            print(err, end="", file=sys.stderr)
+        return subprocess.CompletedProcess(command, done.returncode, out.encode())
 
     def run(program, options="", arguments="", forked=True):
         path = tmp_path / "program.py"

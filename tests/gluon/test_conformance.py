@@ -19,14 +19,14 @@ class OnOurRanks(StackConformance):
     def pool(self, pool):
         return pool
 
+
+class TestHostWithGluon(OnOurRanks):
+    allocator = "host"
+
     @pytest.mark.exhaustive
     def test_world_device_functions(self, pool, world):
         """The methods, which are tried, call them; test_ranks calls them as well."""
         super().test_world_device_functions(pool, world)
-
-
-class TestHostWithGluon(OnOurRanks):
-    allocator = "host"
 
 
 class TestTorchWithGluon(OnOurRanks):
