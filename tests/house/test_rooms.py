@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/collectives": 3993,
     "iris_triton/checker": 4180,
     "iris_triton/demos": 153,
-    "iris_triton/gemm": 2487,
+    "iris_triton/gemm": 2484,
     "iris_triton/interpreter": 3773,
     "iris_triton/language": 1851,
     "iris_triton/rocm_iris": 1432,

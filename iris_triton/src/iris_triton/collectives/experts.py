@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from iris_core.ops.experts import RETURNED, SENT
-from iris_triton.collectives.parts.barrier import await_members, signal_members
+from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
 from iris_triton.context import DeviceContext
 
 if TYPE_CHECKING:
@@ -35,20 +35,6 @@ _ENTRIES = 1024  # of the list of choices, at a time
 _PROGRAMS_PER_UNIT = 4
 _VECTORS = 1024  # elements of a row, at a time
 _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
-
-
-@triton.jit
-def is_last(done):
-    """Return whether all other programs of the launch have come here; what they have stored is seen then.
-
-    `done`: int32[1], 0: programs that have come.
-    """
-    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
-    last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
-    if last:
-        tl.store(done, 0)
-        tl.debug_barrier()
-    return last
 
 
 @triton.jit
@@ -73,7 +59,7 @@ def count(
         tl.store(numbers + at, total + tl.cumsum(is_mine, 0) - 1, mask=is_mine > 0)
         total += tl.sum(is_mine, 0)
     tl.store(own + expert, total)
-    if is_last(done):
+    if is_last(done, tl.num_programs(0)):
         ctx = DeviceContext.from_tensor(context, WORLD)
         exchange(ctx, own, table, told, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
 
@@ -181,7 +167,7 @@ def send(
 @triton.jit
 def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr, WAITS: tl.constexpr):
     """Let the last program of a launch tell all members that this one has stored everything, and wait for theirs."""
-    if is_last(done):
+    if is_last(done, tl.num_programs(0)):
         turn = tl.load(state)
         tl.store(state + PLACE, turn)
         signal_members(ctx, flags + me, turn, members, SIZE)

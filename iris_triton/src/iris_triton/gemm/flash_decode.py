@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import await_members, signal_members
+from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once
 
@@ -95,19 +95,16 @@ def flash_decode(
             tl.zeros((BLOCK_H,), tl.float32), tl.zeros((BLOCK_H, HEAD_DIM), tl.float32), first,
             tl.minimum(first + step, length), k_stride, v_stride, lane, 0, 1, scale, False, HEAD_DIM, BLOCK_KEYS,
         )  # fmt: skip
-        is_last = True
+        is_whole = True
         if PIECES > 1:
             place = piece * heads + head
             tl.store(parts + place[:, None] * HEAD_DIM + d[None, :], acc, mask=mine[:, None])
             tl.store(sums + place * 2, largest, mask=mine)
             tl.store(sums + place * 2 + 1, total, mask=mine)
-            tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
-            is_last = tl.atomic_add(done + row, 1, sem="acq_rel", scope="gpu") == PIECES - 1
-            if is_last:
-                tl.store(done + row, 0)
-                tl.debug_barrier()
+            is_whole = is_last(done + row, PIECES)
+            if is_whole:
                 largest, total, acc = merge(parts, sums, head, heads, mine, PIECES, HEAD_DIM, BLOCK_H)
-        if is_last:
+        if is_whole:
             place = (half + me) * heads + head
             for i in range(SIZE):  # the next rank first, so that the ranks do not all store to the first one
                 peer = tl.load(members + (me + 1 + i) % SIZE)

@@ -202,6 +202,20 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 
 @triton.jit
+def is_last(done, number):
+    """Return whether this is the last one of `number` programs that come here; what they have stored is seen then.
+
+    `done`: int32[1], 0: programs that have come.
+    """
+    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
+    last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == number - 1
+    if last:
+        tl.store(done, 0)
+        tl.debug_barrier()
+    return last
+
+
+@triton.jit
 def signal_members(ctx, flag, value, members, SIZE: tl.constexpr, sem: tl.constexpr = "release"):
     """Set a flag on all members but those that are gone (rank -1), after all earlier stores of this program.
 
