@@ -1,7 +1,9 @@
 """The machinery that compiles without a GPU."""
 
+import ast
 import json
 import os
+import pathlib
 
 import pytest
 import torch
@@ -88,3 +90,14 @@ def test_intrinsics_have_no_assembly_of_another_vendor(server, tmp_path):
     for target, text in texts.items():
         foreign = ("s_memrealtime", "hwreg") if target == "sm_90" else ("%globaltimer", "%smid")
         assert not [word for word in foreign if word in text], target
+
+
+def test_no_default_of_a_device_function_is_text():
+    """Triton 3.6 takes numbers as defaults, and refuses a string where the function is called."""
+    found = []
+    for path in pathlib.Path(__file__).resolve().parents[2].glob("iris_*/src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+                texts = [each for each in node.args.defaults if isinstance(getattr(each, "value", None), str)]
+                found += [f"{path}: {node.name}"] * bool(texts)
+    assert found == []

@@ -216,7 +216,7 @@ def is_last(done, number):
 
 
 @triton.jit
-def signal_members(ctx, flag, value, members, SIZE: tl.constexpr, sem: tl.constexpr = "release"):
+def signal_members(ctx, flag, value, members, SIZE: tl.constexpr):
     """Set a flag on all members but those that are gone (rank -1), after all earlier stores of this program.
 
     One release orders the stores before all flags; of `ctx.signal` in a loop, each would wait for the flag before.
@@ -225,7 +225,7 @@ def signal_members(ctx, flag, value, members, SIZE: tl.constexpr, sem: tl.conste
     ranks = tl.load(members + lanes % SIZE)
     gather_stores()
     targets = translate(flag + lanes * 0, ctx.rank, tl.maximum(ranks, 0), ctx.heap_bases)
-    set_flags(targets, value, (lanes < SIZE) & (ranks >= 0), sem, "sys")
+    set_flags(targets, value, (lanes < SIZE) & (ranks >= 0), "release", "sys")
 
 
 @triton.jit
