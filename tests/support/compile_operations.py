@@ -93,31 +93,32 @@ def _expert_cases():
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     group = {"WORLD": 4, "SIZE": 4}
     shape = group | {"LOCAL": 64}
+    late = {"EARLY": False}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
     arguments = {
         "count": (
-            (i64, i32, i32, 1024, i32, i64, i32, i32, i32, i32, i64, i32, 1, i64),
-            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 1024}, (_STORE, _RELEASE, _ACQUIRE),
+            (i64, i32, 1024, i32, i64, i32, i32, i32, i64, i32, 1, i64),
+            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 1024} | late, (_STORE, _RELEASE, _ACQUIRE),
         ),
         "send": (
             (i32, f32, i64, f32, i32, i32, i32, f32, i32, *flags, 1, 1024, 1024, 1792, i64),
-            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "WEIGHTED": False, "WAITS": True, "BLOCK": 1024},
+            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "WEIGHTED": False, "WAITS": True, "BLOCK": 2048} | late,
             (_RELEASE, _STORES, _ACQUIRE),
         ),
         "send weighted": (
             (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, *flags, 1, 1024, 1024, 7168, i64),
-            shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "WAITS": False, "BLOCK": 1024},
+            shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "WAITS": False, "BLOCK": 2048} | late,
             (_RELEASE, _STORE),
         ),
         "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
         "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
         "give_back": (
-            (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"WAITS": True, "BLOCK": 1024},
+            (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"WAITS": True, "BLOCK": 2048} | late,
             (_RELEASE, _STORES, _ACQUIRE),
         ),
         "gather": (
             (bf16, bf16, i64, f32, i32, 128, 7168),
-            {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024}, (_STORE,),
+            {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
         ),
         "weigh": (
             (bf16, bf16, i64, f32, i32, 1024, 7168), {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)

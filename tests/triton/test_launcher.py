@@ -244,3 +244,31 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
         assert bound(compiled, Fake(layout)) is None
     finally:
         launcher._launch_type.cache_clear()
+
+
+def test_each_launch_that_differs_is_bound_once_and_few_are_kept(monkeypatch):
+    made = []
+
+    class Recorded:
+        def __init__(self, *args):
+            made.append((args, self))
+
+        def __call__(self, stream, *tensors):
+            launched.append((self, stream, tensors))
+
+    launched, x = [], torch.zeros(64)
+    monkeypatch.setattr(launcher, "BoundKernel", Recorded)
+    kernels = launcher.BoundKernels("kernel", {"B": 8}, ("x", "y"), "cuda:1", {"num_warps": 2})
+    for pair in ((x, x), (x[4:], x[8:]), (x[1:], x), (x, x[1:]), (x, x.double()), (x[5:], x)):
+        kernels(3, *pair, numel=5)
+        assert launched[-1][1] is None
+        assert all(one is other for one, other in zip(launched[-1][2], pair, strict=True))
+    assert [args for args, _ in made] == [
+        ("kernel", 3, {"B": 8, "numel": 5}, ("x", "y"), "cuda:1", {"num_warps": 2})
+    ] * 4
+    assert [made.index(pair) for each, *_ in launched for pair in made if pair[1] is each] == [0, 0, 1, 2, 3, 1]
+    for number in range(200):
+        kernels(3, x, x, numel=number)
+        kernels(4, x, x, numel=number)
+    assert len(made) == 4 + 400 - 1  # one of them was there
+    assert len(kernels._made) == 64

@@ -96,6 +96,38 @@ class BoundKernel:
         self._run = _c_launch(compiled, self._grid, values, places, self._index, through_triton) or through_triton
 
 
+class BoundKernels:
+    """Launches of one kernel that differ in more than addresses: a `BoundKernel` for each.
+
+    Args:
+        kernel, arguments, tensors, device, options: as for `BoundKernel`; no parameter needs a mark, as a launch is for
+            tensors of the same alignment only.
+
+    Example:
+        copies = BoundKernels(copy, {"BLOCK": 128}, ("out", "inp"), "cuda:0")
+        copies(8, y, x, numel=1024)
+    """
+
+    _MOST = 64  # kept
+
+    def __init__(
+        self, kernel: Any, arguments: Mapping[str, Any], tensors: Sequence[str], device: str,
+        options: Mapping[str, Any] | None = None
+    ) -> None:  # fmt: skip
+        self._kernel, self._arguments, self._rest = kernel, arguments, (tuple(tensors), device, options)
+        self._made: dict[tuple[Any, ...], BoundKernel] = {}
+
+    def __call__(self, grid: int, *tensors: torch.Tensor, **numbers: Any) -> None:
+        """Launch on the current stream; `numbers` are further arguments, the same names in the same order always."""
+        key = grid, *numbers.values(), *((each.dtype, each.data_ptr() % 16 == 0) for each in tensors)
+        bound = self._made.get(key)
+        if bound is None:
+            if len(self._made) >= self._MOST:
+                self._made.pop(next(iter(self._made)), None)
+            bound = self._made[key] = BoundKernel(self._kernel, grid, {**self._arguments, **numbers}, *self._rest)
+        bound(None, *tensors)
+
+
 def _through_triton(
     launch: Callable[[int, Sequence[Any]], None], values: Sequence[Any], places: tuple[int, ...], index: int
 ) -> Callable[..., None]:

@@ -54,7 +54,6 @@ class Workspace:
     told: torch.Tensor
     arrived: torch.Tensor
     returned: torch.Tensor
-    own: torch.Tensor
     first: torch.Tensor
     state: torch.Tensor
     done: torch.Tensor
@@ -187,7 +186,7 @@ class ExpertGroup(Made):
             "table": ((2, size, self.experts), torch.int32), "told": ((size,), torch.int64),
             "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
         }  # fmt: skip
-        zeros = {"own": self.experts, "first": self.experts, "done": 1}
+        zeros = {"first": self.experts, "done": 1}
         tensors: dict[str, Any] = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
         tensors |= {"state": torch.zeros(3, dtype=torch.int64, device=device), **self._place(), **self._take(shared)}
         return Workspace(local=self.local, top_k=self.top_k, scales=scales, most_slots=slots, **tensors)

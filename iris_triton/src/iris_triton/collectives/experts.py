@@ -1,7 +1,8 @@
 """Tokens to their experts and back (`ctx.ops.experts`): rows go to where they are used, in one copy.
 
-`count` numbers the tokens of each expert and gives all members their counts, from which each computes the row of each
-of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the tokens there.
+`count` numbers the tokens of each expert and, beside that, gives all members their counts, from which each computes the
+row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
+tokens there, and on GPUs that can do so it is launched while `count` still runs.
 Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds them up.  No
 host waits, and no number of tokens is known to one.
 
@@ -27,41 +28,53 @@ import triton.language as tl
 from iris_core.ops.experts import RETURNED, SENT
 from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
 from iris_triton.context import DeviceContext
+from iris_triton.language.asm import follow, let_next_start
+from iris_triton.launcher import BoundKernels, early_launch
 
 if TYPE_CHECKING:
     from iris_core.ops.experts import Turn, Workspace
 
 _ENTRIES = 1024  # of the list of choices, at a time
-_PROGRAMS_PER_UNIT = 4
-_VECTORS = 1024  # elements of a row, at a time
+_PROGRAMS_PER_UNIT = 8
+_WORDS, _ELEMENTS = 2048, 1024  # of a row, at a time: 32-bit words that are copied, elements that are added up
 _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
 
 
 @triton.jit
 def count(
-    chosen, numbers, own, slots, table, told, first, counts, offsets, done, state, members, me, context,
+    chosen, numbers, slots, table, told, first, counts, offsets, state, members, me, context,
     WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr
+    BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """Number the choices of one expert; in the last program, tell all members this one's numbers (`exchange`).
+    """Exchange the numbers of tokens in the first program, and number an expert's choices in each other one.
 
     Args:
-        numbers, own: int32, out: the place of each choice among those of its expert, and how many each expert has.
-        done: see `is_last`.
+        numbers: int32, out: the place of each choice among those of its expert.
+        LANES, WIDTH: powers of two, at least SIZE and LOCAL.
+        EARLY: let the next kernel start before this one has ended.
     """
-    expert = tl.program_id(0)
-    total = 0
-    for start in range(0, slots, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        choice = tl.load(chosen + at, mask=at < slots, other=-1)
-        tl.device_assert(choice < SIZE * LOCAL, "a token chooses an expert that there is not")
-        is_mine = (choice == expert).to(tl.int32)
-        tl.store(numbers + at, total + tl.cumsum(is_mine, 0) - 1, mask=is_mine > 0)
-        total += tl.sum(is_mine, 0)
-    tl.store(own + expert, total)
-    if is_last(done, tl.num_programs(0)):
+    expert = tl.program_id(0) - 1
+    if expert < 0:
+        own = tl.zeros((LANES * WIDTH,), tl.int32)
+        for start in range(0, slots, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            choice = tl.load(chosen + at, mask=at < slots, other=-1).to(tl.int32)
+            tl.device_assert(choice < SIZE * LOCAL, "a token chooses an expert that there is not")
+            is_one = (choice >= 0) & (choice < SIZE * LOCAL)
+            place = tl.where(is_one, choice // LOCAL * WIDTH + choice % LOCAL, 0)
+            own += tl.histogram(place, LANES * WIDTH, mask=is_one)
         ctx = DeviceContext.from_tensor(context, WORLD)
+        own = tl.reshape(own, (LANES, WIDTH))
         exchange(ctx, own, table, told, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
+        tl.debug_barrier()
+        let_next_start(EARLY)
+    else:
+        total = 0
+        for start in range(0, slots, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            is_mine = (tl.load(chosen + at, mask=at < slots, other=-1) == expert).to(tl.int32)
+            tl.store(numbers + at, total + tl.cumsum(is_mine, 0) - 1, mask=is_mine > 0)
+            total += tl.sum(is_mine, 0)
 
 
 @triton.jit
@@ -72,24 +85,22 @@ def exchange(
     """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
 
     Args:
-        own: int32[experts], from `count`.
+        own: int32[LANES, WIDTH]: this member's tokens for each expert.
         table: int32[2, SIZE, experts] on the heap, one half for each turn.
         told: int64[SIZE] on the heap: the last turn of which each member has told its numbers.
         first: int32[experts], out: the row of this member's first token for each expert, in the inbox of its member.
         counts, offsets: int32[LOCAL] and [LOCAL + 1], out: tokens of this member's experts, and where they begin.
         state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
-        LANES, WIDTH: powers of two, at least SIZE and LOCAL.
     """
     turn = tl.load(state) + 1
     owner, local = tl.arange(0, LANES)[:, None], tl.arange(0, WIDTH)[None, :]
     valid = (owner < SIZE) & (local < LOCAL)
     expert = owner * LOCAL + local
     half = table + turn % 2 * (SIZE * SIZE * LOCAL)
-    numbers = tl.load(own + expert, mask=valid, other=0)
     for i in range(SIZE):
         peer = tl.load(members + (me + 1 + i) % SIZE)
         if peer >= 0:
-            ctx.store(half + me * (SIZE * LOCAL) + expert, numbers, peer, mask=valid)
+            ctx.store(half + me * (SIZE * LOCAL) + expert, own, peer, mask=valid)
     signal_members(ctx, told + me, turn, members, SIZE)
     totals = tl.zeros((LANES, WIDTH), tl.int32)
     before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
@@ -126,10 +137,18 @@ def owner_of(expert, members, SIZE: tl.constexpr, LOCAL: tl.constexpr):
 
 
 @triton.jit
+def words_of(x, begin, at, words, weight, DTYPE: tl.constexpr, WEIGHTED: tl.constexpr):
+    """Load words of a row; with WEIGHTED, times `weight`."""
+    value = tl.load(x + begin + at, mask=at < words, other=0)
+    return (value.to(tl.float32) * weight).to(DTYPE) if WEIGHTED else value
+
+
+@triton.jit
 def send(
     x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
     most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr
+    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
@@ -141,31 +160,38 @@ def send(
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
         done: see `is_last`.
         WAITS: end when those of all members have come, as `receive` does.
+        EARLY: see `follow`.
     """
+    follow(EARLY)
     ctx = DeviceContext.from_tensor(context, WORLD)
+    DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
-        expert = tl.load(chosen + s).to(tl.int32)
+        begin = tl.cast(s // TOP_K, tl.int64) * words
+        at = tl.arange(0, BLOCK)
+        weight = tl.load(weights + s) if WEIGHTED else 1.0
+        value = words_of(x, begin, at, words, weight, DTYPE, WEIGHTED)  # before what waits for other loads
+        number, expert = tl.load(numbers + s), tl.load(chosen + s).to(tl.int32)
         peer = owner_of(expert, members, SIZE, LOCAL)
         if peer >= 0:
-            row = (tl.load(first + expert) + tl.load(numbers + s)).to(tl.int64)
-            token = tl.cast(s // TOP_K, tl.int64)
-            for start in range(0, words, BLOCK):
+            row = (tl.load(first + expert) + number).to(tl.int64)
+            there = inbox + row * words
+            ctx.store(there + at, value, peer, mask=at < words)
+            for start in range(BLOCK, words, BLOCK):
                 at = start + tl.arange(0, BLOCK)
-                if WEIGHTED:
-                    value = tl.load(x + token * words + at, mask=at < words, other=0.0).to(tl.float32)
-                    value *= tl.load(weights + s)
-                    ctx.store(inbox + row * words + at, value.to(inbox.dtype.element_ty), peer, mask=at < words)
-                else:
-                    ctx.put(x + token * words + at, inbox + row * words + at, peer, mask=at < words)
+                value = words_of(x, begin, at, words, weight, DTYPE, WEIGHTED)
+                ctx.store(there + at, value, peer, mask=at < words)
             if SCALES > 0:
-                at = tl.arange(0, LANES)
-                ctx.put(scales + token * SCALES + at, inbox_scales + row * SCALES + at, peer, mask=at < SCALES)
+                lane, source = tl.arange(0, LANES), scales + tl.cast(s // TOP_K, tl.int64) * SCALES
+                ctx.put(source + lane, inbox_scales + row * SCALES + lane, peer, mask=lane < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
-    tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS)
+    tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS, EARLY)
 
 
 @triton.jit
-def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr, WAITS: tl.constexpr):
+def tell_all(
+    ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl.constexpr, WAITS: tl.constexpr,
+    EARLY: tl.constexpr
+):  # fmt: skip
     """Let the last program of a launch tell all members that this one has stored everything, and wait for theirs."""
     if is_last(done, tl.num_programs(0)):
         turn = tl.load(state)
@@ -173,6 +199,8 @@ def tell_all(ctx, flags, done, state, members, me, SIZE: tl.constexpr, PLACE: tl
         signal_members(ctx, flags + me, turn, members, SIZE)
         if WAITS:
             await_members(ctx, flags, turn, members, me, SIZE)
+            tl.debug_barrier()
+        let_next_start(EARLY)
 
 
 @triton.jit
@@ -184,39 +212,41 @@ def receive(flags, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.co
 
 @triton.jit
 def give_back(
-    y, origin, offsets, back, returned, done, state, members, me, most_slots, words, context,
-    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr
+    y, origin, offsets, back, returned, done, state, members, me, most_slots, words, context, WORLD: tl.constexpr,
+    SIZE: tl.constexpr, LOCAL: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Store the experts' results to where the tokens came from: row `slot` of `back`, of the token's member."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
+        begin, at = tl.cast(row, tl.int64) * words, tl.arange(0, BLOCK)
+        value = words_of(y, begin, at, words, 1.0, y.dtype.element_ty, False)  # before what waits for other loads
         came_from = tl.load(origin + row)
         peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
-        begin = tl.cast(row, tl.int64) * words
         if peer >= 0:
-            for start in range(0, words, BLOCK):
+            ctx.store(back + slot * words + at, value, peer, mask=at < words)
+            for start in range(BLOCK, words, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 ctx.put(y + begin + at, back + slot * words + at, peer, mask=at < words)
-    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED, WAITS)
+    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED, WAITS, EARLY)
 
 
 @triton.jit
 def gather(
     out, back, chosen, weights, members, tokens, hidden, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """Add up each token's results, in float32 and in the order of its choices."""
-    for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
-        token = tl.cast(t, tl.int64)
-        for start in range(0, hidden, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            total = tl.zeros((BLOCK,), tl.float32)
-            for choice in range(TOP_K):
-                slot = token * TOP_K + choice
-                if owner_of(tl.load(chosen + slot).to(tl.int32), members, SIZE, LOCAL) >= 0:
-                    result = tl.load(back + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
-                    total += result * tl.load(weights + slot) if WEIGHTED else result
-            tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
+    """Add up each token's results, in float32 and in the order of its choices; programs take a block of a token."""
+    follow(EARLY)
+    blocks = tl.cdiv(hidden, BLOCK)
+    for item in range(tl.program_id(0), tokens * blocks, tl.num_programs(0)):
+        token, at = tl.cast(item // blocks, tl.int64), item % blocks * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for choice in tl.static_range(TOP_K):  # without branches: all loads are on their way at once
+            slot = token * TOP_K + choice
+            is_there = owner_of(tl.load(chosen + slot).to(tl.int32), members, SIZE, LOCAL) >= 0
+            result = tl.load(back + slot * hidden + at, mask=(at < hidden) & is_there, other=0.0).to(tl.float32)
+            total += result * tl.load(weights + slot, mask=is_there, other=0.0) if WEIGHTED else result
+        tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
 
 
 @triton.jit
@@ -238,71 +268,81 @@ def weigh(
 
 
 class ExpertKernels:
-    """Launches the kernels of one group, on the current stream."""
+    """BoundKernels the kernels of one group, on the current stream."""
 
     def __init__(self, space: Workspace) -> None:
-        self._space = space
-        size, local = space.size, space.local
+        self._space, device = space, str(space.members.device)
+        size, local, early = space.size, space.local, early_launch(device)
+        group = {"WORLD": space.world, "SIZE": size}
+        shape = {**group, "LOCAL": local}
+        choices, waits = {"SIZE": size, "LOCAL": local, "TOP_K": space.top_k}, {"EARLY": bool(early)}
         lanes = {"LANES": triton.next_power_of_2(size), "WIDTH": triton.next_power_of_2(local)}
-        self._group = {"WORLD": space.world, "SIZE": size}
-        self._shape = {**self._group, "LOCAL": local}
-        self._padded = {**self._shape, **lanes}
-        self._many = space.units * _PROGRAMS_PER_UNIT
+        blocks = {"BLOCK": _WORDS}
 
-    def _programs(self, work: int) -> tuple[int]:
-        return (max(1, min(work, self._many)),)
+        def launches(kernel: Any, constants: dict[str, Any], tensors: str = "", **options: Any) -> BoundKernels:
+            given = tensors.split()
+            fixed = [name for name in kernel.arg_names if name not in given and hasattr(space, name)]
+            return BoundKernels(
+                kernel, {name: getattr(space, name) for name in fixed} | constants, given, device, options
+            )
+
+        self._count = launches(count, shape | lanes | waits, "chosen numbers counts offsets")
+        self._send = launches(
+            send, shape | choices | waits | blocks | {
+                "SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales))
+            }, "x scales chosen weights numbers inbox", **early
+        )  # fmt: skip
+        self._meet = launches(meet, group, num_warps=1)
+        self._receive = launches(receive, group, "flags", num_warps=1)
+        self._give_back = launches(give_back, shape | waits | blocks, "y origin offsets back")
+        self._gather = launches(gather, choices | waits | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
+        self._weigh = launches(weigh, choices | {"BLOCK": _ELEMENTS}, "grad results chosen out")
+
+    def _programs(self, work: int) -> int:
+        return max(1, min(work, self._space.units * _PROGRAMS_PER_UNIT))
 
     def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any, waits: bool) -> None:
         """Store tokens, with their scales or times their weights, where there are any, tell the others, and wait."""
         s, slots, experts = self._space, turn.chosen.numel(), self._space.size * self._space.local
-        count[(experts,)](
-            turn.chosen, turn.numbers, s.own, slots, s.table, s.told, s.first, turn.counts, turn.offsets, s.done,
-            s.state, s.members, s.me, s.context, **self._padded,
-            BLOCK=max(16, min(_ENTRIES, triton.next_power_of_2(slots))),
-        )  # fmt: skip
+        block = max(16, min(_ENTRIES, triton.next_power_of_2(slots)))
+        self._count(experts + 1, turn.chosen, turn.numbers, turn.counts, turn.offsets, slots=slots, BLOCK=block)
         x, inbox = (x, s.inbox) if weights is not None else (as_words(x), as_words(s.inbox))
         nothing = s.state  # not read
-        send[self._programs(slots)](
-            x, nothing if scales is None else scales, turn.chosen, nothing if weights is None else weights,
-            turn.numbers, s.first, inbox, s.inbox_scales, s.origin, s.arrived, s.done, s.state, s.members, s.me, slots,
-            s.most_slots, x.shape[1], s.context, **self._shape, TOP_K=s.top_k, SCALES=s.scales,
-            LANES=triton.next_power_of_2(max(1, s.scales)), WEIGHTED=weights is not None, WAITS=waits, BLOCK=_VECTORS,
+        self._send(
+            self._programs(slots), x, nothing if scales is None else scales, turn.chosen,
+            nothing if weights is None else weights, turn.numbers, inbox, slots=slots, words=x.shape[1],
+            WEIGHTED=weights is not None, WAITS=waits,
         )  # fmt: skip
 
     def meet(self) -> None:
         """Let the stream wait until all members are done with what others have stored for them."""
-        s = self._space
-        meet[(1,)](s.told, s.state, s.members, s.me, s.context, **self._group, num_warps=1)
+        self._meet(1)
 
     def receive(self, flags: Any, place: int) -> None:
         """Let the stream wait for all members' tokens, or results."""
-        s = self._space
-        receive[(1,)](flags, s.state, s.members, s.me, s.context, **self._group, PLACE=place, num_warps=1)
+        self._receive(1, flags, PLACE=place)
 
     def give_back(self, turn: Turn, y: Any, waits: bool) -> None:
         """Store results to where their tokens came from, tell the others, and wait for theirs."""
-        s = self._space
-        rows, back = as_words(y), as_words(s.back)
-        give_back[self._programs(rows.shape[0])](
-            rows, s.origin if turn.origin is None else turn.origin, turn.offsets, back, s.returned, s.done, s.state,
-            s.members, s.me, s.most_slots, rows.shape[1], s.context, **self._shape, WAITS=waits, BLOCK=_VECTORS,
+        rows, origin = as_words(y), self._space.origin if turn.origin is None else turn.origin
+        self._give_back(
+            self._programs(rows.shape[0]), rows, origin, turn.offsets, as_words(self._space.back), words=rows.shape[1],
+            WAITS=waits,
         )  # fmt: skip
 
     def gather(self, turn: Turn, out: Any) -> None:
         """Add up what has come back."""
-        s, weights = self._space, turn.weights
-        gather[self._programs(out.shape[0])](
-            out, s.back, turn.chosen, s.state if weights is None else weights, s.members, out.shape[0], out.shape[1],
-            SIZE=s.size, LOCAL=s.local, TOP_K=s.top_k, WEIGHTED=weights is not None, BLOCK=_VECTORS,
+        (tokens, hidden), weights = out.shape, turn.weights
+        self._gather(
+            self._programs(tokens * triton.cdiv(hidden, _ELEMENTS)), out, self._space.back, turn.chosen,
+            self._space.state if weights is None else weights, tokens=tokens, hidden=hidden,
+            WEIGHTED=weights is not None,
         )  # fmt: skip
 
     def weigh(self, turn: Turn, grad: Any, results: Any, out: Any) -> None:
         """Store the gradients of a turn's weights."""
-        s = self._space
-        weigh[self._programs(out.numel())](
-            grad, results, turn.chosen, out, s.members, out.numel(), grad.shape[1], SIZE=s.size, LOCAL=s.local,
-            TOP_K=s.top_k, BLOCK=_VECTORS,
-        )  # fmt: skip
+        slots = out.numel()
+        self._weigh(self._programs(slots), grad, results, turn.chosen, out, slots=slots, hidden=grad.shape[1])
 
 
 def as_words(rows):

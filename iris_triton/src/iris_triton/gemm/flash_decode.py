@@ -6,7 +6,7 @@ values summed with these weights.  The last program of a sequence's key head add
 inbox on every rank, and sets this rank's word there; once those of all ranks have come, another program adds them up.
 It is one kernel, one small partial result of each rank is all that travels, and all ranks get the same bits.
 
-Launches are counted on the device, so that a graph can be replayed.  Two halves of the inbox alternate: who begins
+BoundKernels are counted on the device, so that a graph can be replayed.  Two halves of the inbox alternate: who begins
 launch n + 2 has the results of n + 1, so all ranks have finished n and read its half.  A rank that has begun n + 1 sets
 its words while another one is late in n: each word has one sender, which raises it by one in each launch.
 
@@ -21,6 +21,7 @@ import triton.language as tl
 from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once
+from iris_triton.launcher import BoundKernels
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
 _AT_ONCE = tl.constexpr(8)
@@ -123,29 +124,35 @@ def flash_decode(
 
 
 class DecodeKernels:
-    """Launches the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
+    """BoundKernels the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
 
     def __init__(self, space) -> None:
-        self._space, units, device = space, programs_at_once(space), space.members.device
+        units, device = programs_at_once(space), space.members.device
         rows, heads, dim = space.batch * space.kv_heads, space.batch * space.heads, space.head_dim
         pieces = space.pieces or max(1, min(units // rows, _PIECES_OF_A_HEAD))
-        self._grid = (min(rows * pieces, units),)
-        self._parts = torch.empty(pieces, heads, dim, dtype=torch.float32, device=device)
-        self._sums = torch.empty(pieces, heads, 2, dtype=torch.float32, device=device)
-        self._done = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._turns = torch.zeros(self._grid, dtype=torch.int64, device=device)
+        self._programs = min(rows * pieces, units)
         group = space.heads // space.kv_heads
-        self._constants = {
+        constants = {
             "WORLD": space.world, "SIZE": space.size, "GROUP": group, "PIECES": pieces, "HEAD_DIM": dim,
-            "BLOCK_H": max(16, triton.next_power_of_2(group)), "num_stages": 2 if torch.version.hip else 3,
+            "BLOCK_H": max(16, triton.next_power_of_2(group)),
             "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // (dim * space.dtype.itemsize))),
         }  # fmt: skip
+        fixed = {
+            "parts": torch.empty(pieces, heads, dim, dtype=torch.float32, device=device),
+            "sums": torch.empty(pieces, heads, 2, dtype=torch.float32, device=device),
+            "done": torch.zeros(rows, dtype=torch.int32, device=device),
+            "turns": torch.zeros(self._programs, dtype=torch.int64, device=device), "inbox": space.inbox,
+            "inbox_sums": space.inbox_sums, "arrived": space.arrived, "members": space.members,
+            "context": space.context, "me": space.me, "rows": rows, "kv_heads": space.kv_heads,
+        }  # fmt: skip
+        options = {"num_stages": 2 if torch.version.hip else 3}
+        tensors = "q", "k", "v", "lengths", "out"
+        self._launch = BoundKernels(flash_decode, fixed | constants, tensors, str(device), options)
 
     def __call__(self, q, k, v, lengths, out, scale) -> None:
         """Decode."""
-        s = self._space
-        flash_decode[self._grid](
-            q, k, v, lengths, out, self._parts, self._sums, self._done, s.inbox, s.inbox_sums, s.arrived, self._turns,
-            s.members, s.context, s.me, scale, s.batch * s.kv_heads, s.kv_heads, k.shape[2], *k.stride()[:3],
-            *v.stride()[:3], **self._constants,
+        (k_batch, k_head, k_stride), (v_batch, v_head, v_stride) = k.stride()[:3], v.stride()[:3]
+        self._launch(
+            self._programs, q, k, v, lengths, out, scale=scale, capacity=k.shape[2], k_batch=k_batch, k_head=k_head,
+            k_stride=k_stride, v_batch=v_batch, v_head=v_head, v_stride=v_stride,
         )  # fmt: skip
