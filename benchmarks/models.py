@@ -7,7 +7,8 @@ One process per GPU; medians of rounds in which all take turns, every result com
 experts: 256 experts, top 8, rows of 7168 elements: "dispatch" of 8-bit floats with a scale for every 128 of them, and
 "turn", the combine of bfloat16 results behind it.  "nccl" sends the same rows with the numbers that the host asks for
 (torch.distributed.all_to_all_single), eagerly, as it has to.  Targets for 128 tokens of each rank: 1.3 times what the
-rows take at 370 GB/s, and 6 us for each way; a quarter of NCCL's time.  For 4096 tokens: 330 GB/s.
+rows take at 370 GB/s, and 6 us for each way; a quarter of NCCL's time.  For 4096 tokens: 330 GB/s.  Bytes are those of
+a row for each choice of another rank's expert, also where "iris" sends one row for several choices.
 ulysses: 32 heads of 128 elements, bfloat16, divided instead of tokens; "ccl" is ctx.ccl.all_to_all of as many bytes,
 "nccl" the one of NCCL with the copies that it needs.  Target: 0.9 of "ccl".
 flash_decode: 32 heads of queries, 8 of keys, 128 elements, a cache of 4096 tokens on each rank.  "alone" attends to

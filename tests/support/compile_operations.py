@@ -94,22 +94,24 @@ def _expert_cases():
     group = {"WORLD": 4, "SIZE": 4}
     shape = group | {"LOCAL": 64}
     late = {"EARLY": False}
+    rows = {"SCALES": 56, "LANES": 64, "BLOCK": 2048, **late}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
     arguments = {
         "count": (
             (i64, i32, 1024, i32, i64, i32, i32, i32, i64, i32, 1, i64),
-            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 1024} | late, (_STORE, _RELEASE, _ACQUIRE),
+            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, _RELEASE, _ACQUIRE),
         ),
         "send": (
-            (i32, f32, i64, f32, i32, i32, i32, f32, i32, *flags, 1, 1024, 1024, 1792, i64),
-            shape | {"TOP_K": 8, "SCALES": 56, "LANES": 64, "WEIGHTED": False, "WAITS": True, "BLOCK": 2048} | late,
+            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, *flags, 1, 1024, 1024, 1792, i64),
+            shape | rows | {"WEIGHTED": False, "ONCE": True, "WAITS": True, "TOP_K": 8, "CHOICES": 8},
             (_RELEASE, _STORES, _ACQUIRE),
         ),
         "send weighted": (
-            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, *flags, 1, 1024, 1024, 7168, i64),
-            shape | {"TOP_K": 8, "SCALES": 0, "LANES": 1, "WEIGHTED": True, "WAITS": False, "BLOCK": 2048} | late,
+            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, *flags, 1, 1024, 1024, 7168, i64),
+            shape | rows | {"WEIGHTED": True, "ONCE": False, "WAITS": False, "TOP_K": 8, "CHOICES": 8, "SCALES": 0},
             (_RELEASE, _STORE),
         ),
+        "spread": ((i32, f32, i32, i32, 1792), {"LOCAL": 64, **rows}, (_STORES,)),
         "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
         "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
         "give_back": (

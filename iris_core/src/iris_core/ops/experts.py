@@ -49,6 +49,7 @@ class Workspace:
     inbox: torch.Tensor
     inbox_scales: torch.Tensor
     origin: torch.Tensor
+    source: torch.Tensor
     back: torch.Tensor
     table: torch.Tensor
     told: torch.Tensor
@@ -71,6 +72,7 @@ class Turn:
         group: whose turn it is.
         chosen, weights: what was given; weights are None where the tokens were multiplied by them.
         numbers: each choice's number among those of its expert.
+        once: whether a token came once for all its experts of this rank.
         origin: int32 (rows,), where rows came from, if it was kept.
     """
 
@@ -80,6 +82,7 @@ class Turn:
     numbers: torch.Tensor = field(repr=False)
     counts: torch.Tensor
     offsets: torch.Tensor
+    once: bool = field(repr=False)
     scales_of_rows: torch.Tensor | None = None
     origin: torch.Tensor | None = field(default=None, repr=False)
 
@@ -182,9 +185,9 @@ class ExpertGroup(Made):
             raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
         shared = {
             "inbox": ((capacity, self.hidden), self.dtype), "inbox_scales": ((capacity, scales), torch.float32),
-            "origin": ((capacity,), torch.int32), "back": ((slots, self.hidden), self.result),
-            "table": ((2, size, self.experts), torch.int32), "told": ((size,), torch.int64),
-            "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
+            "origin": ((capacity,), torch.int32), "source": ((capacity,), torch.int32),
+            "back": ((slots, self.hidden), self.result), "table": ((2, size, self.experts), torch.int32),
+            "told": ((size,), torch.int64), "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
         }  # fmt: skip
         zeros = {"first": self.experts, "done": 1}
         tensors: dict[str, Any] = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
@@ -269,7 +272,8 @@ class ExpertGroup(Made):
         counts, offsets = (torch.empty(self.local + k, dtype=torch.int32, device=device) for k in (0, 1))
         numbers = torch.empty(slots, dtype=torch.int32, device=device)
         rows_scales = space.inbox_scales if space.scales else None
-        turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, rows_scales)
+        once = not weighted and min(self.top_k, self.local) > 1
+        turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, once, rows_scales)
         with on_device(self._binder.target):
             self._kernels.dispatch(turn, x, scales, weights if weighted else None, waits)
         self._latest, self._has_returned = turn, self._returning is not None
@@ -284,6 +288,9 @@ class ExpertGroup(Made):
 
     def _received(self, turn: Turn, keep: bool) -> Dispatched:
         space = self._space
+        if turn.once:
+            with on_device(self._binder.target):
+                self._kernels.spread(turn)
         if not keep:
             return Dispatched(space.inbox, turn.counts, turn)
         with on_device(self._binder.target):

@@ -1,8 +1,9 @@
-"""Tokens to their experts and back (`ctx.ops.experts`): rows go to where they are used, in one copy.
+"""Tokens to their experts and back (`ctx.ops.experts`): rows are stored to where they are used.
 
 `count` numbers the tokens of each expert and, beside that, gives all members their counts, from which each computes the
 row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
-tokens there, and on GPUs that can do so it is launched while `count` still runs.
+tokens there, and on GPUs that can do so it is launched while `count` still runs.  A token with several experts of one
+member travels once, and the member copies it (`spread`), as memory is faster than links.
 Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds them up.  No
 host waits, and no number of tokens is known to one.
 
@@ -34,7 +35,7 @@ from iris_triton.launcher import BoundKernels, early_launch
 if TYPE_CHECKING:
     from iris_core.ops.experts import Turn, Workspace
 
-_ENTRIES = 1024  # of the list of choices, at a time
+_ENTRIES = 4096  # of the list of choices, at a time
 _PROGRAMS_PER_UNIT = 8
 _WORDS, _ELEMENTS = 2048, 1024  # of a row, at a time: 32-bit words that are copied, elements that are added up
 _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
@@ -137,18 +138,27 @@ def owner_of(expert, members, SIZE: tl.constexpr, LOCAL: tl.constexpr):
 
 
 @triton.jit
-def words_of(x, begin, at, words, weight, DTYPE: tl.constexpr, WEIGHTED: tl.constexpr):
+def words_of(x, begin, at, mask, weight, DTYPE: tl.constexpr, WEIGHTED: tl.constexpr):
     """Load words of a row; with WEIGHTED, times `weight`."""
-    value = tl.load(x + begin + at, mask=at < words, other=0)
+    value = tl.load(x + begin + at, mask=mask, other=0)
     return (value.to(tl.float32) * weight).to(DTYPE) if WEIGHTED else value
 
 
 @triton.jit
+def first_like(chosen, slot, expert, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr):
+    """Return the first slot of the same token whose expert has the same member; CHOICES: a power of two, >= TOP_K."""
+    choice, begin = tl.arange(0, CHOICES), slot // TOP_K * TOP_K
+    others = tl.load(chosen + begin + choice, mask=choice < TOP_K, other=-1).to(tl.int32)
+    is_like = (others >= 0) & (others // LOCAL == expert // LOCAL)
+    return begin + tl.min(tl.where(is_like, choice, slot - begin), 0)
+
+
+@triton.jit
 def send(
-    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, arrived, done, state, members, me, slots,
-    most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr
+    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, source, arrived, done, state, members, me,
+    slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr,
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr,
+    ONCE: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
@@ -157,8 +167,10 @@ def send(
         weights: float32, one for each slot; with WEIGHTED, what is stored is multiplied by it.
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
+        source: int32 on the heap, with ONCE: the row of the inbox to `spread` to this row; itself for what was stored.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
         done: see `is_last`.
+        ONCE: store a token once for all its experts of a member.
         WAITS: end when those of all members have come, as `receive` does.
         EARLY: see `follow`.
     """
@@ -166,25 +178,53 @@ def send(
     ctx = DeviceContext.from_tensor(context, WORLD)
     DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
-        begin = tl.cast(s // TOP_K, tl.int64) * words
-        at = tl.arange(0, BLOCK)
+        expert = tl.load(chosen + s).to(tl.int32)
+        stored = first_like(chosen, s, expert, LOCAL, TOP_K, CHOICES) if ONCE else s
+        is_stored = stored == s
+        at, token = tl.arange(0, BLOCK), tl.cast(s // TOP_K, tl.int64)
         weight = tl.load(weights + s) if WEIGHTED else 1.0
-        value = words_of(x, begin, at, words, weight, DTYPE, WEIGHTED)  # before what waits for other loads
-        number, expert = tl.load(numbers + s), tl.load(chosen + s).to(tl.int32)
+        value = words_of(x, token * words, at, (at < words) & is_stored, weight, DTYPE, WEIGHTED)
+        number = tl.load(numbers + s)  # both before what waits for other loads
         peer = owner_of(expert, members, SIZE, LOCAL)
         if peer >= 0:
             row = (tl.load(first + expert) + number).to(tl.int64)
             there = inbox + row * words
-            ctx.store(there + at, value, peer, mask=at < words)
-            for start in range(BLOCK, words, BLOCK):
-                at = start + tl.arange(0, BLOCK)
-                value = words_of(x, begin, at, words, weight, DTYPE, WEIGHTED)
+            if is_stored:
                 ctx.store(there + at, value, peer, mask=at < words)
-            if SCALES > 0:
-                lane, source = tl.arange(0, LANES), scales + tl.cast(s // TOP_K, tl.int64) * SCALES
-                ctx.put(source + lane, inbox_scales + row * SCALES + lane, peer, mask=lane < SCALES)
+                for start in range(BLOCK, words, BLOCK):
+                    at = start + tl.arange(0, BLOCK)
+                    value = words_of(x, token * words, at, at < words, weight, DTYPE, WEIGHTED)
+                    ctx.store(there + at, value, peer, mask=at < words)
+                if SCALES > 0:
+                    lane = tl.arange(0, LANES)
+                    theirs = inbox_scales + row * SCALES + lane
+                    ctx.put(scales + token * SCALES + lane, theirs, peer, mask=lane < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
+            if ONCE:
+                begin = tl.load(first + tl.load(chosen + stored).to(tl.int32)) + tl.load(numbers + stored)
+                ctx.store(source + row, begin, peer)
     tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS, EARLY)
+
+
+@triton.jit
+def spread(
+    inbox, inbox_scales, source, offsets, words, LOCAL: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Copy the rows of tokens that came once to where their further experts of this member look for them."""
+    follow(EARLY)
+    for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
+        begin = tl.load(source + row)
+        if begin != row:
+            come, to = tl.cast(begin, tl.int64), tl.cast(row, tl.int64)
+            for start in range(0, words, BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                value = tl.load(inbox + come * words + at, mask=at < words, other=0)
+                tl.store(inbox + to * words + at, value, mask=at < words)
+            if SCALES > 0:
+                lane = tl.arange(0, LANES)
+                value = tl.load(inbox_scales + come * SCALES + lane, mask=lane < SCALES, other=0.0)
+                tl.store(inbox_scales + to * SCALES + lane, value, mask=lane < SCALES)
 
 
 @triton.jit
@@ -219,7 +259,7 @@ def give_back(
     ctx = DeviceContext.from_tensor(context, WORLD)
     for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
         begin, at = tl.cast(row, tl.int64) * words, tl.arange(0, BLOCK)
-        value = words_of(y, begin, at, words, 1.0, y.dtype.element_ty, False)  # before what waits for other loads
+        value = tl.load(y + begin + at, mask=at < words, other=0)  # before what waits for other loads
         came_from = tl.load(origin + row)
         peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
         if peer >= 0:
@@ -287,11 +327,12 @@ class ExpertKernels:
             )
 
         self._count = launches(count, shape | lanes | waits, "chosen numbers counts offsets")
+        rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **waits, **blocks}
+        several = {"CHOICES": triton.next_power_of_2(space.top_k)}
         self._send = launches(
-            send, shape | choices | waits | blocks | {
-                "SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales))
-            }, "x scales chosen weights numbers inbox", **early
+            send, shape | choices | several | rows, "x scales chosen weights numbers inbox", **early
         )  # fmt: skip
+        self._spread = launches(spread, {"LOCAL": local, **rows}, "inbox offsets", **early)
         self._meet = launches(meet, group, num_warps=1)
         self._receive = launches(receive, group, "flags", num_warps=1)
         self._give_back = launches(give_back, shape | waits | blocks, "y origin offsets back")
@@ -311,8 +352,13 @@ class ExpertKernels:
         self._send(
             self._programs(slots), x, nothing if scales is None else scales, turn.chosen,
             nothing if weights is None else weights, turn.numbers, inbox, slots=slots, words=x.shape[1],
-            WEIGHTED=weights is not None, WAITS=waits,
+            WEIGHTED=weights is not None, ONCE=turn.once, WAITS=waits,
         )  # fmt: skip
+
+    def spread(self, turn: Turn) -> None:
+        """Copy the rows of tokens that came once for several experts."""
+        inbox = as_words(self._space.inbox)
+        self._spread(self._programs(inbox.shape[0]), inbox, turn.offsets, words=inbox.shape[1])
 
     def meet(self) -> None:
         """Let the stream wait until all members are done with what others have stored for them."""
