@@ -35,7 +35,7 @@ _FORGET = 1024  # places a program remembers; a loop that polls more of them is 
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
 _COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
-_LONGEST_SLEEP_S = 500e-6  # between two polls
+_SLEEP_S = 500e-6, 2e-3  # between two polls, at most: at first, and after long waits
 _CHECK_S = 0.2  # how often the scheduler looks for a standstill of all ranks
 _PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
 _IDLE_KEPT = 16  # threads that stay for later launches
@@ -251,8 +251,9 @@ class Scheduler:
                 raise self._deadlock(program, addresses, data, "for words that no program of any rank changes")
         if self._idle_s > self._timeout_s:
             raise self._deadlock(program, addresses, data, f"for {self._timeout_s:g} s")
-        # Short at first, for ping-pong between ranks; longer later, for the ranks that still have to compute.
-        time.sleep(min(self._idle_s / 2, _LONGEST_SLEEP_S))
+        # Short at first, for ping-pong between ranks; later a round of all programs takes an eighth of the time waited.
+        soon, late = _SLEEP_S
+        time.sleep(min(self._idle_s / 2, max(soon, min(late, self._idle_s / (8 * self._in_progress)))))
 
     def _stands_still(self) -> bool:
         """Return whether the launch is deadlocked: no value has changed, and no thread or rank can change one."""
