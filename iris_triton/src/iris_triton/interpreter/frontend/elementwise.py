@@ -43,27 +43,28 @@ def _on_floats(op: Callable[..., Array], dtype: Any = None) -> Operation:
     return method
 
 
-def _shift(
-    op: Callable[..., Array], fill: Callable[[Array], Array], view: Callable[..., Any] = np.asarray
-) -> Operation:
+def _shift(op: Callable[..., Array], fill: Callable[[Array], Array]) -> Callable[..., Array]:
     """Make a shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
 
-    def method(self: Any, left: Handle, right: Handle) -> Handle:
-        data, count = view(left.data), unsigned(right.data)
-        width = data.dtype.itemsize * 8
-        result = op(data, np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype))
+    def shift(data: Array, count: Array) -> Array:
+        count, width = unsigned(count), data.dtype.itemsize * 8
+        result: Array = op(data, np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype))
         too_far = count >= width
-        return Handle(signless(np.where(too_far, fill(data), result) if too_far.any() else result), left.dtype)
+        return np.where(too_far, fill(data), result) if too_far.any() else result
 
-    return method
+    return shift
+
+
+shift_left = _shift(np.left_shift, np.zeros_like)
+shift_right = _shift(np.right_shift, lambda data: np.where(data < 0, -1, 0).astype(data.dtype))
 
 
 class ElementwiseOps:
     """Mixed into the builder in front of Triton's own."""
 
-    create_shl = _shift(np.left_shift, np.zeros_like)
-    create_lshr = _shift(np.right_shift, np.zeros_like, unsigned)
-    create_ashr = _shift(np.right_shift, lambda data: np.where(data < 0, -1, 0).astype(data.dtype))
+    create_shl = _on_integers(shift_left)
+    create_lshr = _on_integers(shift_right, read=unsigned)
+    create_ashr = _on_integers(shift_right)
 
     def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
         if z.dtype == tl.bfloat16:

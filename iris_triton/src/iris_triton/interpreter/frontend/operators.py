@@ -15,6 +15,7 @@ import triton.language as tl
 
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend.elementwise import shift_left, shift_right
 from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
 from iris_triton.interpreter.frontend.values import TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
@@ -47,8 +48,8 @@ BINARY: dict[str, tuple[str, Callable[..., Array] | None, tuple[str, ...]]] = {
     "FloorDiv": ("floordiv", numerics.int_div, ("int",)),
     "Mod": ("mod", np.fmod, ("int",)),
     "Pow": ("pow", None, ()),
-    "LShift": ("lshift", None, ()),
-    "RShift": ("rshift", None, ()),
+    "LShift": ("lshift", shift_left, ("int",)),
+    "RShift": ("rshift", shift_right, ("int",)),
     "BitAnd": ("and", np.bitwise_and, _BITS),
     "BitOr": ("or", np.bitwise_or, _BITS),
     "BitXor": ("xor", np.bitwise_xor, _BITS),
@@ -73,14 +74,17 @@ def _number(facts: TypeFacts, value: Any) -> Any:
     """Return a Python number as the compiler would type it next to this type; None if that is not plain."""
     number = facts.number
     if value.__class__ is int:
-        is_plain = -(2**31) <= value < 2**31
+        is_plain = -(2**31) <= value < 2**31 or (number is np.int64 and 2**32 <= value < 2**63)
     else:
         is_plain = value.__class__ is float and number is np.float32 and -_FLOAT32_MAX < value < _FLOAT32_MAX
     return number(value) if is_plain and number is not None else None
 
 
 def _pair(left: Any, right: Any) -> tuple[Any, Any, Any, TypeFacts] | None:
-    """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide."""
+    """Arrays, result type and facts of two operands of one scalar type; None if the semantic layer must decide.
+
+    Of two signed integers of different types, the facts are the wider one's.
+    """
     if left.__class__ is _Tensor:
         type_ = left.type
         facts = facts_of(type_)
@@ -88,14 +92,20 @@ def _pair(left: Any, right: Any) -> tuple[Any, Any, Any, TypeFacts] | None:
             number = _number(facts, right)
             return None if number is None else (left.handle.data, number, type_, facts)
         other = right.type
+        one, two = left.handle.data, right.handle.data
         if type_ is not other:
             other_facts = facts_of(other)
             if facts.scalar is not other_facts.scalar and facts.scalar != other_facts.scalar:
-                return None
+                if facts.kind != "int" or other_facts.kind != "int":
+                    return None
+                if facts.kept.itemsize < other_facts.kept.itemsize:
+                    facts, other_facts, one = other_facts, facts, one.astype(other_facts.kept)
+                else:
+                    two = two.astype(facts.kept)
             type_ = facts.joint(other_facts)
             if type_ is None:
                 return None
-        return left.handle.data, right.handle.data, type_, facts
+        return one, two, type_, facts
     if right.__class__ is _Tensor:
         facts = facts_of(right.type)
         number = _number(facts, left)
@@ -153,8 +163,10 @@ def truth(value: Any) -> bool:
 
 
 def _add(plus: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    result = _offset(left, right) if left.__class__ is _Tensor else None
-    return plus(left, right) if result is None else result
+    if left.__class__ is _Tensor:
+        result = _offset(left, right.value if right.__class__ is _constexpr else right)
+        return plus(left, right) if result is None else result
+    return left + right if left.__class__ is right.__class__ is tuple else plus(left, right)
 
 
 def _plain_sum(left: Any, right: Any) -> Any:
@@ -218,6 +230,8 @@ class Operators:
         python: Callable[[Any, Any], Any] = _plain_sum if name == "add" else getattr(operator, f"__{name}__")
 
         def op(left: Any, right: Any) -> Any:
+            left = left.value if left.__class__ is _constexpr else left
+            right = right.value if right.__class__ is _constexpr else right
             if left.__class__ in _CONSTANTS and right.__class__ in _CONSTANTS:
                 return python(left, right)
             if numpy is not None:
@@ -226,7 +240,7 @@ class Operators:
                     type_ = _INT1.like(facts_of(pair[2]).form) if compares else pair[2]
                     return wrap(numpy(pair[0], pair[1]), type_)
             result = general(name, left, right)
-            return python(unwrap(left), unwrap(right)) if result is NotImplemented else result
+            return python(left, right) if result is NotImplemented else result
 
         return op
 
