@@ -33,6 +33,12 @@ def quick(state, ctx):
     state.provider("a", lambda: 1e-6 * state["n"], check=lambda: True)
     state.target("a", "time_us", at_most=1)
 
+@bench.register(by_default=False)
+@bench.axis("num_ranks", [2, 1])
+def own(state, ctx):
+    "With other numbers of ranks than the rest."
+    state.provider("d", lambda: None, check=lambda: state["num_ranks"] == ctx.num_ranks)
+
 @bench.register
 def ranks(state, ctx):
     "On ranks."
@@ -112,6 +118,11 @@ def test_each_number_of_ranks(program, tmp_path, monkeypatch, forked_ranks):
     assert report.run["num_ranks"] == [1, 2]
     assert [(each.provider, each.num_ranks) for each in report.results] == [("a", 0), ("a", 0), ("c", 1), ("c", 2)]
     assert all(each.counters["variable"] == 7 for each in report.results if each.provider == "c")
+    assert program(["--only", "own|ranks", "--ranks", "1", "--rounds", "1", "--out", str(tmp_path / "own.json")]) == 0
+    report = bench.Report.read(tmp_path / "own.json")
+    assert report.run["num_ranks"] == [2, 1]
+    found = [(each.provider, each.num_ranks, each.verified) for each in report.results]
+    assert found == [("d", 2, True), ("d", 1, True), ("c", 1, True)]
 
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch, forked_ranks):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import functools
+import itertools
 import math
 import os
 import pkgutil
@@ -18,10 +19,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.bench import machine
-from iris_core.bench.registry import BENCHMARKS, check_axes, load
+from iris_core.bench.registry import BENCHMARKS, RANKS, check_axes, load
 from iris_core.bench.results import Report, Result
 from iris_core.bench.state import SkipPoint, State
-from iris_core.bench.timers import MAX_GRAPH_CALLS, synchronize, warm_clocks
+from iris_core.bench.timers import MAX_GRAPH_CALLS, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -40,12 +41,29 @@ DEVICE_TIMEOUT_S = 10.0
 MAX_UNITS = 100_000
 """Bound of the repetitions in one round, for calls that take next to nothing."""
 
+_LEAST_S = 1e-9
+"""Of a call that takes less than the clock can tell."""
 
-def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks") -> Report:
+
+def run(
+    benchmarks: Iterable[Benchmark],
+    options: RunOptions,
+    *,
+    name: str = "benchmarks",
+    numbers: Sequence[int] = (),
+    is_rank: bool = False,
+) -> Report:
     """Run benchmarks and return their results.
 
-    Those without ranks run in this process.  For the others `options.num_ranks` processes are started, which open one
-    context and go through all of them.  A provider whose data was wrong has an error in the report instead of numbers.
+    Those without ranks run in this process.  For the others ranks are started, which open one context and go through
+    all of them.  A provider whose data was wrong has an error in the report instead of numbers.
+
+    Args:
+        benchmarks, options: what to run, and how.
+        name: of the report.
+        numbers: of ranks, each a run of its own, where a benchmark has no axis "num_ranks"; `options.num_ranks` if
+            there are none.
+        is_rank: whether this process is one of the ranks, which all call this; else new ones are started.
 
     Raises:
         BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
@@ -55,17 +73,21 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
     from iris_core.world import SingleWorld
 
     chosen = list(benchmarks)
-    check_axes(chosen, options.axes)
-    about_machine, start = machine.describe(), time.perf_counter()
+    check_axes(chosen, options)
+    about_machine, begin = machine.describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
-    results = {each.name: here.all_points(each) for each in chosen if not each.ranks}
-    if others := [each for each in chosen if each.ranks]:
-        sources = sorted({str(each.source) for each in others})
-        found, facts = on_ranks(run_on_this_rank, options, [each.name for each in others], sources)[0]
-        results |= found
-        about_run |= facts
-    about_run["seconds"] = round(time.perf_counter() - start, 1)
+    results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
+    usual = numbers or [options.num_ranks]
+    wanted = {each.name: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
+    sources = sorted({str(each.source) for each in chosen if each.ranks})
+    for number in (every := list(dict.fromkeys(itertools.chain(*wanted.values())))):
+        how = dataclasses.replace(options, num_ranks=number, axes={**options.axes, RANKS: [number]})
+        call = [each for each in wanted if number in wanted[each]], sources
+        found, facts = run_on_this_rank(*call, how) if is_rank else on_ranks(run_on_this_rank, how, *call)[0]
+        results |= {each: results[each] + rows for each, rows in found.items()}
+        about_run |= {**facts, RANKS: every if len(every) > 1 else number}
+    about_run["seconds"] = round(time.perf_counter() - begin, 1)
     return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
 
 
@@ -172,11 +194,9 @@ class Runner:
         for number in range(state.rounds):
             first = number % max(1, len(right))
             for each in right[first:] + right[:first]:
-                self._begin(each)
-                seconds = each.time(state.warmup, self._align)
+                seconds = self._time(each, state.warmup)
                 if each.call is not None:
                     times[each.name].append(seconds / each.operations)
-                self._wait(each.on_gpu)
                 if number == state.rounds - 1:
                     verdicts[each.name] = each.verdict()
         everyone = self._world.all_gather_object((times, verdicts))
@@ -185,14 +205,18 @@ class Runner:
             each.times, each.error = [times[each.name] for times, _ in everyone], _of_all(found)
             each.verified = not each.error and "" in found
 
+    def _time(self, provider: Provider, warmup: int) -> float:
+        """Spoil the output on every rank, begin together, and return the seconds of a call; all have ended then."""
+        if provider.prepare is not None:
+            provider.prepare()
+        self._wait(provider.on_gpu)
+        seconds = provider.time(warmup, self._align)
+        self._wait(provider.on_gpu)
+        return seconds
+
     def _once(self, provider: Provider) -> float:
         """Call a provider as it is timed, and return the slowest rank's seconds."""
-        self._begin(provider)
-        start = time.perf_counter()
-        provider.once()
-        seconds = time.perf_counter() - start
-        self._wait(provider.on_gpu)
-        return float(max(self._world.all_gather_object(seconds)))
+        return max(_LEAST_S, *self._world.all_gather_object(self._time(provider, 0)))
 
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
@@ -204,25 +228,20 @@ class Runner:
                 provider.capture(min(MAX_GRAPH_CALLS, state.repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
-                self._once(provider)  # the first replay is slow, because the graph goes to the device with it
         if provider.check is not None or not is_reported:
             seconds = self._once(provider)
             provider.error = _of_all(self._world.all_gather_object(provider.verdict()))
         if state.repeat is not None:
             provider.units = math.ceil(state.repeat / provider.calls_per_unit)
         elif not is_reported:
-            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds))
-
-    def _begin(self, provider: Provider) -> None:
-        """Spoil the output on every rank, then begin together; all earlier calls have ended on all ranks."""
-        if provider.prepare is not None:
-            provider.prepare()
-        self._wait(provider.on_gpu)
+            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds / provider.calls_per_unit))
 
     def _wait(self, on_gpu: bool) -> None:
         """Wait for this rank's device, then for the other ranks."""
         if on_gpu:
-            synchronize()
+            import torch
+
+            torch.cuda.synchronize()
         self._world.barrier()
 
     def _align(self) -> None:

@@ -63,15 +63,13 @@ class Suite(RunOptions):
             ranks = "-".join(str(each.num_ranks) for each in runs)
             file = self.results.format(ranks=ranks, allocator=runs[0].allocator)
             name = pathlib.PurePath(file).stem or self.name
-            reports = [run(chosen, runs[0], name=name)]
-            if on_ranks := [each for each in chosen if each.ranks]:  # the others are run once
-                reports += [run(on_ranks, each, name=name) for each in runs[1:]]
+            report = run(chosen, runs[0], name=name, numbers=[each.num_ranks for each in runs])
         except IrisError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 2
         if args.only or args.axis or args.quick or runs[0].device != self.device:
             file = ""  # a part, or on something else than the file is kept for
-        return finish(merged(reports), out=args.out or file, enforce=args.enforce, style=args.format)
+        return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
 
     def runs(self, args: argparse.Namespace) -> list[RunOptions]:
         """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
@@ -124,16 +122,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("console", "json", "csv"), default="console", help="what is printed (default console)")
     add("--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv")
     add("--enforce", action="store_true", help="a missed target gives exit status 1 too")
-
-
-def merged(reports: Sequence[Report]) -> Report:
-    """Return one report of several runs on this machine."""
-    about = dict(reports[0].run)
-    if len(reports) > 1:
-        about["num_ranks"] = sorted({each.run["num_ranks"] for each in reports})
-        about["seconds"] = round(sum(each.run["seconds"] for each in reports), 1)
-    rows = tuple(row for each in reports for row in each.results)
-    return dataclasses.replace(reports[0], run=about, results=rows)
 
 
 def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
