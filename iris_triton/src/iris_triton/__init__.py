@@ -55,11 +55,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module("iris_triton.language"), name)
     elif name == "benign_race":
         value = importlib.import_module("iris_triton.checker").benign_race
-    elif name in names.MODULES:
-        value = importlib.import_module(f"{__name__}.{name}")  # a module of ours, or one of `names`
     else:
         try:
-            value = names.find("iris", name)
+            value = getattr(names.MODULES["iris"], name)
         except (AttributeError, ModuleNotFoundError) as error:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {error}") from error
     globals()[name] = value  # kernels look the device functions up often
@@ -67,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, "benign_race", *names.NAMED["iris"], *names.children("iris")})
+    return sorted({*globals(), *_OURS, "benign_race", *dir(names.MODULES["iris"])})
 
 
 names.publish(__name__)

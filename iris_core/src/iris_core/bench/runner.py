@@ -216,7 +216,7 @@ class Runner:
 
     def _once(self, provider: Provider) -> float:
         """Call a provider as it is timed, and return the slowest rank's seconds."""
-        return max(_LEAST_S, *self._world.all_gather_object(self._time(provider, 0)))
+        return max(_LEAST_S, *map(float, self._world.all_gather_object(self._time(provider, 0))))
 
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
