@@ -61,7 +61,8 @@ TABLE = (
     (f"{_HERE}.configs", "FusedConfig", "iris.ops iris.ops.config"),
     ("iris_core.ops.api", "FusedWorkspace", "iris.ops iris.ops.workspace"),
     *((f"{_HERE}.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}") for op in _OPS),
-    (f"{_HERE}.tensors", "CUDAArrayInterface tensor_from_ptr", "iris iris.host.memory.tensor_utils iris.tensor_utils"),
+    (f"{_HERE}.ported_context", "CUDAArrayInterface tensor_from_ptr",
+     "iris iris.host.memory.tensor_utils iris.tensor_utils"),
     (f"{_HERE}.hip",
      "count_devices set_device get_device_id get_cu_count get_arch_string get_num_xcc get_wall_clock_rate "
      "get_rocm_version",
