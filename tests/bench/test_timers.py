@@ -82,7 +82,7 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
 def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure):
     def others(rank, obj):
         """The other rank has measured 2 us in each round."""
-        return ({"kernel": [2e-6] * 3}, {"kernel": ""}) if obj == ({"kernel": []}, {"kernel": ""}) else obj
+        return {"kernel": [2e-6] * 3} if obj == {"kernel": []} else obj
 
     def benchmark(state, ctx):
         state.set_timer("graph")

@@ -155,31 +155,25 @@ class Runner:
         on_gpu = ctx is not None and ctx.device.startswith("cuda")
         state = State(benchmark.name, params, self._options, on_gpu, functools.partial(self._wait, on_gpu))
         with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
-            if (reason := self._declare(benchmark, state)) is not None:
-                results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
-            else:
-                self._measure(state)
-                results = summarize(state, num_ranks)
+            self._declare(benchmark, state)
+            self._measure(state)
+            results = summarize(state, num_ranks)
         if ctx is not None:
             ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
 
-    def _declare(self, benchmark: Benchmark, state: State) -> str | None:
-        """Call the benchmark function; returns the reason where it skips the point."""
-        reason = None
-        try:
+    def _declare(self, benchmark: Benchmark, state: State) -> None:
+        """Call the benchmark function, and compare what it has declared on all ranks."""
+        with contextlib.suppress(SkipPoint):
             benchmark.function(state, self._ctx)
             state.check()
-        except SkipPoint as skip:
-            reason = str(skip)
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]
-        everyone = self._world.all_gather_object((reason, state.rounds, state.repeat, state.warmup, providers))
+        everyone = self._world.all_gather_object((state.rounds, state.repeat, state.warmup, providers))
         if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
             raise BenchmarkError(
                 f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
                 f"rank 0 has {everyone[0]}, rank {other} has {everyone[other]}"
             )
-        return reason
 
     def _measure(self, state: State) -> None:
         """Measure every provider once in each round; rounds begin with another one each, so that none has an order."""
@@ -190,7 +184,6 @@ class Runner:
         if any(each.on_gpu for each in right):
             warm_clocks(self._options.warm_ms)
         times: dict[str, list[float]] = {each.name: [] for each in right}
-        verdicts: dict[str, str | None] = {}
         for number in range(state.rounds):
             first = number % max(1, len(right))
             for each in right[first:] + right[:first]:
@@ -198,12 +191,10 @@ class Runner:
                 if each.call is not None:
                     times[each.name].append(seconds / each.operations)
                 if number == state.rounds - 1:
-                    verdicts[each.name] = each.verdict()
-        everyone = self._world.all_gather_object((times, verdicts))
+                    self._verify(each)
+        everyone = self._world.all_gather_object(times)
         for each in right:
-            found = [verdicts[each.name] for _, verdicts in everyone]
-            each.times, each.error = [times[each.name] for times, _ in everyone], _of_all(found)
-            each.verified = not each.error and "" in found
+            each.times = [times[each.name] for times in everyone]
 
     def _time(self, provider: Provider, warmup: int) -> float:
         """Spoil the output on every rank, begin together, and return the seconds of a call; all have ended then."""
@@ -230,11 +221,18 @@ class Runner:
                     state.resources.callback(provider.graph.reset)
         if provider.check is not None or not is_reported:
             seconds = self._once(provider)
-            provider.error = _of_all(self._world.all_gather_object(provider.verdict()))
+            self._verify(provider)
         if state.repeat is not None:
             provider.units = math.ceil(state.repeat / provider.calls_per_unit)
         elif not is_reported:
             provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds / provider.calls_per_unit))
+
+    def _verify(self, provider: Provider) -> None:
+        """Check the data on all ranks; the error is that of the first one where something is wrong."""
+        everyone: list[str | None] = self._world.all_gather_object(provider.verdict())
+        rank, text = next(((rank, text) for rank, text in enumerate(everyone) if text), (0, ""))
+        provider.error = f"rank {rank}: {text}" if text and len(everyone) > 1 else text
+        provider.verified = not text and "" in everyone
 
     def _wait(self, on_gpu: bool) -> None:
         """Wait for this rank's device, then for the other ranks."""
@@ -250,12 +248,6 @@ class Runner:
             (self._ctx.device_barrier if self._ctx.num_nodes == 1 else self._ctx.ccl.barrier)()
 
 
-def _of_all(verdicts: Sequence[str | None]) -> str:
-    """Return what is wrong on the first rank where something is, with the rank where there are several."""
-    rank, text = next(((rank, text) for rank, text in enumerate(verdicts) if text), (0, ""))
-    return f"rank {rank}: {text}" if text and len(verdicts) > 1 else text
-
-
 def summarize(state: State, num_ranks: int) -> list[Result]:
     """Make the results of one point."""
     results, good = [], [each for each in state.providers.values() if not each.error and not each.skipped]
@@ -263,18 +255,17 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
     rounds = {each.name: [max(row) for row in zip(*filter(None, each.times), strict=True)] for each in good}
     if not all(rounds.values()):
         raise BenchmarkError("no rank took part: the provider's call is None on all of them")
-    counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items()}
+    counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items() if good}
     for each in state.providers.values():
         measured: dict[str, Any] = {}
         if each.name in rounds:
             measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
-        result = Result(
+        targets = tuple(target.judged(measured.get(target.metric)) for target in state.targets.get(each.name, ()))
+        results.append(Result(
             state.benchmark, each.name, _plain(state.params), num_ranks, each.timer, nbytes=state.nbytes,
-            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped,
+            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets,
             calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
-        )  # fmt: skip
-        targets = tuple(target.judged(result) for target in state.targets.get(each.name, ()))
-        results.append(dataclasses.replace(result, targets=targets))
+        ))  # fmt: skip
     return results
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from iris_core.api import Iris
+    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.requests import CollectiveCall
     from iris_core.protocols import Work
@@ -108,11 +109,10 @@ class PortedCollectives(Ported, Collectives):
         own = _checked(workspace)
 
         def check(config: Config | None) -> None:
-            chosen = super(PortedCollectives, self).explain("all_reduce", output, input, config=config)
+            chosen = self.explain("all_reduce", output, input, config=config)
             if not chosen.algorithm:
                 raise UnsupportedError(f"all_reduce: {chosen.why}")
 
-        self._add_gluon(config)
         return _described(own, input, config, self._oblige("all_reduce", config, check))
 
     def _add_gluon(self, config: Config | None) -> None:
@@ -142,8 +142,9 @@ class PortedCollectives(Ported, Collectives):
                 return TILES if len(self._binder.members_of(group)) > 1 else TORCH
         return TORCH if op == "all_to_all" and second is None else second
 
-    def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Any, bool]:
-        return super()._described(what, op, tensors, {"layout": None, **options} if op == "all_to_all" else options)
+    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
+        """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
+        return super().explain(op, *tensors, **{"layout": None, **options} if op == "all_to_all" else options)
 
     def _describe(  # type: ignore[override]
         self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
