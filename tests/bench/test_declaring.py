@@ -114,7 +114,7 @@ LEAST = ("num_ranks", 0), ("rounds", 0), ("warmup", -1), ("repeat", 0), ("batch_
 NO_AXES = ("n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:8", "n=pow2:1:6",
            "n=pow2:8:4", "n=pow2:0:4", "n=lin:1:3:0", "n=lin:3:1:1")  # fmt: skip
 REFUSED = [
-    (lambda: bench.axis("two words", [1]), "name in Python"), (lambda: bench.axis("num_ranks", [0]), "ranks"),
+    (lambda: bench.axis("two words", [1]), "name in Python"), (lambda: bench.axis("x", ()), "no values"),
     (lambda: bench.axis("x", []), "no values"),
     (lambda: bench.axis("x", [1])(bench.axis("x", [2])(named("f"))), "two axes 'x'"),
     (lambda: chosen({"nbyte": [1]}), "no chosen benchmark has an axis 'nbyte'; there are: nbytes"),

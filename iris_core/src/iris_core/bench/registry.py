@@ -34,12 +34,13 @@ class RunOptions:
     """How to run; the same on every rank.  A number out of range is a `BenchmarkError`.
 
     Attributes:
-        num_ranks: ranks that are started for benchmarks with a context.
+        num_ranks: ranks that are started for benchmarks with a context; several numbers are values of an axis, below.
         device: "cpu" or "cuda"; None lets `Iris` choose.
         allocator, backend: by name.
         heap_size: heap of each rank in bytes, or text such as "1GiB".
         quick: fewer points, for a first look and for tests.
-        axes: values of axes by name, which replace those that the benchmarks declare.
+        axes: values of axes by name, which replace those that the benchmarks declare; all benchmarks have the axis
+            "num_ranks".
         skip: values of axes by name, which are left out.
         rounds, warmup, repeat: rounds, calls before the timed ones of each, and timed calls of each, where a benchmark
             does not say; repeat None for as many calls as `batch_ms` holds.
@@ -69,7 +70,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if (value := getattr(self, name)) is not None and value < least:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value >= least):
                 raise BenchmarkError(f"{name} must be at least {least}, not {value}")
 
 
@@ -120,16 +122,14 @@ def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]
     """Give a benchmark a parameter, which it reads as state[name].
 
     Its values are a list, or a function of the `RunOptions` that returns them; those of "num_ranks" are with how many
-    ranks it is run, each a run of its own.  A name that is none or used twice, an axis without values, and numbers of
-    ranks that are none, are a `BenchmarkError`.
+    ranks it is run, each a run of its own.  A name that is none or used twice, and an axis without values, are a
+    `BenchmarkError`.
     """
     added: Values = values if callable(values) else tuple(values)
     if not name.isidentifier():
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
     if not added:
         raise BenchmarkError(f"axis {name!r} has no values")
-    if name == RANKS and isinstance(added, tuple) and not all(isinstance(n, int) and n > 0 for n in added):
-        raise BenchmarkError(f"axis {name!r}: needs numbers of ranks, not {list(added)}")
 
     def decorate(function: F) -> F:
         below: dict[str, Values] = getattr(function, AXES, {})
@@ -204,7 +204,7 @@ def load(path: str | pathlib.Path) -> None:
 def check_axes(benchmarks: Sequence[Benchmark], options: RunOptions) -> None:
     """Refuse options for axes that no chosen benchmark has, or that leave no point, with a `BenchmarkError`."""
     known = sorted({name for each in benchmarks for name in each.axes})
-    if strange := [name for name in (*options.axes, *options.skip) if name not in known]:
+    if strange := [name for name in (*options.axes, *options.skip) if name not in (RANKS, *known)]:
         raise BenchmarkError(f"no chosen benchmark has an axis {strange[0]!r}; there are: {', '.join(known) or 'none'}")
     if not any(each.points(options) for each in benchmarks):
         raise BenchmarkError("nothing is left to run: an axis of each chosen benchmark has no values")

@@ -50,7 +50,6 @@ def run(
     options: RunOptions,
     *,
     name: str = "benchmarks",
-    numbers: Sequence[int] = (),
     is_rank: bool = False,
 ) -> Report:
     """Run benchmarks and return their results.
@@ -61,8 +60,6 @@ def run(
     Args:
         benchmarks, options: what to run, and how.
         name: of the report.
-        numbers: of ranks, each a run of its own, where a benchmark has no axis "num_ranks"; `options.num_ranks` if
-            there are none.
         is_rank: whether this process is one of the ranks, which all call this; else new ones are started.
 
     Raises:
@@ -78,15 +75,15 @@ def run(
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
     results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
-    usual = numbers or [options.num_ranks]
+    usual = options.axes.get(RANKS, [options.num_ranks])
     wanted = {each.name: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
     sources = sorted({str(each.source) for each in chosen if each.ranks})
-    for number in (every := list(dict.fromkeys(itertools.chain(*wanted.values())))):
-        how = dataclasses.replace(options, num_ranks=number, axes={**options.axes, RANKS: [number]})
-        call = [each for each in wanted if number in wanted[each]], sources
+    numbers = list(dict.fromkeys(itertools.chain(*wanted.values())))
+    for how in [dataclasses.replace(options, num_ranks=n, axes={**options.axes, RANKS: [n]}) for n in numbers]:
+        call = [each for each in wanted if how.num_ranks in wanted[each]], sources
         found, facts = run_on_this_rank(*call, how) if is_rank else on_ranks(run_on_this_rank, how, *call)[0]
         results |= {each: results[each] + rows for each, rows in found.items()}
-        about_run |= {**facts, RANKS: every if len(every) > 1 else number}
+        about_run |= {**facts, RANKS: numbers if len(numbers) > 1 else how.num_ranks}
     about_run["seconds"] = round(time.perf_counter() - begin, 1)
     return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
 

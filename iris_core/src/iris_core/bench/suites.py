@@ -9,7 +9,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from iris_core.bench.registry import RunOptions, parse_axis, registered
+from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
 from iris_core.bench.runner import run
 from iris_core.cli._arguments import num_gpus
 from iris_core.cli._output import print_table
@@ -58,46 +58,37 @@ class Suite(RunOptions):
         add_options(parser)
         args = parser.parse_args(argv)
         try:
-            runs = self.runs(args)
+            options = self.options(args)
             chosen = registered(source=self.source, pattern=args.only)
-            ranks = "-".join(str(each.num_ranks) for each in runs)
-            file = self.results.format(ranks=ranks, allocator=runs[0].allocator)
-            name = pathlib.PurePath(file).stem or self.name
-            report = run(chosen, runs[0], name=name, numbers=[each.num_ranks for each in runs])
+            ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
+            file = self.results.format(ranks=ranks, allocator=options.allocator)
+            report = run(chosen, options, name=pathlib.PurePath(file).stem or self.name)
         except IrisError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 2
-        if args.only or args.axis or args.quick or runs[0].device != self.device:
+        if args.only or options.axes.keys() - {RANKS} or args.quick or options.device != self.device:
             file = ""  # a part, or on something else than the file is kept for
         return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
 
-    def runs(self, args: argparse.Namespace) -> list[RunOptions]:
-        """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
+    def options(self, args: argparse.Namespace) -> RunOptions:
+        """Return how to run; a `BenchmarkError` if there are too few GPUs for the ranks, or fewer ranks than needed."""
         names = {each.name for each in dataclasses.fields(RunOptions)} & vars(args).keys()
         given = {name: value for name in names if (value := getattr(args, name)) is not None}
-        given["axes"] = dict(parse_axis(text) for text in args.axis)
+        given["axes"] = axes = dict(parse_axis(text) for text in args.axis)
         device = given.get("device", self.device)
         if device != self.device:
             given.setdefault("allocator", "auto")
-        usual = dict(self.on_cpu) if device == "cpu" else {}
-        try:
-            numbers = [int(each) for each in args.ranks.split(",")] if args.ranks else []
-        except ValueError:
-            raise BenchmarkError(f"--ranks: {args.ranks!r} is no number of ranks") from None
+        usual = {"num_ranks": self.min_ranks, **(self.on_cpu if device == "cpu" else {})}
         if device == "cuda":
-            numbers = self._fitting(numbers)
-        return [dataclasses.replace(self, **usual | given, num_ranks=n) for n in numbers or [self.min_ranks]]
-
-    def _fitting(self, numbers: list[int]) -> list[int]:
-        """Return the numbers of ranks, or by default one; refuse those for which there are too few GPUs, or too few."""
-        gpus = num_gpus()
-        numbers = numbers or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
-        if wrong := [each for each in numbers if not self.min_ranks <= each <= gpus]:
-            raise BenchmarkError(
-                f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
-                "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
-            )
-        return numbers
+            gpus = num_gpus()
+            usual["num_ranks"] = max(self.min_ranks, min(gpus, self.max_ranks or gpus))
+            numbers = axes.get(RANKS, [usual["num_ranks"]])
+            if wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]:
+                raise BenchmarkError(
+                    f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
+                    "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
+                )
+        return dataclasses.replace(self, **usual | given)
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
@@ -108,7 +99,8 @@ def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all benchmarks share; those that `RunOptions` has are its fields."""
     add = parser.add_argument
-    add("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
+    numbers, as_axis = "numbers of ranks; each is a run of its own", lambda text: f"{RANKS}={text}"
+    add("--ranks", dest="axis", action="append", default=[], type=as_axis, metavar="N[,N...]", help=numbers)
     add("--device", choices=("cpu", "cuda"), help="default: what the file says")
     add("--allocator", help="allocator by name")
     add("--backend", help="device backend by name")
