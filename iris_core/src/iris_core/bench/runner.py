@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import functools
 import itertools
 import math
 import os
@@ -135,6 +134,7 @@ class Runner:
 
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
         self._world, self._ctx, self._options = world, ctx, options
+        self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
 
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
@@ -149,8 +149,7 @@ class Runner:
         """
         ctx = self._ctx
         num_ranks = 0 if ctx is None else self._world.world_size
-        on_gpu = ctx is not None and ctx.device.startswith("cuda")
-        state = State(benchmark.name, params, self._options, on_gpu, functools.partial(self._wait, on_gpu))
+        state = State(benchmark.name, params, self._options, self._on_gpu, self._wait)
         with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
             self._declare(benchmark, state)
             self._measure(state)
@@ -197,9 +196,9 @@ class Runner:
         """Spoil the output on every rank, begin together, and return the seconds of a call; all have ended then."""
         if provider.prepare is not None:
             provider.prepare()
-        self._wait(provider.on_gpu)
+        self._wait()
         seconds = provider.time(warmup, self._align)
-        self._wait(provider.on_gpu)
+        self._wait()
         return seconds
 
     def _once(self, provider: Provider) -> float:
@@ -231,9 +230,9 @@ class Runner:
         provider.error = f"rank {rank}: {text}" if text and len(everyone) > 1 else text
         provider.verified = not text and "" in everyone
 
-    def _wait(self, on_gpu: bool) -> None:
+    def _wait(self) -> None:
         """Wait for this rank's device, then for the other ranks."""
-        if on_gpu:
+        if self._on_gpu:
             import torch
 
             torch.cuda.synchronize()
@@ -252,6 +251,8 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
     rounds = {each.name: [max(row) for row in zip(*filter(None, each.times), strict=True)] for each in good}
     if not all(rounds.values()):
         raise BenchmarkError("no rank took part: the provider's call is None on all of them")
+    # the values of axes as JSON knows them; others, like dtypes, as text
+    params = {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in state.params.items()}
     counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items() if good}
     for each in state.providers.values():
         measured: dict[str, Any] = {}
@@ -259,7 +260,7 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
             measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
         targets = tuple(target.judged(measured.get(target.metric)) for target in state.targets.get(each.name, ()))
         results.append(Result(
-            state.benchmark, each.name, _plain(state.params), num_ranks, each.timer, nbytes=state.nbytes,
+            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes,
             flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets,
             calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
         ))  # fmt: skip
@@ -292,11 +293,6 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
     }
     series = {"local_us": tuple(map(_rounded, local)), "rounds_us": tuple(_rounded(each * 1e6) for each in own)}
     return {name: _rounded(number) for name, number in numbers.items()} | series | {"best_peer": best}
-
-
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of axes as JSON knows them; others, like dtypes, as text."""
-    return {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in params.items()}
 
 
 def _rounded(number: float | None) -> float | None:
