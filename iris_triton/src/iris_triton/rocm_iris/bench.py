@@ -37,7 +37,6 @@ __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_MOST_RANKS, _CPU_RANKS = 8, 2
 _CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -65,8 +64,8 @@ def register(function: F) -> F:
 def main(argv: Sequence[str] | None = None) -> int:
     """Be a program: run the benchmarks of the file that was started, print the results, write them.
 
-    Each number of ranks is a run of its own, on new processes; under torchrun the ranks that there are take part, and
-    other numbers are left out with a warning.
+    Each number of ranks is a run of its own, on new processes; by default all GPUs, at most 8, or 2 CPU ranks.  Under
+    torchrun the ranks that there are take part, and other numbers are left out with a warning.
 
     Args:
         argv: the arguments; sys.argv's by default.
@@ -76,13 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     try:
-        args = _parsed(argv)
-        options = RunOptions(
-            num_ranks=min(torch.cuda.device_count(), _MOST_RANKS) or _CPU_RANKS, context=_CONTEXT,
-            backend="gluon" if args.use_gluon else "triton", heap_size=args.heap_size, rounds=args.rounds,
-            warmup=args.n_warmup, repeat=args.n_repeat, axes=args.axis, skip=args.skip,
-        )  # fmt: skip
-        chosen = registry.registered(pattern=args.benchmark_filter)
+        given = vars(_parsed(argv))
+        chosen = registry.registered(pattern=given.pop("benchmark_filter"))
+        how = {"out": given.pop("benchmark_out"), "style": given.pop("benchmark_format")}
+        options = RunOptions(num_ranks=min(torch.cuda.device_count(), 8) or 2, context=_CONTEXT, **given)
         if is_rank:
             world = int(os.environ["WORLD_SIZE"])
             for ranks in {each for one in chosen for each in one.values(options)[RANKS]} - {world}:
@@ -94,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if is_rank and os.environ["RANK"] != "0":
         return 0
-    return finish(report, out=args.benchmark_out, style=args.benchmark_format)
+    return finish(report, **how)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments; `axis` and `skip` are values by the name of an axis."""
+    """Parse the arguments: those about choice and output, and fields of `RunOptions` by their names."""
     parser = argparse.ArgumentParser(
         epilog="--axis_NAME=VALUES: other values of an axis; --skip_NAME=VALUES: values that are left out. VALUES is a "
         "list 1,2,fp16, pow2:FIRST:LAST with exponents, or lin:FIRST:LAST:STEP."
@@ -108,16 +104,17 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--benchmark_format", choices=("console", "json", "csv"), default="console")
     add("--benchmark_out", default="", metavar="FILE", help="JSON, or CSV if it ends in .csv")
     add("--heap_size", type=int, default=1 << 34, metavar="BYTES", help="heap of each rank")
-    add("--use_gluon", action="store_true", help="open contexts with the Gluon backend")
-    add("--n_warmup", type=int, default=25, help="calls before the timed ones (default 25)")
-    add("--n_repeat", type=int, default=100, help="timed calls (default 100)")
+    gluon = "open contexts with the Gluon backend"
+    add("--use_gluon", dest="backend", action="store_const", const="gluon", default="triton", help=gluon)
+    add("--n_warmup", dest="warmup", type=int, default=25, help="calls before the timed ones (default 25)")
+    add("--n_repeat", dest="repeat", type=int, default=100, help="timed calls (default 100)")
     add("--rounds", type=int, default=1, help="how often all of that is done (default 1)")
     args, rest = parser.parse_known_args(argv)
-    args.axis, args.skip = {}, {}
+    args.axes, args.skip = {}, {}
     for text in rest:
         option, _, values = text.partition("_")
         if option not in ("--axis", "--skip"):
             parser.error(f"unrecognized argument: {text}")
         name, found = parse_axis(values, power_of_two)
-        getattr(args, option.removeprefix("--"))[name] = [_DTYPES.get(each, each) for each in found]
+        (args.axes if option == "--axis" else args.skip)[name] = [_DTYPES.get(each, each) for each in found]
     return args
