@@ -207,7 +207,7 @@ def check_axes(benchmarks: Sequence[Benchmark], options: RunOptions) -> None:
     if strange := [name for name in (*options.axes, *options.skip) if name not in (RANKS, *known)]:
         raise BenchmarkError(f"no chosen benchmark has an axis {strange[0]!r}; there are: {', '.join(known) or 'none'}")
     if not any(each.points(options) for each in benchmarks):
-        raise BenchmarkError("nothing is left to run: an axis of each chosen benchmark has no values")
+        raise BenchmarkError("nothing is left to run: no benchmark is chosen, or each has an axis without values")
 
 
 # -- values of axes ---------------------------------------------------------------------------------------------------

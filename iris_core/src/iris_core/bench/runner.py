@@ -42,11 +42,7 @@ MAX_UNITS = 100_000
 
 
 def run(
-    benchmarks: Iterable[Benchmark],
-    options: RunOptions,
-    *,
-    name: str = "benchmarks",
-    is_rank: bool = False,
+    benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks", is_rank: bool = False
 ) -> Report:
     """Run benchmarks and return their results.
 

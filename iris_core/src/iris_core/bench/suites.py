@@ -78,17 +78,15 @@ class Suite(RunOptions):
         device = given.get("device", self.device)
         if device != self.device:
             given.setdefault("allocator", "auto")
-        usual = {"num_ranks": self.min_ranks, **(self.on_cpu if device == "cpu" else {})}
-        if device == "cuda":
-            gpus = num_gpus()
-            usual["num_ranks"] = max(self.min_ranks, min(gpus, self.max_ranks or gpus))
-            numbers = axes.get(RANKS, [usual["num_ranks"]])
-            if wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]:
-                raise BenchmarkError(
-                    f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
-                    "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
-                )
-        return dataclasses.replace(self, **usual | given)
+        gpus = num_gpus() if device == "cuda" else 0
+        numbers = axes.get(RANKS, [max(self.min_ranks, min(gpus, self.max_ranks or gpus))])
+        if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
+            raise BenchmarkError(
+                f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
+                "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
+            )
+        usual = dict(self.on_cpu) if device == "cpu" else {}
+        return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:

@@ -157,7 +157,7 @@ class Ported:
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)  # type: ignore[call-arg]
         self._under_way: dict[int, list[Work]] = {}
-        self._plainer: dict[Any, Any] = {}
+        self._plainer: dict[Any, Any] = {}  # by operation and config: the one with which `_oblige` has run such a call
 
     def _begin(self, work: Work) -> None:
         """Keep a handle until `_join`, and drop those that are done."""
@@ -178,10 +178,6 @@ class Ported:
         if len(self._binder.members_of(group)) > 1:
             self._binder.barrier(group, async_op=False)
 
-    def _known(self, op: str, config: Any) -> Any:
-        """Return the config with which `_oblige` has run such a call."""
-        return self._plainer.get((op, config), config) if self._plainer else config
-
     def _oblige(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where that is refused for the config's sake, on all ranks.
 
@@ -190,7 +186,7 @@ class Ported:
         if not isinstance(config, CoreConfig | CoreFusedConfig):
             return call(config)
         try:
-            return call(self._known(op, config))
+            return call(self._plainer.get((op, config), config))
         except (UnsupportedError, ArgumentError):
             for plain, left_out in plainer(config, tiles):
                 with contextlib.suppress(UnsupportedError, ArgumentError):

@@ -80,7 +80,7 @@ class PortedOperations(Ported, Operations):
         if not isinstance(pending, PendingWorkspace):  # with the same plans and memory
             pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
         if workspace is None:
-            known = self._known(op, config)
+            known = self._plainer.get((op, config), config)
             pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout), None))
         pending.work = cast("Work", result)
         self._begin(pending.work)
