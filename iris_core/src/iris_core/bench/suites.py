@@ -150,24 +150,19 @@ def show(report: Report) -> None:
 
 
 def _row(r: Result) -> dict[str, str]:
-    numbers = {
-        "time us": r.time_us, "skew %": r.skew_pct, "GB/s": r.gb_per_s, "bus GB/s": r.bus_gb_per_s,
-        "TFLOP/s": r.tflop_per_s,
+    data = f"WRONG: {r.error}" if r.error else "right" if r.verified else "not checked"
+    row = {
+        "ranks": r.num_ranks or None, **r.params, "provider": r.provider, "timer": r.timer, "time us": r.time_us,
+        "skew %": r.skew_pct, "GB/s": r.gb_per_s, "bus GB/s": r.bus_gb_per_s, "TFLOP/s": r.tflop_per_s,
+        "speed": r.ratio and f"{r.ratio:.3g} x {r.baseline}",
+        "of the best peer": r.ratio_to_best_peer and f"{r.ratio_to_best_peer:.3g} x {r.best_peer}",
+        **r.counters, "target": "; ".join(map(str, r.targets)),
+        "data": f"skipped: {r.skipped}" if r.skipped else data,
     }  # fmt: skip
-    beside = {"speed": (r.ratio, r.baseline), "of the best peer": (r.ratio_to_best_peer, r.best_peer)}
-    return {
-        "ranks": str(r.num_ranks or ""),
-        **{key: str(value) for key, value in r.params.items()},
-        "provider": r.provider,
-        "timer": r.timer,
-        **{key: _text(value) for key, value in numbers.items()},
-        **{key: "" if ratio is None else f"{ratio:.3g} x {other}" for key, (ratio, other) in beside.items()},
-        **{key: _text(value) for key, value in r.counters.items()},
-        "target": "; ".join(map(str, r.targets)),
-        "data": f"WRONG: {r.error}" if r.error else f"skipped: {r.skipped}" if r.skipped
-        else "right" if r.verified else "not checked",
-    }  # fmt: skip
+    return {key: _text(value) for key, value in row.items()}
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def _text(value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
