@@ -172,10 +172,7 @@ class Names(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         from iris_triton.rocm_iris.names import TABLE
 
-        rows = [
-            (home, f"{'all' if names == '*' else ', '.join(names.split())}: `{'`, `'.join(paths.split())}`")
-            for home, names, paths in TABLE
-        ]
+        rows = [(home, f"{', '.join(names.split())}: `{'`, `'.join(paths.split())}`") for home, names, paths in TABLE]
         return [table(("module here", "names: modules of AMD's Iris"), rows)]
 
 

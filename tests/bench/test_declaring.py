@@ -62,6 +62,7 @@ def test_points():
     ranks = registry.Benchmark("ranks", bench.axis("r", lambda options: range(options.num_ranks))(named("ranks")))
     assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
     assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
+    assert ranks.points(bench.RunOptions(num_ranks=3, skip={"r": [0, 2, 9]})) == [{"r": 1}]
 
 
 def test_choosing():
@@ -105,18 +106,19 @@ def two_of_a_name():
 
 
 def chosen(axes):
-    registry.check_axes([registry.Benchmark("f", bench.axis("nbytes", [1])(named("f")))], axes)
+    options = bench.RunOptions(axes=axes)
+    registry.check_axes([registry.Benchmark("f", bench.axis("nbytes", [1])(named("f")))], options)
 
 
 LEAST = ("num_ranks", 0), ("rounds", 0), ("warmup", -1), ("repeat", 0), ("batch_ms", 0), ("warm_ms", -1), ("limit_s", 0)
 NO_AXES = ("n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:8", "n=pow2:1:6",
            "n=pow2:8:4", "n=pow2:0:4", "n=lin:1:3:0", "n=lin:3:1:1")  # fmt: skip
 REFUSED = [
-    (lambda: bench.axis("two words", [1]), "name in Python"), (lambda: bench.axis("num_ranks", [1]), "reserved"),
+    (lambda: bench.axis("two words", [1]), "name in Python"), (lambda: bench.axis("x", ()), "no values"),
     (lambda: bench.axis("x", []), "no values"),
     (lambda: bench.axis("x", [1])(bench.axis("x", [2])(named("f"))), "two axes 'x'"),
     (lambda: chosen({"nbyte": [1]}), "no chosen benchmark has an axis 'nbyte'; there are: nbytes"),
-    (lambda: chosen({"nbytes": []}), "no values"),
+    (lambda: chosen({"nbytes": []}), "nothing is left to run"),
     (two_of_a_name, r"two benchmarks are called 'same': \S+:\d+ and \S+:\d+"),
     (lambda: (bench.register(nothing), bench.registered(pattern="three")), "'three'; there are: .*test_declaring.not"),
     (lambda: bench.registered(pattern="("), "not a regular expression"),

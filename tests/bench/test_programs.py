@@ -33,6 +33,12 @@ def quick(state, ctx):
     state.provider("a", lambda: 1e-6 * state["n"], check=lambda: True)
     state.target("a", "time_us", at_most=1)
 
+@bench.register(by_default=False)
+@bench.axis("num_ranks", [2, 1])
+def own(state, ctx):
+    "With other numbers of ranks than the rest."
+    state.provider("d", lambda: None, check=lambda: state["num_ranks"] == ctx.num_ranks)
+
 @bench.register
 def ranks(state, ctx):
     "On ranks."
@@ -61,15 +67,16 @@ def runs(monkeypatch, gpus, suite, *arguments):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return suite.runs(parser.parse_args(arguments))
+    return suite.options(parser.parse_args(arguments))
 
 
 def test_ranks_on_gpus(monkeypatch):
     options = {"device": "cuda", "allocator": "torch", "heap_size": "2GiB"}
     suite = Suite(name="s", about="", source="s.py", min_ranks=2, max_ranks=4, **options)
-    (found,) = runs(monkeypatch, 8, suite)
+    found = runs(monkeypatch, 8, suite)
     assert (found.num_ranks, found.allocator, found.heap_size, found.device) == (4, "torch", "2GiB", "cuda")
-    assert [each.num_ranks for each in runs(monkeypatch, 8, suite, "--ranks", "2,8")] == [2, 8]
+    found = runs(monkeypatch, 8, suite, "--ranks", "2,8")
+    assert (found.num_ranks, found.axes) == (2, {"num_ranks": [2, 8]})
     for wrong in ("1", "9", "2,9", "two"):
         with pytest.raises(BenchmarkError):
             runs(monkeypatch, 8, suite, "--ranks", wrong)
@@ -81,7 +88,7 @@ def test_ranks_on_the_cpu(monkeypatch):
     on_cpu = {"heap_size": "1MiB", "environ": {"B": "2"}}
     how = {"device": "cuda", "allocator": "torch", "environ": {"A": "1"}, "min_ranks": 3, "on_cpu": on_cpu}
     suite = Suite(name="s", about="", source="s.py", **how)
-    (options,) = runs(monkeypatch, 0, suite, "--device", "cpu", "--axis", "n=3", "--backend", "gluon")
+    options = runs(monkeypatch, 0, suite, "--device", "cpu", "--axis", "n=3", "--backend", "gluon")
     assert (options.num_ranks, options.allocator, options.heap_size) == (3, "auto", "1MiB")
     assert (options.environ, options.axes, options.backend) == ({"B": "2"}, {"n": [3]}, "gluon")
 
@@ -112,6 +119,12 @@ def test_each_number_of_ranks(program, tmp_path, monkeypatch, forked_ranks):
     assert report.run["num_ranks"] == [1, 2]
     assert [(each.provider, each.num_ranks) for each in report.results] == [("a", 0), ("a", 0), ("c", 1), ("c", 2)]
     assert all(each.counters["variable"] == 7 for each in report.results if each.provider == "c")
+    assert program(["--only", "own|ranks", "--rounds", "1", "--out", str(tmp_path / "own.json")]) == 0
+    report = bench.Report.read(tmp_path / "own.json")
+    assert report.run["num_ranks"] == [2, 1]
+    found = [(each.provider, each.num_ranks, each.verified) for each in report.results]
+    assert found == [("d", 2, True), ("d", 1, True), ("c", 2, True)]
+    assert program(["--only", "ranks", "--ranks", "two"]) == 2
 
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch, forked_ranks):

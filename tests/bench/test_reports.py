@@ -57,8 +57,8 @@ def test_json_says_what_was_measured_and_where(tmp_path):
 ])  # fmt: skip
 def test_targets_are_judged(metric, bound, at_least, reached):
     target = Target(metric, bound, at_least)
-    assert target.judged(MEASURED).reached is reached
-    assert target.judged(WRONG).reached is None
+    assert target.judged(getattr(MEASURED, metric)).reached is reached
+    assert target.judged(getattr(WRONG, metric)).reached is None
 
 
 @pytest.mark.parametrize(("results", "enforce", "status"), [

@@ -118,8 +118,9 @@ def test_benchmark_on_the_command_line(tmp_path):
 
 
 WRONG = {
-    "--axis_m=3": "no chosen benchmark has an axis 'm'", "--skip_dtype=fp16,fp32": "no value of axis 'dtype' is left",
-    "--skip_num_ranks=2": "nothing is left to run", "--axis_n=pow2:3:1": "exponents",
+    "--axis_m=3": "no chosen benchmark has an axis 'm'", "--skip_m=3": "no chosen benchmark has an axis 'm'",
+    "--skip_dtype=fp16,fp32": "nothing is left to run", "--skip_num_ranks=2": "nothing is left to run",
+    "--axis_n=pow2:3:1": "exponents", "--axis_num_ranks=0": "num_ranks must be at least 1",
 }  # fmt: skip
 
 

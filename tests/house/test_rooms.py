@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2863,
-    "iris_core/bench": 1430,
+    "iris_core/bench": 1388,
     "iris_core/ccl": 401,
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
@@ -55,7 +55,7 @@ BUDGETS = {
     "iris_triton/gemm": 2491,
     "iris_triton/interpreter": 3789,
     "iris_triton/language": 1851,
-    "iris_triton/rocm_iris": 1432,
+    "iris_triton/rocm_iris": 1302,
     "iris_triton/testing": 607,
     "iris_triton/tiles": 1126,
     "iris_gluon/*.py": 758,

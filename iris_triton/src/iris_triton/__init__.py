@@ -30,15 +30,22 @@ if TYPE_CHECKING:
     from iris_triton.context import DeviceContext as Context
     from iris_triton.language import *  # noqa: F403 - the device functions
     from iris_triton.language.trace import TraceEvent
-    from iris_triton.rocm_iris.ported_context import Iris, get_device_id_for_rank, iris, is_simulation_env
-    from iris_triton.rocm_iris.tensors import CUDAArrayInterface, tensor_from_ptr
+    from iris_triton.rocm_iris.ported_context import (
+        CUDAArrayInterface,
+        Iris,
+        get_device_id_for_rank,
+        iris,
+        is_simulation_env,
+        tensor_from_ptr,
+    )
     from iris_triton.rocm_iris.x import quiet
     from iris_triton.tiles import AllReduceConfig, TensorView, Tile, TileView, make_tensor_view
 
 __version__ = "0.2.0"
 
-_OURS = {"barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wait_any"}
-"""Device functions that AMD's Iris has not."""
+_ADDED = ("barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wait_any")
+_OURS = dict.fromkeys(_ADDED, "iris_triton.language") | {"benign_race": "iris_triton.checker"}
+"""Names that AMD's Iris has not, and where they are."""
 
 __all__ = [
     "DEBUG", "ERROR", "INFO", "WARNING", "AllReduceConfig", "CUDAArrayInterface", "Context", "DeviceContext",
@@ -51,23 +58,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OURS:
-        value = getattr(importlib.import_module("iris_triton.language"), name)
-    elif name == "benign_race":
-        value = importlib.import_module("iris_triton.checker").benign_race
-    elif name in names.MODULES:
-        value = importlib.import_module(f"{__name__}.{name}")  # a module of ours, or one of `names`
-    else:
-        try:
-            value = names.find("iris", name)
-        except (AttributeError, ModuleNotFoundError) as error:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {error}") from error
-    globals()[name] = value  # kernels look the device functions up often
+    home = importlib.import_module(_OURS[name]) if name in _OURS else names.MODULES["iris"]
+    value = globals()[name] = getattr(home, name)  # kernels look the device functions up often
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, "benign_race", *names.NAMED["iris"], *names.children("iris")})
+    return sorted({*globals(), *_OURS, *dir(names.MODULES["iris"])})
 
 
 names.publish(__name__)

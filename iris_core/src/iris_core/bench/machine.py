@@ -10,8 +10,6 @@ import platform
 import re
 from typing import Any
 
-DISTRIBUTIONS = ("torch", "triton", "numpy", "iris-core", "iris-allocators", "iris-triton", "iris-gluon")
-
 ALWAYS_SHOWN = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
 """Switches that change what peers can do at all: shown even where they are not set."""
 
@@ -23,9 +21,10 @@ def describe() -> dict[str, Any]:
     """Describe this machine; call it before measuring, for the load is part of it."""
     import torch
 
-    from iris_core.dispatch.tables import versions as versions_of
+    from iris_core.dispatch import tables
 
-    versions = {"python": platform.python_version(), **dict.fromkeys(DISTRIBUTIONS), **versions_of(DISTRIBUTIONS)}
+    names = (*tables.DISTRIBUTIONS, "numpy")
+    versions = {"python": platform.python_version(), **dict.fromkeys(names), **tables.versions(names)}
     gpus = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
     version = r"(\d+\.\d+(?:\.\d+)?)"
     switches = {name: value for name, value in os.environ.items() if _SWITCH.fullmatch(f"{name}={value}")}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 AXES = "__iris_bench_axes__"
+RANKS = "num_ranks"
 BENCHMARKS: dict[str, Benchmark] = {}
 _VALUES = pydantic.TypeAdapter(list[Annotated[int | float | str, pydantic.Field(union_mode="left_to_right")]])
 _LEAST = {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "batch_ms": 1e-6, "warm_ms": 0, "limit_s": 1e-6}
@@ -33,12 +34,14 @@ class RunOptions:
     """How to run; the same on every rank.  A number out of range is a `BenchmarkError`.
 
     Attributes:
-        num_ranks: ranks that are started for benchmarks with a context.
+        num_ranks: ranks that are started for benchmarks with a context; several numbers are values of an axis, below.
         device: "cpu" or "cuda"; None lets `Iris` choose.
         allocator, backend: by name.
         heap_size: heap of each rank in bytes, or text such as "1GiB".
         quick: fewer points, for a first look and for tests.
-        axes: values of axes by name, which replace those that the benchmarks declare.
+        axes: values of axes by name, which replace those that the benchmarks declare; all benchmarks have the axis
+            "num_ranks".
+        skip: values of axes by name, which are left out.
         rounds, warmup, repeat: rounds, calls before the timed ones of each, and timed calls of each, where a benchmark
             does not say; repeat None for as many calls as `batch_ms` holds.
         batch_ms: how long the timed calls of one round should take together.
@@ -55,6 +58,7 @@ class RunOptions:
     heap_size: int | str = "1GiB"
     quick: bool = False
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    skip: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     rounds: int = 7
     warmup: int = 1
     repeat: int | None = None
@@ -66,7 +70,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if (value := getattr(self, name)) is not None and value < least:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value >= least):
                 raise BenchmarkError(f"{name} must be at least {least}, not {value}")
 
 
@@ -102,9 +107,10 @@ class Benchmark:
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     def values(self, options: RunOptions) -> dict[str, list[Any]]:
-        """Return the values of each axis in a run; those of the options go first."""
+        """Return the values of each axis in a run: those of the options where it has some, without those to skip."""
         given = {name: options.axes.get(name, values) for name, values in self.axes.items()}
-        return {name: list(values(options) if callable(values) else values) for name, values in given.items()}
+        found = {name: values(options) if callable(values) else values for name, values in given.items()}
+        return {name: [v for v in values if v not in options.skip.get(name, ())] for name, values in found.items()}
 
     def points(self, options: RunOptions) -> list[dict[str, Any]]:
         """Return the values of the axes at each point."""
@@ -115,14 +121,13 @@ class Benchmark:
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
     """Give a benchmark a parameter, which it reads as state[name].
 
-    Its values are a list, or a function of the `RunOptions` that returns them.  A name that is none, reserved or used
-    twice, and an axis without values, are a `BenchmarkError`.
+    Its values are a list, or a function of the `RunOptions` that returns them; those of "num_ranks" are with how many
+    ranks it is run, each a run of its own.  A name that is none or used twice, and an axis without values, are a
+    `BenchmarkError`.
     """
     added: Values = values if callable(values) else tuple(values)
     if not name.isidentifier():
         raise BenchmarkError(f"axis {name!r}: the name must be usable as a name in Python")
-    if name == "num_ranks":
-        raise BenchmarkError(f"axis {name!r} is reserved: it belongs to the run, RunOptions(num_ranks=...)")
     if not added:
         raise BenchmarkError(f"axis {name!r} has no values")
 
@@ -196,14 +201,13 @@ def load(path: str | pathlib.Path) -> None:
         raise
 
 
-def check_axes(benchmarks: Iterable[Benchmark], axes: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse values for axes that no chosen benchmark has, and axes without values, with a `BenchmarkError`."""
+def check_axes(benchmarks: Sequence[Benchmark], options: RunOptions) -> None:
+    """Refuse options for axes that no chosen benchmark has, or that leave no point, with a `BenchmarkError`."""
     known = sorted({name for each in benchmarks for name in each.axes})
-    for name, values in axes.items():
-        if name not in known:
-            raise BenchmarkError(f"no chosen benchmark has an axis {name!r}; there are: {', '.join(known) or 'none'}")
-        if not values:
-            raise BenchmarkError(f"axis {name!r} has no values")
+    if strange := [name for name in (*options.axes, *options.skip) if name not in (RANKS, *known)]:
+        raise BenchmarkError(f"no chosen benchmark has an axis {strange[0]!r}; there are: {', '.join(known) or 'none'}")
+    if not any(each.points(options) for each in benchmarks):
+        raise BenchmarkError("nothing is left to run: no benchmark is chosen, or each has an axis without values")
 
 
 # -- values of axes ---------------------------------------------------------------------------------------------------

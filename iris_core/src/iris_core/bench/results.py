@@ -36,9 +36,8 @@ class Target:
     at_least: bool
     reached: bool | None = None
 
-    def judged(self, result: Result) -> Target:
-        """Return this target with its verdict on a result."""
-        value = getattr(result, self.metric)
+    def judged(self, value: float | None) -> Target:
+        """Return this target with its verdict on the number of a result."""
         reached = None if value is None else value >= self.bound if self.at_least else value <= self.bound
         return dataclasses.replace(self, reached=reached)
 

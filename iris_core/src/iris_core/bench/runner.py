@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import functools
+import itertools
 import math
 import os
 import pkgutil
@@ -18,10 +18,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_core.bench import machine
-from iris_core.bench.registry import BENCHMARKS, check_axes, load
+from iris_core.bench.registry import BENCHMARKS, RANKS, check_axes, load
 from iris_core.bench.results import Report, Result
 from iris_core.bench.state import SkipPoint, State
-from iris_core.bench.timers import MAX_GRAPH_CALLS, synchronize, warm_clocks
+from iris_core.bench.timers import MAX_GRAPH_CALLS, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -41,11 +41,18 @@ MAX_UNITS = 100_000
 """Bound of the repetitions in one round, for calls that take next to nothing."""
 
 
-def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks") -> Report:
+def run(
+    benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks", is_rank: bool = False
+) -> Report:
     """Run benchmarks and return their results.
 
-    Those without ranks run in this process.  For the others `options.num_ranks` processes are started, which open one
-    context and go through all of them.  A provider whose data was wrong has an error in the report instead of numbers.
+    Those without ranks run in this process.  For the others ranks are started, which open one context and go through
+    all of them.  A provider whose data was wrong has an error in the report instead of numbers.
+
+    Args:
+        benchmarks, options: what to run, and how.
+        name: of the report.
+        is_rank: whether this process is one of the ranks, which all call this; else new ones are started.
 
     Raises:
         BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
@@ -55,17 +62,21 @@ def run(benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "be
     from iris_core.world import SingleWorld
 
     chosen = list(benchmarks)
-    check_axes(chosen, options.axes)
-    about_machine, start = machine.describe(), time.perf_counter()
+    check_axes(chosen, options)
+    about_machine, begin = machine.describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
-    results = {each.name: here.all_points(each) for each in chosen if not each.ranks}
-    if others := [each for each in chosen if each.ranks]:
-        sources = sorted({str(each.source) for each in others})
-        found, facts = on_ranks(run_on_this_rank, options, [each.name for each in others], sources)[0]
-        results |= found
-        about_run |= facts
-    about_run["seconds"] = round(time.perf_counter() - start, 1)
+    results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
+    usual = options.axes.get(RANKS, [options.num_ranks])
+    wanted = {each.name: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
+    sources = sorted({str(each.source) for each in chosen if each.ranks})
+    numbers = list(dict.fromkeys(itertools.chain(*wanted.values())))
+    for how in [dataclasses.replace(options, num_ranks=n, axes={**options.axes, RANKS: [n]}) for n in numbers]:
+        call = [each for each in wanted if how.num_ranks in wanted[each]], sources
+        found, facts = run_on_this_rank(*call, how) if is_rank else on_ranks(run_on_this_rank, how, *call)[0]
+        results |= {each: results[each] + rows for each, rows in found.items()}
+        about_run |= {**facts, RANKS: numbers if len(numbers) > 1 else how.num_ranks}
+    about_run["seconds"] = round(time.perf_counter() - begin, 1)
     return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
 
 
@@ -116,6 +127,7 @@ class Runner:
 
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
         self._world, self._ctx, self._options = world, ctx, options
+        self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
 
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
@@ -130,34 +142,27 @@ class Runner:
         """
         ctx = self._ctx
         num_ranks = 0 if ctx is None else self._world.world_size
-        on_gpu = ctx is not None and ctx.device.startswith("cuda")
-        state = State(benchmark.name, params, self._options, on_gpu, functools.partial(self._wait, on_gpu))
+        state = State(benchmark.name, params, self._options, self._on_gpu, self._wait)
         with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
-            if (reason := self._declare(benchmark, state)) is not None:
-                results = [Result(state.benchmark, "", _plain(state.params), num_ranks, skipped=reason)]
-            else:
-                self._measure(state)
-                results = summarize(state, num_ranks)
+            self._declare(benchmark, state)
+            self._measure(state)
+            results = summarize(state, num_ranks)
         if ctx is not None:
             ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
 
-    def _declare(self, benchmark: Benchmark, state: State) -> str | None:
-        """Call the benchmark function; returns the reason where it skips the point."""
-        reason = None
-        try:
+    def _declare(self, benchmark: Benchmark, state: State) -> None:
+        """Call the benchmark function, and compare what it has declared on all ranks."""
+        with contextlib.suppress(SkipPoint):
             benchmark.function(state, self._ctx)
             state.check()
-        except SkipPoint as skip:
-            reason = str(skip)
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]
-        everyone = self._world.all_gather_object((reason, state.rounds, state.repeat, state.warmup, providers))
+        everyone = self._world.all_gather_object((state.rounds, state.repeat, state.warmup, providers))
         if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
             raise BenchmarkError(
                 f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
                 f"rank 0 has {everyone[0]}, rank {other} has {everyone[other]}"
             )
-        return reason
 
     def _measure(self, state: State) -> None:
         """Measure every provider once in each round; rounds begin with another one each, so that none has an order."""
@@ -168,31 +173,30 @@ class Runner:
         if any(each.on_gpu for each in right):
             warm_clocks(self._options.warm_ms)
         times: dict[str, list[float]] = {each.name: [] for each in right}
-        verdicts: dict[str, str | None] = {}
         for number in range(state.rounds):
             first = number % max(1, len(right))
             for each in right[first:] + right[:first]:
-                self._begin(each)
-                seconds = each.time(state.warmup, self._align)
+                seconds = self._time(each, state.warmup)
                 if each.call is not None:
                     times[each.name].append(seconds / each.operations)
-                self._wait(each.on_gpu)
                 if number == state.rounds - 1:
-                    verdicts[each.name] = each.verdict()
-        everyone = self._world.all_gather_object((times, verdicts))
+                    self._verify(each)
+        everyone = self._world.all_gather_object(times)
         for each in right:
-            found = [verdicts[each.name] for _, verdicts in everyone]
-            each.times, each.error = [times[each.name] for times, _ in everyone], _of_all(found)
-            each.verified = not each.error and "" in found
+            each.times = [times[each.name] for times in everyone]
+
+    def _time(self, provider: Provider, warmup: int) -> float:
+        """Spoil the output on every rank, begin together, and return the seconds of a call; all have ended then."""
+        if provider.prepare is not None:
+            provider.prepare()
+        self._wait()
+        seconds = provider.time(warmup, self._align)
+        self._wait()
+        return seconds
 
     def _once(self, provider: Provider) -> float:
         """Call a provider as it is timed, and return the slowest rank's seconds."""
-        self._begin(provider)
-        start = time.perf_counter()
-        provider.once()
-        seconds = time.perf_counter() - start
-        self._wait(provider.on_gpu)
-        return float(max(self._world.all_gather_object(seconds)))
+        return float(max(self._world.all_gather_object(self._time(provider, 0)))) or 1e-9  # a clock may have no less
 
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
@@ -204,37 +208,33 @@ class Runner:
                 provider.capture(min(MAX_GRAPH_CALLS, state.repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
-                self._once(provider)  # the first replay is slow, because the graph goes to the device with it
         if provider.check is not None or not is_reported:
             seconds = self._once(provider)
-            provider.error = _of_all(self._world.all_gather_object(provider.verdict()))
+            self._verify(provider)
         if state.repeat is not None:
             provider.units = math.ceil(state.repeat / provider.calls_per_unit)
         elif not is_reported:
-            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds))
+            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds / provider.calls_per_unit))
 
-    def _begin(self, provider: Provider) -> None:
-        """Spoil the output on every rank, then begin together; all earlier calls have ended on all ranks."""
-        if provider.prepare is not None:
-            provider.prepare()
-        self._wait(provider.on_gpu)
+    def _verify(self, provider: Provider) -> None:
+        """Check the data on all ranks; the error is that of the first one where something is wrong."""
+        everyone: list[str | None] = self._world.all_gather_object(provider.verdict())
+        rank, text = next(((rank, text) for rank, text in enumerate(everyone) if text), (0, ""))
+        provider.error = f"rank {rank}: {text}" if text and len(everyone) > 1 else text
+        provider.verified = not text and "" in everyone
 
-    def _wait(self, on_gpu: bool) -> None:
+    def _wait(self) -> None:
         """Wait for this rank's device, then for the other ranks."""
-        if on_gpu:
-            synchronize()
+        if self._on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
         self._world.barrier()
 
     def _align(self) -> None:
         """Put a barrier of the devices on the stream: after it they go on within microseconds of each other."""
         if self._ctx is not None and self._ctx.num_ranks > 1:
             (self._ctx.device_barrier if self._ctx.num_nodes == 1 else self._ctx.ccl.barrier)()
-
-
-def _of_all(verdicts: Sequence[str | None]) -> str:
-    """Return what is wrong on the first rank where something is, with the rank where there are several."""
-    rank, text = next(((rank, text) for rank, text in enumerate(verdicts) if text), (0, ""))
-    return f"rank {rank}: {text}" if text and len(verdicts) > 1 else text
 
 
 def summarize(state: State, num_ranks: int) -> list[Result]:
@@ -244,18 +244,19 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
     rounds = {each.name: [max(row) for row in zip(*filter(None, each.times), strict=True)] for each in good}
     if not all(rounds.values()):
         raise BenchmarkError("no rank took part: the provider's call is None on all of them")
-    counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items()}
+    # the values of axes as JSON knows them; others, like dtypes, as text
+    params = {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in state.params.items()}
+    counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items() if good}
     for each in state.providers.values():
         measured: dict[str, Any] = {}
         if each.name in rounds:
             measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
-        result = Result(
-            state.benchmark, each.name, _plain(state.params), num_ranks, each.timer, nbytes=state.nbytes,
-            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped,
+        targets = tuple(target.judged(measured.get(target.metric)) for target in state.targets.get(each.name, ()))
+        results.append(Result(
+            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes,
+            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets,
             calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
-        )  # fmt: skip
-        targets = tuple(target.judged(result) for target in state.targets.get(each.name, ()))
-        results.append(dataclasses.replace(result, targets=targets))
+        ))  # fmt: skip
     return results
 
 
@@ -285,11 +286,6 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
     }
     series = {"local_us": tuple(map(_rounded, local)), "rounds_us": tuple(_rounded(each * 1e6) for each in own)}
     return {name: _rounded(number) for name, number in numbers.items()} | series | {"best_peer": best}
-
-
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of axes as JSON knows them; others, like dtypes, as text."""
-    return {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in params.items()}
 
 
 def _rounded(number: float | None) -> float | None:

@@ -152,6 +152,7 @@ class State:
 
     def skip(self, reason: str) -> NoReturn:
         """Leave this point out; the results say why.  Collective: every rank skips it."""
+        self.providers = {"": Provider("", "", skipped=reason)}
         raise SkipPoint(reason)
 
     def skip_provider(self, name: str, reason: str) -> None:

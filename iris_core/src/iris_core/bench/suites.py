@@ -9,7 +9,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from iris_core.bench.registry import RunOptions, parse_axis, registered
+from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
 from iris_core.bench.runner import run
 from iris_core.cli._arguments import num_gpus
 from iris_core.cli._output import print_table
@@ -58,48 +58,35 @@ class Suite(RunOptions):
         add_options(parser)
         args = parser.parse_args(argv)
         try:
-            runs = self.runs(args)
+            options = self.options(args)
             chosen = registered(source=self.source, pattern=args.only)
-            ranks = "-".join(str(each.num_ranks) for each in runs)
-            file = self.results.format(ranks=ranks, allocator=runs[0].allocator)
-            name = pathlib.PurePath(file).stem or self.name
-            reports = [run(chosen, runs[0], name=name)]
-            if on_ranks := [each for each in chosen if each.ranks]:  # the others are run once
-                reports += [run(on_ranks, each, name=name) for each in runs[1:]]
+            ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
+            file = self.results.format(ranks=ranks, allocator=options.allocator)
+            report = run(chosen, options, name=pathlib.PurePath(file).stem or self.name)
         except IrisError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return 2
-        if args.only or args.axis or args.quick or runs[0].device != self.device:
+        if args.only or options.axes.keys() - {RANKS} or args.quick or options.device != self.device:
             file = ""  # a part, or on something else than the file is kept for
-        return finish(merged(reports), out=args.out or file, enforce=args.enforce, style=args.format)
+        return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
 
-    def runs(self, args: argparse.Namespace) -> list[RunOptions]:
-        """Return how to run, once for each number of ranks; a `BenchmarkError` if this machine has too few GPUs."""
+    def options(self, args: argparse.Namespace) -> RunOptions:
+        """Return how to run; a `BenchmarkError` if there are too few GPUs for the ranks, or fewer ranks than needed."""
         names = {each.name for each in dataclasses.fields(RunOptions)} & vars(args).keys()
         given = {name: value for name in names if (value := getattr(args, name)) is not None}
-        given["axes"] = dict(parse_axis(text) for text in args.axis)
+        given["axes"] = axes = dict(parse_axis(text) for text in args.axis)
         device = given.get("device", self.device)
         if device != self.device:
             given.setdefault("allocator", "auto")
-        usual = dict(self.on_cpu) if device == "cpu" else {}
-        try:
-            numbers = [int(each) for each in args.ranks.split(",")] if args.ranks else []
-        except ValueError:
-            raise BenchmarkError(f"--ranks: {args.ranks!r} is no number of ranks") from None
-        if device == "cuda":
-            numbers = self._fitting(numbers)
-        return [dataclasses.replace(self, **usual | given, num_ranks=n) for n in numbers or [self.min_ranks]]
-
-    def _fitting(self, numbers: list[int]) -> list[int]:
-        """Return the numbers of ranks, or by default one; refuse those for which there are too few GPUs, or too few."""
-        gpus = num_gpus()
-        numbers = numbers or [max(self.min_ranks, min(gpus, self.max_ranks or gpus))]
-        if wrong := [each for each in numbers if not self.min_ranks <= each <= gpus]:
+        gpus = num_gpus() if device == "cuda" else 0
+        numbers = axes.get(RANKS, [max(self.min_ranks, min(gpus, self.max_ranks or gpus))])
+        if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
             raise BenchmarkError(
                 f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
                 "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
             )
-        return numbers
+        usual = dict(self.on_cpu) if device == "cpu" else {}
+        return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
 
 
 def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
@@ -110,7 +97,8 @@ def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all benchmarks share; those that `RunOptions` has are its fields."""
     add = parser.add_argument
-    add("--ranks", default="", metavar="N[,N...]", help="numbers of ranks; each is a run of its own")
+    numbers, as_axis = "numbers of ranks; each is a run of its own", lambda text: f"{RANKS}={text}"
+    add("--ranks", dest="axis", action="append", default=[], type=as_axis, metavar="N[,N...]", help=numbers)
     add("--device", choices=("cpu", "cuda"), help="default: what the file says")
     add("--allocator", help="allocator by name")
     add("--backend", help="device backend by name")
@@ -124,16 +112,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("console", "json", "csv"), default="console", help="what is printed (default console)")
     add("--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv")
     add("--enforce", action="store_true", help="a missed target gives exit status 1 too")
-
-
-def merged(reports: Sequence[Report]) -> Report:
-    """Return one report of several runs on this machine."""
-    about = dict(reports[0].run)
-    if len(reports) > 1:
-        about["num_ranks"] = sorted({each.run["num_ranks"] for each in reports})
-        about["seconds"] = round(sum(each.run["seconds"] for each in reports), 1)
-    rows = tuple(row for each in reports for row in each.results)
-    return dataclasses.replace(reports[0], run=about, results=rows)
 
 
 def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
@@ -172,24 +150,19 @@ def show(report: Report) -> None:
 
 
 def _row(r: Result) -> dict[str, str]:
-    numbers = {
-        "time us": r.time_us, "skew %": r.skew_pct, "GB/s": r.gb_per_s, "bus GB/s": r.bus_gb_per_s,
-        "TFLOP/s": r.tflop_per_s,
+    data = f"WRONG: {r.error}" if r.error else "right" if r.verified else "not checked"
+    row = {
+        "ranks": r.num_ranks or None, **r.params, "provider": r.provider, "timer": r.timer, "time us": r.time_us,
+        "skew %": r.skew_pct, "GB/s": r.gb_per_s, "bus GB/s": r.bus_gb_per_s, "TFLOP/s": r.tflop_per_s,
+        "speed": r.ratio and f"{r.ratio:.3g} x {r.baseline}",
+        "of the best peer": r.ratio_to_best_peer and f"{r.ratio_to_best_peer:.3g} x {r.best_peer}",
+        **r.counters, "target": "; ".join(map(str, r.targets)),
+        "data": f"skipped: {r.skipped}" if r.skipped else data,
     }  # fmt: skip
-    beside = {"speed": (r.ratio, r.baseline), "of the best peer": (r.ratio_to_best_peer, r.best_peer)}
-    return {
-        "ranks": str(r.num_ranks or ""),
-        **{key: str(value) for key, value in r.params.items()},
-        "provider": r.provider,
-        "timer": r.timer,
-        **{key: _text(value) for key, value in numbers.items()},
-        **{key: "" if ratio is None else f"{ratio:.3g} x {other}" for key, (ratio, other) in beside.items()},
-        **{key: _text(value) for key, value in r.counters.items()},
-        "target": "; ".join(map(str, r.targets)),
-        "data": f"WRONG: {r.error}" if r.error else f"skipped: {r.skipped}" if r.skipped
-        else "right" if r.verified else "not checked",
-    }  # fmt: skip
+    return {key: _text(value) for key, value in row.items()}
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def _text(value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

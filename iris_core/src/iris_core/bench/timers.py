@@ -70,13 +70,6 @@ class Provider:
                     self.call()
             self.captured, self.call = self.call, self.graph.replay
 
-    def once(self) -> None:
-        """Run the call once, exactly as it is timed, and wait for it."""
-        if self.call is not None:
-            self.call()
-            if self.on_gpu:
-                synchronize()
-
     def time(self, warmup: int, align: _Call) -> float:
         """Return the seconds of one call, out of a round's after `warmup` ones; 0 where there is no call.
 
@@ -188,14 +181,7 @@ def warm_clocks(milliseconds: float) -> None:
     while time.perf_counter() < end:
         for _ in range(16):
             x.mul_(1.0)
-        synchronize()
-
-
-def synchronize() -> None:
-    """Wait for this rank's GPU."""
-    import torch
-
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
 
 
 def _as_reported(step: _Call, units: int) -> float:

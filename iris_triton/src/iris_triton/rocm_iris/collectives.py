@@ -1,31 +1,31 @@
 """`ctx.ccl` as scripts of AMD's Iris call it.
 
-Where shapes say which layout is meant, they decide; `all_to_all` of matrices exchanges chunks of columns.  A call that
-is not asynchronous ends with a barrier of the group's devices, where AMD's Iris has one of all hosts: what comes next
-may use the memory of peers.  An asynchronous one returns its handle, and `ctx.barrier()` waits for it.
+Where shapes say which layout is meant, they decide.  A call that is not asynchronous ends with a barrier of the group's
+devices, where AMD's Iris has one of all hosts: what comes next may use the memory of peers.  An asynchronous one
+returns its handle, and `ctx.barrier()` waits for it.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 from iris_core.ccl.api import Collectives
 from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
 from iris_core.errors import UnsupportedError
-from iris_triton.rocm_iris.handles import Handle, Ported
+from iris_triton.rocm_iris.configs import Handle, Ported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     import torch.distributed as dist
 
     from iris_core.api import Iris
     from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
+    from iris_core.dispatch.requests import CollectiveCall
     from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
 
@@ -53,7 +53,6 @@ class AllReduceWorkspace(Handle):
     num_rings: int = 1
     flags_per_tile: int = 0
     prepared: bool = True
-    work: Work | None = field(default=None, repr=False)
 
 
 def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
@@ -70,7 +69,11 @@ def _described(own: AllReduceWorkspace, tensor: torch.Tensor, config: Config | N
 
 
 class PortedCollectives(Ported, Collectives):
-    """`Collectives` with the layouts and workspaces of AMD's Iris, and configs that are advice."""
+    """`Collectives` with the layouts and workspaces of AMD's Iris, and configs that are advice.
+
+    Without a layout and split sizes, `all_to_all` of matrices exchanges chunks of columns, as in AMD's Iris; everything
+    else exchanges rows, as in torch.
+    """
 
     _has_gluon = False
 
@@ -106,11 +109,10 @@ class PortedCollectives(Ported, Collectives):
         own = _checked(workspace)
 
         def check(config: Config | None) -> None:
-            chosen = super(PortedCollectives, self).explain("all_reduce", output, input, config=config)
+            chosen = self.explain("all_reduce", output, input, config=config)
             if not chosen.algorithm:
                 raise UnsupportedError(f"all_reduce: {chosen.why}")
 
-        self._add_gluon(config)
         return _described(own, input, config, self._oblige("all_reduce", config, check))
 
     def _add_gluon(self, config: Config | None) -> None:
@@ -128,50 +130,36 @@ class PortedCollectives(Ported, Collectives):
             self._binder.add(collectives())
         self._has_gluon = True
 
-    def all_to_all(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
-        *,
-        layout: str | None = None,
-        **splits: Sequence[int] | None,
-    ) -> Work | None:
-        """Give each member its part of the input; see `iris_core.ccl.api.Collectives`.
+    all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-        By default matrices without split sizes exchange chunks of columns, as in AMD's Iris, and everything else
-        exchanges rows, as in torch; `layout` is "columns" or "torch", `splits` are the sizes that torch has.
-        """
-        layout = self._layout("all_to_all", output, input, group, layout, **splits)
-        return super().all_to_all(output, input, group, async_op, config, **splits, layout=layout)
+    def _layout(self, op: str, out: Any, inp: Any, group: Any, first: Any, second: Any) -> Any:
+        """Return the layout of a call: what its shapes say, where they do; `second` of operations that have none."""
+        shape = getattr(inp, "shape", ())
+        if len(shape) == 2 and getattr(out, "shape", None) == shape:
+            if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
+                return COLUMNS
+            if op == "reduce_scatter":  # torch's output is a part; one member alone gets all
+                return TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        return TORCH if op == "all_to_all" and second is None else second
 
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
-        self._add_gluon(options.get("config"))
-        if op in ("all_to_all", "reduce_scatter") and len(tensors) > 1:
-            options["layout"] = self._layout(op, tensors[0], tensors[1], **options)
-        return super().explain(op, *tensors, **options)
+        return super().explain(op, *tensors, **{"layout": None, **options} if op == "all_to_all" else options)
 
-    def _layout(self, op: str, out: Any, inp: Any, group: Any = None, layout: Any = None, **options: Any) -> str:
-        """Return the layout of a call: what its shapes say, where they do."""
-        shape = getattr(inp, "shape", ())
-        are_equal_matrices = len(shape) == 2 and getattr(out, "shape", None) == shape
-        has_splits = any(options.get(name) is not None for name in ("output_split_sizes", "input_split_sizes"))
-        if op == "all_to_all" and layout is None and are_equal_matrices and not has_splits:
-            return COLUMNS
-        if op == "reduce_scatter" and are_equal_matrices:  # torch's output is a part; one member alone gets all
-            return TILES if len(self._binder.members_of(group)) > 1 else TORCH
-        return layout or TORCH
+    def _describe(  # type: ignore[override]
+        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
+        second: Any = None,
+    ) -> tuple[CollectiveCall, bool]:  # fmt: skip
+        self._add_gluon(config)
+        second = self._layout(op, out, inp, group, first, second)
+        return super()._describe(op, out, inp, group, async_op, config, first, second)
 
     def _run(
         self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
         second: Any = None,
     ) -> Work | None:  # fmt: skip
-        if op == "reduce_scatter":
-            second = self._layout(op, out, inp, group, second)
         self._add_gluon(config)
+        second = self._layout(op, out, inp, group, first, second)
         run = super()._run
         call = lambda c: run(op, out, inp, group, async_op, c, first, second)
         work = self._oblige(op, config, call, tiles=second == TILES)

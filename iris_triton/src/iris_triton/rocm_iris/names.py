@@ -1,16 +1,16 @@
 """Where the public names of AMD's Iris are: one table, and modules with its paths.
 
-    TABLE       module here, names, and the modules there that have them; docs/porting.md prints it
-    publish     puts modules with those paths into `sys.modules`
+    TABLE       module here, names, and the modules there that have them; docs/reference/ported.md prints it
+    MODULES     modules with those paths, which load a name when it is used
+    publish     puts them into `sys.modules`
 
-The modules load a name when it is used.  Importing this imports neither torch nor triton.
+Importing this imports neither torch nor triton.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import pathlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -46,7 +46,9 @@ TABLE = (
      "iris.x"),
     ("iris_triton.language.asm", "read_realtime get_cu_id get_xcc_id wait_cnt=wait_stores",
      "iris.mem.utils iris.device.utils iris.device_utils"),
-    ("iris_gluon", "*", "iris.gluon iris.experimental.iris_gluon"),
+    ("iris_gluon",
+     "GluonDeviceTracing IrisDeviceCtx TraceEvent blocked_layout default_layout iris warp_size",
+     "iris.gluon iris.experimental.iris_gluon"),
     ("iris_gluon", "IrisDeviceCtx Context=IrisDeviceCtx",
      "iris.mem.gluon iris.mem.gluon.context iris.device.gluon iris.device.gluon.context"),
     ("iris_gluon", "GluonDeviceTracing Tracing=GluonDeviceTracing", "iris.mem.gluon.tracing iris.device.gluon.tracing"),
@@ -59,8 +61,12 @@ TABLE = (
     (f"{_HERE}.configs", "FusedConfig", "iris.ops iris.ops.config"),
     ("iris_core.ops.api", "FusedWorkspace", "iris.ops iris.ops.workspace"),
     *((f"{_HERE}.operations", f"{op} {op}_preamble", f"iris.ops iris.ops.{op}") for op in _OPS),
-    (f"{_HERE}.tensors", "CUDAArrayInterface tensor_from_ptr", "iris iris.host.memory.tensor_utils iris.tensor_utils"),
-    (f"{_HERE}.hip", "*", "iris.hip iris.host.platform.hip"),
+    (f"{_HERE}.ported_context", "CUDAArrayInterface tensor_from_ptr",
+     "iris iris.host.memory.tensor_utils iris.tensor_utils"),
+    (f"{_HERE}.hip",
+     "count_devices set_device get_device_id get_cu_count get_arch_string get_num_xcc get_wall_clock_rate "
+     "get_rocm_version",
+     "iris.hip iris.host.platform.hip"),
     ("iris_core.logs", "logger set_logger_level DEBUG INFO WARNING ERROR",
      "iris iris.host.logging iris.host.logging.logging iris.logging"),
     ("iris_core.logs", "IrisFormatter=RankFormatter", "iris.host.logging.logging iris.logging"),
@@ -69,98 +75,65 @@ TABLE = (
     (f"{_HERE}.ported_context", "Tracing", "iris.host.tracing iris.host.tracing.core iris.tracing.core"),
     ("iris_triton.language.trace", "DeviceTracing Tracing=DeviceTracing",
      "iris.mem.triton.tracing iris.device.triton.tracing"),
-    (f"{_HERE}.bench", "*", "iris.bench"),
+    (f"{_HERE}.bench", "State axis linear_range main power_of_two register", "iris.bench"),
 )  # fmt: skip
-"""A module here, names that it has (`theirs=ours` where they differ, `*` for all), and modules there that have them."""
+"""A module here, names that it has (`theirs=ours` where they differ), and modules there that have them."""
 
-NAMED: dict[str, dict[str, tuple[str, str]]] = {}
+
+def _named() -> dict[str, dict[str, tuple[str, str]]]:
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for home, names, path in ((home, names, path) for home, names, paths in TABLE for path in paths.split()):
+        for count in range(path.count(".") + 1):  # the packages above it as well
+            found.setdefault(path.rsplit(".", count)[0], {})
+        for theirs, _, ours in (name.partition("=") for name in names.split()):
+            found[path][theirs] = home, ours or theirs
+    return found
+
+
+NAMED = _named()
 """By path and name: the module here, and the name there."""
-
-WHOLE: dict[str, str] = {}
-"""Modules here by the path that they are as a whole."""
-
-for _home, _names, _path in ((home, names, path) for home, names, paths in TABLE for path in paths.split()):
-    for _count in range(_path.count(".") + 1):  # the packages above it as well
-        NAMED.setdefault(_path.rsplit(".", _count)[0], {})
-    if _names == "*":
-        WHOLE[_path] = _home
-    else:
-        _pairs = (_name.partition("=") for _name in _names.split())
-        NAMED[_path] |= {_theirs: (_home, _ours or _theirs) for _theirs, _, _ours in _pairs}
-
-
-def find(path: str, name: str) -> Any:
-    """Return what a module of AMD's Iris, such as "iris.ccl", has under a name.
-
-    Raises:
-        AttributeError: it has no such name here.
-        ModuleNotFoundError: the distribution that has it is not installed.
-    """
-    child = f"{path}.{name}"
-    if name in NAMED[path]:
-        home, ours = NAMED[path][name]
-        return getattr(_imported(home, path), ours)
-    if child in WHOLE:
-        return _imported(WHOLE[child], child)
-    if child in NAMED:
-        return _modules[child]
-    if name == "__all__":
-        return sorted(NAMED[path]) or [each for each in dir(_imported(WHOLE[path], path)) if not each.startswith("_")]
-    if path in WHOLE and not name.startswith("__"):  # what looks through sys.modules asks for __file__
-        return getattr(_imported(WHOLE[path], path), name)
-    raise AttributeError(f"module {path!r} has no attribute {name!r} here; docs/porting.md lists what there is")
-
-
-def _imported(home: str, path: str) -> ModuleType:
-    package = home.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(f"{path} needs the distribution {package.replace('_', '-')}, which is not installed")
-    return importlib.import_module(home)
 
 
 def _made(path: str) -> ModuleType:
     """A module of AMD's Iris, made of names of ours; no subclass, which Triton would not take for a module."""
 
     def get(name: str) -> Any:
-        value = find(path, name)
-        if name in NAMED[path]:
-            module.__dict__[name] = value  # kernels look the device functions up often
+        if name not in NAMED[path]:
+            raise AttributeError(f"module {path!r} has no attribute {name!r} here; docs/porting.md lists what there is")
+        home, ours = NAMED[path][name]
+        value = module.__dict__[name] = getattr(importlib.import_module(home), ours)  # kernels look it up often
         return value
 
     module = ModuleType(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
-    names = lambda: sorted({*module.__dict__, *NAMED[path], *children(path)})
-    module.__dict__.update(__path__=[], __getattr__=get, __dir__=names)  # a package without files
+    module.__dict__.update(
+        __path__=[],  # a package without files
+        __all__=sorted(NAMED[path]),
+        __getattr__=get,
+        __dir__=lambda: sorted({*module.__dict__, *NAMED[path]}),
+    )
     return module
 
 
-def children(path: str) -> list[str]:
-    """Return the names of the modules right below a path."""
-    return [each.rpartition(".")[2] for each in NAMED if each.rpartition(".")[0] == path]
-
-
-_modules = {path: _made(path) for path in NAMED}
-MODULES = frozenset(children("iris")) - {*NAMED["iris"], *(path.partition(".")[2] for path in WHOLE)}
-"""Modules right below `iris` that are made of several of ours."""
+MODULES = {path: _made(path) for path in NAMED}
+for _path, _module in MODULES.items():
+    _above, _, _last = _path.rpartition(".")
+    if _above and _last not in NAMED[_above]:  # `iris.iris` is the function, though there is such a module
+        setattr(MODULES[_above], _last, _module)
 
 
 def publish(root: str) -> None:
-    """Put the modules into `sys.modules`, with `root` for the first part of their paths.
+    """Put the modules into `sys.modules`, with `root` for the first part of their paths, unless one is there.
 
-    `root` is "iris", or a package of ours; of that, modules that have files stay what they are.  It is an ImportError
-    if another package is installed, or imported, as `iris`.
+    `root` is "iris", or a package of ours.  It is an ImportError if another package is installed, or imported, as
+    `iris`.
     """
     other = sys.modules.get("iris")
-    if root == "iris" and other is not _modules["iris"]:
+    if root == "iris" and other is not MODULES["iris"]:
         spec = importlib.util.find_spec("iris") if other is None else other.__spec__
         if other is not None or (spec is not None and spec.origin is not None):  # a mere folder has no origin
             raise ImportError(
                 f"there is a package `iris` already, at {spec and spec.origin}, which iris_triton.as_iris would hide: "
                 "uninstall it, or change the import lines as docs/porting.md says"
             )
-    folder = pathlib.Path(__file__).parents[1]
-    for path, module in _modules.items():
-        inside = path.split(".")[1:]
-        own = folder.joinpath(*inside) if root != "iris" else None
-        if own is not None and (own.exists() or own.with_suffix(".py").exists()):
-            continue
-        sys.modules[".".join((root, *inside))] = module
+    for path, module in MODULES.items():
+        sys.modules.setdefault(root + path.removeprefix("iris"), module)

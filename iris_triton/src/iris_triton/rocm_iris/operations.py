@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -14,8 +13,7 @@ from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops.api import FusedWorkspace, Operations
-from iris_triton.rocm_iris.configs import FusedConfig
-from iris_triton.rocm_iris.handles import Handle, Ported
+from iris_triton.rocm_iris.configs import FusedConfig, Handle, Ported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +30,9 @@ _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
 _FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class PendingWorkspace(Handle, FusedWorkspace):
     """A workspace that is the handle of an asynchronous call as well."""
-
-    work: Work | None = field(default=None, repr=False)
 
 
 def _by_either_name(method: F) -> F:
@@ -84,7 +80,7 @@ class PortedOperations(Ported, Operations):
         if not isinstance(pending, PendingWorkspace):  # with the same plans and memory
             pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
         if workspace is None:
-            known = self._known(op, config)
+            known = self._plainer.get((op, config), config)
             pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout), None))
         pending.work = cast("Work", result)
         self._begin(pending.work)
@@ -120,10 +116,8 @@ _FUNCTIONS = {
 _REQUIRED = ("shmem", "ctx", "output_tensor", "A", "A_sharded", "B", "C", "output", "input")
 _DEFAULTS = {"async_op": False, "staged_a_layout": "k_contiguous", "trace": False}
 _FIELDS = ("num_fetch_sms", "num_warps", "num_stages")  # of FusedConfig
-_LEFT_OUT = (
-    "k_per_flag", "fetch_block_m", "fetch_block_k", "staged_a_layout", "num_fetch_stages", "first_stage_fetch_sms",
-)  # fmt: skip
-"""Tunings of that system's kernel, for which the algorithm here has no use; a warning says so once."""
+_OURS = ("output", "A", "B", "bias", "async_op", "config", "workspace")
+"""Arguments of our operations; others are tunings of that system's kernel, for which the algorithm here has no use."""
 
 _warned_of: set[str] = set()
 
@@ -162,7 +156,7 @@ def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, A
     if given.pop("trace", False):
         raise UnsupportedError("all_gather_matmul_hbm_buffer: trace=True is not offered; call ctx.tracing.enable()")
     fields = {name: value for name in _FIELDS if (value := given.pop(name, None)) is not None}
-    tunings = {name: given.pop(name, None) for name in _LEFT_OUT}
+    tunings = {name: given.pop(name) for name in [*given] if name not in _OURS}
     new = {k: v for k, v in tunings.items() if v not in (None, "k_contiguous") and k not in _warned_of}
     if new:
         said = ", ".join(f"{name}={value!r}" for name, value in new.items())

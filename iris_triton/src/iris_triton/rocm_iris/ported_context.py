@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
 
+import numpy as np
 import torch
 
 from iris_core import api
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.heap.backing import tensor_at
 from iris_core.logs import logger
 from iris_core.settings import load_settings
 from iris_core.tracing import recorder
@@ -19,9 +22,7 @@ from iris_triton.rocm_iris.hip import count_devices
 from iris_triton.rocm_iris.operations import PortedOperations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import torch.distributed as dist
+    from collections.abc import Iterable, Sequence
 
     from iris_core.types import Group
 
@@ -80,11 +81,12 @@ class Iris(api.Iris):
     `put`, `put_tile`, `put_tiles` and `quiet`, copies by engines from the host, are an UnsupportedError.
 
     Args:
-        heap_size, backend, device, group, options: as in `iris_core.Iris`.
+        heap_size, backend, device: as in `iris_core.Iris`.
         allocator_type: allocator by name; "vmem_chunked" is "vmem", and where ranks compute on the CPU the names of
             AMD's Iris mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
         engines: copy engines; there are none, so anything but None or nothing is refused.
         allocator: the same as `allocator_type`, as `iris_core.Iris` has it.
+        **others: everything else that `iris_core.Iris` takes.
 
     Raises:
         ArgumentError: (a ValueError) an unknown engine, or two allocators.
@@ -112,8 +114,7 @@ class Iris(api.Iris):
         allocator: str = "auto",
         backend: str = "triton",
         device: str | torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        **others: Any,
     ) -> None:
         wanted = [engines] if isinstance(engines, str) else list(engines or ())
         if unknown := [each for each in wanted if each != "sdma"]:
@@ -127,7 +128,7 @@ class Iris(api.Iris):
             raise ArgumentError(f"two allocators: allocator_type={allocator_type!r} and allocator={allocator!r}")
         on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
         name = allocator if allocator != "auto" else allocator_for(allocator_type, on_cpu)
-        super().__init__(heap_size, allocator=name, backend=backend, device=device, group=group, options=options)
+        super().__init__(heap_size, allocator=name, backend=backend, device=device, **others)
 
     if TYPE_CHECKING:
         ccl: PortedCollectives
@@ -195,11 +196,7 @@ class Iris(api.Iris):
         return made
 
 
-def iris(
-    heap_size: int | str | None = None, allocator_type: str = "auto", engines: str | Iterable[str] | None = ()
-) -> Iris:
-    """Open a context with the Triton backend: `Iris(heap_size, allocator_type, engines)`, which see."""
-    return Iris(heap_size, allocator_type, engines)
+iris = Iris
 
 
 def allocator_for(name: str, on_cpu: bool) -> str:
@@ -219,3 +216,74 @@ def is_simulation_env() -> bool:
 def get_device_id_for_rank(rank: int) -> int:
     """Return the index of the GPU that a rank of a host uses when its ranks share its GPUs in turn; 0 without one."""
     return rank % max(1, count_devices())
+
+
+# -- tensors of memory at an address ----------------------------------------------------------------------------------
+class CUDAArrayInterface:
+    """Memory of a GPU in the form that torch, cupy and numba take (CUDA Array Interface, version 3).
+
+    Element types that the protocol does not know, such as bfloat16, are given as integers of the same size;
+    `tensor_from_ptr` gives them their type back.
+
+    Args:
+        ptr, size_bytes: address on the device, and bytes of memory there.
+        dtype: torch's element type.
+        device: where the memory is; torch asks the driver, others may look here.
+        shape: sizes of a contiguous array; None for one dimension with all of the memory.
+
+    Raises:
+        ArgumentError: (a ValueError) the shape needs more bytes than there are, or an address or size is negative.
+    """
+
+    def __init__(
+        self,
+        ptr: int,
+        size_bytes: int,
+        dtype: torch.dtype,
+        device: str | int | torch.device | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        if ptr < 0 or size_bytes < 0:
+            raise ArgumentError(f"memory at {ptr:#x} of {size_bytes} bytes: neither can be negative")
+        self.ptr, self.size_bytes, self.dtype, self.device = ptr, size_bytes, dtype, device
+        self.shape = (size_bytes // dtype.itemsize,) if shape is None else tuple(int(size) for size in shape)
+        needed = math.prod(self.shape) * dtype.itemsize
+        if needed > size_bytes:
+            raise ArgumentError(
+                f"a tensor of shape {self.shape} and {dtype} needs {needed} bytes, and there are {size_bytes}"
+            )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        try:
+            typestr = np.dtype(str(self.dtype).removeprefix("torch.")).str
+        except TypeError:
+            typestr = np.dtype(f"i{self.dtype.itemsize}").str
+        return {"shape": self.shape, "typestr": typestr, "data": (self.ptr, False), "strides": None, "version": 3}
+
+
+def tensor_from_ptr(
+    ptr: int,
+    size_bytes: int,
+    dtype: torch.dtype,
+    device: str | int | torch.device = "cuda",
+    shape: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Return a tensor of memory at an address; the memory stays its owner's, who must outlive the tensor.
+
+    The address is one on the device, or in this process for the CPU; a peer's (`ctx.heap.translate`) will do.  The
+    other arguments are as of `CUDAArrayInterface`, and so are the errors.
+
+    Example:
+        >>> import torch
+        >>> from iris_triton import tensor_from_ptr
+        >>> x = torch.arange(4)
+        >>> tensor_from_ptr(x.data_ptr(), 32, torch.int64, "cpu", (2, 2))
+        tensor([[0, 1],
+                [2, 3]])
+    """
+    view = CUDAArrayInterface(ptr, size_bytes, dtype, device, shape)
+    like = torch.empty(view.shape, dtype=dtype, device="meta")
+    if like.numel() and ptr == 0:
+        raise ArgumentError("there is no memory at address 0")
+    return tensor_at(ptr, dtype, torch.device(device), like.shape, like.stride())
