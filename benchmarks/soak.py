@@ -147,7 +147,8 @@ def judge(name: str, device: str, ranks: list[tuple[int, Counts]]) -> Result:
         counters[what] = max(counts[-1][what] for _, counts in ranks)
         counters[f"{what} grown"] = max(row[what] for row in rows)
     grown = [what for what in rows[0] if counters[f"{what} grown"] > (ROOM_KIB if what.endswith("_kib") else 0)]
-    error = f"grows: {', '.join(grown)}" if grown else ""
+    series = {what: [each[what] for _, counts in ranks[:1] for each in counts] for what in grown}
+    error = "grows: " + ", ".join(f"{what}, of rank 0 {series[what]}" for what in grown) if grown else ""
     where = {"device": device}
     return Result(f"soak.{name}", "iris", where, len(ranks), calls=done, verified=True, counters=counters, error=error)
 
