@@ -28,8 +28,7 @@ ALLOCATORS = _by_mutant({
     "host_size_and_alignment[1]": "odd-granularity",
     "host_description_never_changes": "restless-generation",
     "host_heaps_do_not_overlap": "one-memory",
-    "static_protocol": "swapped-parameters",
-    "static_optional_protocol[decommit]": "untold-capability",
+    "static_protocol": "swapped-parameters untold-capability",
     "host_impossible_size_is_an_error": "plain-error",
     "host_tensor_lies_where_it_was_asked_for": "shifted-tensor shared-storage overlapping-tensors",
     "host_tensor_is_the_memory": "shifted-tensor copied-tensor",
@@ -58,8 +57,7 @@ GROWING = _by_mutant({
 })  # fmt: skip
 PLUGINS = _by_mutant({
     "static_settings_have_defaults_and_descriptions": "required-settings undescribed-settings",
-    "static_probe_answers_for_every_device": "no-reason",
-    "static_hooks_are_valid": "wrong-argument",
+    "static_probe_answers_for_every_device": "no-reason wrong-argument",
     "static_entry_point_names_the_plugin": "other-name",
     "static_info_is_complete": "no-summary",
     "host_diagnosis": "raising-diagnosis wordless-diagnosis",
@@ -70,14 +68,13 @@ BACKENDS = _by_mutant({
     "host_context_words[alone]": "swapped-words",
     "host_context_refuses_contradictions": "credulous",
     "host_attach_and_detach": "detach-once",
-    "static_protocol": "renamed-parameter",
+    "static_protocol": "renamed-parameter own-words",
     "compile_cases_are_described": "no-cases",
     "compile_cases_compile[sm_90]": "vain-hope",
     "compile_cases_compile[gfx942]": "vain-hope",
     "static_device_functions": "no-signal swapped-ranks",
     "static_device_methods": "swapped-method",
     "host_trace_is_set_in_place": "deaf-tracing",
-    "static_optional_protocol[SupportsSelfTest]": "own-words",
 })  # fmt: skip
 OPTIONAL = _by_mutant({
     "world_wait_that_gives_up[host]": "secret-waits",
@@ -86,7 +83,8 @@ OPTIONAL = _by_mutant({
 })  # fmt: skip
 COLLECTIVES = _by_mutant({
     "world_calls[host-results]":
-        "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision",
+        "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision "
+        "own-first",
     "world_again_with_ranks_that_are_late[host-bits]": "last-first",
     "world_calls[host-bits]": "rounded-twice",
     "world_calls[host-agreement]": "own-rounding",
@@ -95,7 +93,6 @@ COLLECTIVES = _by_mutant({
     "world_calls[host-work]": "never-done",
     "world_again_with_ranks_that_are_late[host-results]": "once no-entry no-exit",
     "world_is_ordered[host]": "peeks",
-    "world_in_place[host]": "own-first",
     "world_again_with_ranks_that_are_late[host-memory]": "takes-memory borrows-memory",
     "world_plans_do_not_pile_up[host]": "plans-pile-up",
     "world_of_a_group[host]": "whole-world other-peers",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import inspect
 import mmap
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
 
-from iris_core import protocols
-from iris_core.protocols import DeviceBackend
-from iris_core.testing.conformance.plugin import PluginConformance, member_problems, parameter_problems
+from iris_core.testing.conformance import plugin_jobs
+from iris_core.testing.conformance.plugin import PluginConformance, parameter_problems
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
@@ -83,43 +82,25 @@ _CONTEXTS = {
 TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceType.HIP, "gfx950": DeviceType.HIP}
 """GPU targets for which every compile case must compile."""
 
-_OPTIONAL = (
-    protocols.SupportsDemos,
-    protocols.SupportsCompileOnly,
-    protocols.SupportsDeviceBarrier,
-    protocols.SupportsCollectives,
-    protocols.SupportsOperations,
-    protocols.SupportsTracing,
-    protocols.SupportsSelfTest,
-)
 
-
-class OneHeap:
+class OneHeap(SimpleNamespace):
     """A world of one rank for `attach`, whose heap has one live block: satisfies `iris_core.protocols.MemoryMap`."""
 
-    rank = 0
-    nodes = ((0,),)
-    version = 1
-
     def __init__(self, nbytes: int = 1 << 16) -> None:
-        self.nbytes = nbytes
-        self._memory = mmap.mmap(-1, nbytes)
-        self.heap_bases = (ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),)
-
-    def live_blocks(self) -> Sequence[Block]:
-        """One block, half of the heap."""
-        return (Block(0, self.nbytes // 2, "conformance kit"),)
-
-    def check_peers(self) -> None:
-        """There are none to lose."""
-
-    def stands_still(self, quiet: bool) -> bool:
-        """Nothing is known of other threads."""
-        return False
-
-    def elsewhere(self) -> Sequence[int]:
-        """There are no other ranks."""
-        return ()
+        memory = mmap.mmap(-1, nbytes)
+        super().__init__(
+            rank=0,
+            nbytes=nbytes,
+            heap_bases=(ctypes.addressof(ctypes.c_char.from_buffer(memory)),),
+            nodes=((0,),),
+            network=None,
+            version=1,
+            live_blocks=lambda: (Block(0, nbytes // 2, "conformance kit"),),
+            check_peers=lambda: None,
+            stands_still=lambda quiet: False,
+            elsewhere=lambda: (),
+            _memory=memory,
+        )
 
 
 class BackendConformance(PluginConformance):
@@ -142,11 +123,10 @@ class BackendConformance(PluginConformance):
     case_step: ClassVar[int] = 1
 
     @pytest.fixture
-    def backend(self, registered: Registered, target: DeviceTarget) -> Iterator[Any]:
+    def backend(self, created: Any) -> Iterator[Any]:
         """A backend for one rank, detached after the test."""
-        backend = self.create(registered, target)
-        yield backend
-        backend.detach()
+        yield created
+        created.detach()
 
     @pytest.fixture
     def compile(self, backend: Any) -> Compile:
@@ -162,19 +142,6 @@ class BackendConformance(PluginConformance):
         return list(backend.compile_cases())[:: self.case_step]
 
     # -- static tier --------------------------------------------------------------------------------------------------
-    def test_static_protocol(self, backend: Any, info: PluginInfo) -> None:
-        """Every member of the protocol is there, called with the protocol's parameter names in their order."""
-        assert member_problems(backend, DeviceBackend) == []
-        assert backend.info == info
-
-    @pytest.mark.parametrize("protocol", _OPTIONAL, ids=lambda protocol: protocol.__name__)
-    def test_static_optional_protocol(self, backend: Any, protocol: type) -> None:
-        """A backend with one member of an optional protocol has all of them, called as the core calls them."""
-        names = [name for name in vars(protocol) if not name.startswith("_")]
-        if not any(inspect.getattr_static(backend, name, None) for name in names):
-            pytest.skip(f"the backend has none of {', '.join(names)}")
-        assert member_problems(backend, protocol) == []
-
     def test_static_device_functions(self, backend: Any) -> None:
         """All are there, with these parameters in order; what a kernel may leave out has a default."""
         api = backend.device_api()
@@ -208,7 +175,7 @@ class BackendConformance(PluginConformance):
 
     def test_host_attach_and_detach(self, registered: Registered, target: DeviceTarget) -> None:
         """Detaching twice, or what was never attached, is harmless; contexts follow and overlap each other."""
-        one, two, again, never = (self.create(registered, target) for _ in range(4))
+        one, two, again, never = (plugin_jobs.create(*registered, target) for _ in range(4))
         first, second = OneHeap(), OneHeap()
         one.attach(first)
         two.attach(second)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core.device.targets import device_targets
-from iris_core.dispatch.requests import ALL_IN_PLACE, REDUCING
-from iris_core.protocols import Collective
+from iris_core.dispatch.requests import REDUCING
 from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_cases as known
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance.collective_cases import Case, cases, usual
-from iris_core.testing.conformance.plugin import PluginConformance, installed_plugin, member_problems
+from iris_core.testing.conformance.plugin import PluginConformance
+from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
 
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator
 
-    from iris_core.testing.conformance.plugin import Registered
     from iris_core.testing.pool import RankPool
-
-    World = jobs.Setup
 
 _ALL_CASES_S = 300.0  # a kernel may have to be compiled for each
 _GROUP_SIZES = (1, 2, 3, 8)
@@ -62,25 +59,17 @@ class CollectiveConformance(PluginConformance):
 
     # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture
-    def collective(self, registered: Registered, target: DeviceTarget) -> Any:
+    def collective(self, created: Any) -> Any:
         """A collective as the core creates it, on a device of this machine, without a world."""
-        collective = self.create(registered, target)
-        assert collective.op in known.OPS, f"the kit knows {', '.join(known.OPS)} and not {collective.op!r}"
-        return collective
+        assert created.op in known.OPS, f"the kit knows {', '.join(known.OPS)} and not {created.op!r}"
+        assert created.name == created.name.strip() != ""
+        return created
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> World:
+    def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> Setup:
         """The setup of each tier."""
-        device, ranks = self.ranks_of(request.param, [info])
-        name = installed_plugin(self.kind, info.name).name
-        return jobs.Setup(name, self.allocator, self.backend, device, ranks, self.accumulates_in_float32)
-
-    # -- static tier --------------------------------------------------------------------------------------------------
-    def test_static_protocol(self, collective: Any, info: PluginInfo) -> None:
-        """Every member of the protocol is there, called with the protocol's parameter names in their order."""
-        assert member_problems(collective, Collective) == []
-        assert collective.info == info
-        assert collective.name == collective.name.strip() != ""
+        where = self.ranks_of(request.param, [info])
+        return Setup(self.allocator, self.backend, *where, info.name, in_float32=self.accumulates_in_float32)
 
     # -- host tier: what it says of itself ----------------------------------------------------------------------------
     def test_host_supports_always_answers(self, collective: Any) -> None:
@@ -130,37 +119,29 @@ class CollectiveConformance(PluginConformance):
             assert costs == sorted(costs), f"{size} ranks: more bytes cost less"
 
     # -- world tier: calls --------------------------------------------------------------------------------------------
-    @pytest.mark.parametrize("promise", [*jobs.PROMISES, "agreement"])
-    def test_world_calls(self, collective: Any, pool: RankPool, world: World, promise: str) -> None:
+    @pytest.mark.parametrize("promise", jobs.PROMISES)
+    def test_world_calls(self, collective: Any, pool: RankPool, world: Setup, promise: str) -> None:
         """Every shape, element type, reduction, root and place of the tensors keeps each promise.
 
-        results: what torch gives.  agreement: where all ranks get the same, they get the same bits.  input: it is only
-        read.  surroundings: memory beside the tensors, and between the elements of strided ones, stays as it is.
-        work: a handle that was waited for says so.  memory: all that a call needs was made by `prepare`.  bits: those
-        of torch in the group's order, if the algorithm reduces and says `deterministic = True`.
+        results: what torch gives, also in place.  agreement: where all ranks get the same, they get the same bits.
+        input: it is only read.  surroundings: memory beside the tensors, and between the elements of strided ones,
+        stays as it is.  work: a handle that was waited for says so.  memory: all that a call needs was made by
+        `prepare`.  bits: those of torch in the group's order, if the algorithm reduces and says `deterministic = True`.
         """
-        op = collective.op
-        if promise == "agreement" and op not in known.REPLICATED:
-            pytest.skip(f"{op} gives every rank something of its own")
         self._skip_unpromised(collective, promise)
         worlds = [dataclasses.replace(world, ranks=size) for size in sorted({1, world.ranks})]
         chosen = {
-            of: tuple(each for each in cases(op, of.ranks) if self._answer(collective, each, of)) for of in worlds
+            of: tuple(each for each in cases(collective.op, of.ranks) if self._answer(collective, each, of))
+            for of in worlds
         }
         if not any(chosen.values()):
-            pytest.skip(self._answer(collective, usual(op), world).reason)
+            pytest.skip(self._answer(collective, usual(collective.op), world).reason)
         for setup, calls in chosen.items():
-            results = _run(pool, setup, calls) if calls else []
-            if promise == "agreement":
-                pairs = zip(calls, zip(*results, strict=True), strict=True)
-                wrong = [str(case) for case, of_ranks in pairs if len({each[promise] for each in of_ranks}) > 1]
-                assert not wrong, "the ranks' results differ: " + ", ".join(wrong)
-            else:
-                _check(promise, *results)
+            _check(promise, *_run(pool, setup, calls))
 
     @pytest.mark.parametrize("promise", ["results", "memory", "bits"])
     def test_world_again_with_ranks_that_are_late(
-        self, collective: Any, pool: RankPool, world: World, promise: str
+        self, collective: Any, pool: RankPool, world: Setup, promise: str
     ) -> None:
         """A plan serves call after call, whoever is late, and whoever writes its next input at once.
 
@@ -170,7 +151,7 @@ class CollectiveConformance(PluginConformance):
         case = self._usual(collective, world)
         _check(promise, *_run(pool, world, (case,), num_turns=2 * world.ranks))
 
-    def test_world_is_ordered(self, collective: Any, pool: RankPool, world: World) -> None:
+    def test_world_is_ordered(self, collective: Any, pool: RankPool, world: Setup) -> None:
         """The checker finds nothing on CPU ranks, whoever is late: see docs/checking.md.
 
         It sees kernels of a backend that has a checker, and torch's operators on the heap.
@@ -185,20 +166,13 @@ class CollectiveConformance(PluginConformance):
                 raise
             pytest.skip("the backend has no checker")
 
-    def test_world_in_place(self, collective: Any, pool: RankPool, world: World) -> None:
-        """Input and output may share memory as in torch, where `supports` says so."""
-        if collective.op not in ALL_IN_PLACE:
-            pytest.skip(f"torch has no {collective.op} in place")
-        case = self._usual(collective, world, in_place=True)
-        _check("results", *_run(pool, world, (case,), num_turns=2))
-
-    def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: World) -> None:
+    def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: Setup) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
         case = self._usual(collective, world)
         for blocks in pool.run(jobs.prepare_again, world.ranks, world, case, 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
-    def test_world_of_a_group(self, collective: Any, pool: RankPool, world: World, tmp_path: pathlib.Path) -> None:
+    def test_world_of_a_group(self, collective: Any, pool: RankPool, world: Setup, tmp_path: pathlib.Path) -> None:
         """The first and the last rank are a group; the others are not waited for, and their tensors are left alone."""
         if world.ranks < 3:
             pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
@@ -217,7 +191,7 @@ class CollectiveConformance(PluginConformance):
             for name in (*known.OPS, "no_such_operation", ""):
                 yield CollectiveRequest(name, shape, dtype, 1 << 42, 0, 2, DeviceTarget(DeviceType.CPU))
 
-    def _answer(self, collective: Any, case: Case, setup: World) -> Availability:
+    def _answer(self, collective: Any, case: Case, setup: Setup) -> Availability:
         """Whether all members say yes; the first "no" if not."""
         members = case.members or range(setup.ranks)
         targets = [device_targets(setup.device, member)[0] for member in members]
@@ -225,10 +199,12 @@ class CollectiveConformance(PluginConformance):
         return next((answer for answer in answers if not answer), Availability.yes())
 
     def _skip_unpromised(self, collective: Any, promise: str) -> None:
+        if promise == "agreement" and collective.op not in known.REPLICATED:
+            pytest.skip(f"{collective.op} gives every rank something of its own")
         if promise == "bits" and not jobs.promises_bits(collective):
             pytest.skip("it does not promise the bits of a reduction")
 
-    def _usual(self, collective: Any, setup: World, **changes: Any) -> Case:
+    def _usual(self, collective: Any, setup: Setup, **changes: Any) -> Case:
         """An everyday call; the test is skipped where it is not supported."""
         case = usual(collective.op, **changes)
         answer = self._answer(collective, case, setup)
@@ -238,7 +214,7 @@ class CollectiveConformance(PluginConformance):
 
 
 @functools.lru_cache(maxsize=4)
-def _run(pool: RankPool, setup: World, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
+def _run(pool: RankPool, setup: Setup, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
     """Call the cases once; several tests look at the same outcomes, by rank and case."""
     return pool.run(jobs.call, setup.ranks, setup, chosen, num_turns, timeout_s=_ALL_CASES_S)
 

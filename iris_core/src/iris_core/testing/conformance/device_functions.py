@@ -16,7 +16,7 @@ from iris_core.testing.conformance.stack_jobs import opened
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.testing.conformance.stack_jobs import Rank, Stack
+    from iris_core.testing.conformance.stack_jobs import Rank, Setup
 
 FORMS = ("function", "method")
 MOVES = ("load", "store", "get", "put", "copy")
@@ -49,7 +49,7 @@ _PROGRAMS = 13  # of each rank that change the same word of each rank; four rank
 _LATE_S = 0.05  # there are many turns in which some rank is late
 
 
-def call_all(stack: Stack, form: str) -> list[str] | str:
+def call_all(stack: Setup, form: str) -> list[str] | str:
     """Call every device function in one form; return what is wrong, or what a backend without methods lacks.
 
     A function that raises on this rank is wrong as well: all ranks go on together with the next one.

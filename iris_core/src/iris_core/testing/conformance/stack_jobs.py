@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import os
 import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
@@ -27,15 +25,24 @@ _SLOW_S = 0.1  # how long one rank lets the others wait
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Allocator, backend and programs of a stack suite, as ranks need them."""
+class Setup:
+    """Plugins of a suite and where they run, as ranks need them."""
 
     allocator: str
     backend: str
-    programs: str  # module that has them
     device: str  # "cpu" or "cuda"
     ranks: int
-    timeout_s: float  # bound of the waits in kernels
+    tested: str  # module of the programs of a stack, or name of the collective
+    timeout_s: float | None = None  # bound of the waits in kernels
+    in_float32: bool = True  # a collective adds up half-precision numbers in single precision
+    check: tuple[str, ...] = ()  # what the checker looks for, see `Iris`
+
+    def open(self) -> Any:
+        """Open a context on this rank."""
+        from iris_core import Iris
+
+        places: dict[str, Any] = {"allocator": self.allocator, "backend": self.backend, "device": self.device}
+        return Iris("64MiB", **places, device_timeout=self.timeout_s, check=self.check or None)
 
 
 class Rank:
@@ -45,9 +52,9 @@ class Rank:
         problems: sentences.
     """
 
-    def __init__(self, ctx: Any, stack: Stack, late_s: float) -> None:
+    def __init__(self, ctx: Any, stack: Setup, late_s: float) -> None:
         self.ctx = ctx
-        self.programs: Any = importlib.import_module(stack.programs)
+        self.programs: Any = importlib.import_module(stack.tested)
         self.timeout_s = stack.timeout_s
         self.me, self.world = ctx.cur_rank, ctx.num_ranks
         self.peer = (self.me + 1) % self.world
@@ -105,18 +112,14 @@ class Rank:
 
 
 @contextlib.contextmanager
-def opened(stack: Stack, late_s: float = _SLOW_S) -> Iterator[Rank]:
-    """Open a context whose waits inside kernels are bounded, those without a bound of their own as well."""
-    from iris_core import Iris
-
-    with mock.patch.dict(os.environ, IRIS_DEVICE_TIMEOUT=str(stack.timeout_s)):
-        ctx = Iris("16MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
-    with ctx:
+def opened(stack: Setup, late_s: float = _SLOW_S) -> Iterator[Rank]:
+    """Open a context, and leave it together."""
+    with stack.open() as ctx:
         yield Rank(ctx, stack, late_s)
         ctx.barrier()  # others may look at this rank's memory until they are here
 
 
-def give_up(stack: Stack) -> list[str] | str:
+def give_up(stack: Setup) -> list[str] | str:
     """Wait in a kernel for a flag that no rank raises: the launch raises, or the next barrier does, once."""
     with opened(stack) as rank:
         if "DeviceContext" not in rank.ctx.backend.device_api():
@@ -140,7 +143,7 @@ def give_up(stack: Stack) -> list[str] | str:
 
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
-def device_barrier(stack: Stack) -> list[str] | str:
+def device_barrier(stack: Setup) -> list[str] | str:
     """All writes are visible after a barrier, whoever is late; the group of the first and the last rank waits alone."""
     with opened(stack) as rank:
         if not hasattr(rank.ctx.backend, "device_barrier"):
@@ -164,7 +167,7 @@ def device_barrier(stack: Stack) -> list[str] | str:
         return rank.problems
 
 
-def self_test(stack: Stack) -> tuple[list[Any], list[str]] | str:
+def self_test(stack: Setup) -> tuple[list[Any], list[str]] | str:
     """Run the backend's self-test, as `iris doctor` does; return its checks, and the operations that it announced."""
     begun: list[str] = []
     with opened(stack) as rank:
