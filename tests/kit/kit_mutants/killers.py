@@ -24,24 +24,20 @@ def _by_mutant(killed):
 
 
 ALLOCATORS = _by_mutant({
-    "host_size_and_alignment[4096]": "crooked-base short-heap",
+    "host_size_and_alignment[4096]": "crooked-base short-heap one-memory",
     "host_size_and_alignment[1]": "odd-granularity",
-    "host_description_never_changes": "restless-generation",
-    "host_heaps_do_not_overlap": "one-memory",
     "static_protocol": "swapped-parameters untold-capability",
     "host_impossible_size_is_an_error": "plain-error",
-    "host_tensor_lies_where_it_was_asked_for": "shifted-tensor shared-storage overlapping-tensors",
-    "host_tensor_is_the_memory": "shifted-tensor copied-tensor",
+    "host_tensor_is_the_memory_asked_for": "shifted-tensor shared-storage overlapping-tensors copied-tensor",
     "host_tensors_outlive_close": "copied-tensor release-at-close close-takes-memory",
     "host_release_is_told_once_after_the_last_view":
         "release-twice release-never release-early release-at-close release-by-place",
     "host_commit_is_idempotent": "commit-clears",
     "host_decommit_gives_memory_back": "decommit-too-much",
-    "host_close_is_idempotent[0]": "close-once",
-    "host_close_is_idempotent[1]": "close-once",
-    "host_use_after_close_is_an_error": "usable-after-close",
+    "host_close_is_final[0]": "close-once usable-after-close",
+    "host_close_is_final[1]": "close-once usable-after-close",
     "host_nothing_leaks": "leaky-descriptor leaky-mapping leaky-import",
-    "peers_export_describes_the_whole_heap": "short-export export-opens",
+    "peers_export_describes_the_whole_heap": "short-export export-opens restless-generation",
     "peers_in_other_processes": "short-export wrong-peer own-peer shifted-peer snapshot-peer",
     "peers_in_this_process": "import-again leaky-import kept-descriptors",
     "peers_nonsense_is_refused": "kept-descriptors leaky-error",
@@ -50,8 +46,8 @@ GROWING = _by_mutant({
     "peers_growth_is_announced": "quiet-commit loud-exchange hasty-export",
     "peers_growth_is_seen": "moving-peer",
     "peers_growth_in_parts": "unsaid-rest endless-export",
-    "host_import_is_the_same_memory": "copied-import shifted-import odd-extent",
-    "host_import_is_found_again": "lost-import remembered-import silent-import",
+    "host_import_is_the_same_memory":
+        "copied-import shifted-import odd-extent lost-import remembered-import silent-import",
     "host_import_refuses_other_memory": "credulous-import",
     "peers_import_is_seen": "unannounced-import",
 })  # fmt: skip

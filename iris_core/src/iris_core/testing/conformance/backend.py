@@ -70,12 +70,8 @@ _CONTEXTS = {
         [0, 1, 0x7F00_0000_0000, _MAGIC_AND_LAYOUT, 0, 0, *_NO_TRACE],
     ),
     "third-of-four": (
-        ContextSpec(2, 4, _FOUR_BASES, timeout_ns=5_000_000_000),
-        [2, 4, *_FOUR_BASES, _MAGIC_AND_LAYOUT, 5_000_000_000, 0, *_NO_TRACE],
-    ),
-    "traced": (
-        ContextSpec(1, 2, (0x10_0000, 0x20_0000), 7, 0x30_0000, trace=tuple(_TRACE)),
-        [1, 2, 0x10_0000, 0x20_0000, _MAGIC_AND_LAYOUT, 7, 0x30_0000, *_TRACE],
+        ContextSpec(2, 4, _FOUR_BASES, 5_000_000_000, 0x30_0000, trace=tuple(_TRACE)),
+        [2, 4, *_FOUR_BASES, _MAGIC_AND_LAYOUT, 5_000_000_000, 0x30_0000, *_TRACE],
     ),
 }
 
@@ -189,7 +185,7 @@ class BackendConformance(PluginConformance):
         if not hasattr(backend, "set_trace"):
             pytest.skip("the backend has no set_trace")
         assert backend.ticks_per_second > 0
-        spec, words = _CONTEXTS["third-of-four"]
+        spec, words = _CONTEXTS["alone"]
         context = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
         place, rest = context.data_ptr(), words[: -len(_TRACE)]
         buffers = [torch.zeros(16, dtype=torch.int64, device=target.torch_device) for _ in range(2)]

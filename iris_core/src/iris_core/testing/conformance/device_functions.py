@@ -1,7 +1,8 @@
 """Calls of every device function, on the ranks of a stack, and what must come of them as plain Python computes it.
 
 Every rank works on the next one, so each memory has one writer and each result is known; in a world of one the rank
-works on itself.  A form is the way to call: "function", with ranks and heap bases, or "method" of the DeviceContext.
+works on itself.  A form is the way to call: "function", with ranks and heap bases, or "method" of the DeviceContext;
+"host" is `ctx.device_barrier`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.stack_jobs import opened
 
 if TYPE_CHECKING:
@@ -46,18 +48,19 @@ _UNTOUCHED, _OTHER = -7, 77  # what targets are filled with before a call, and w
 _NOTHING = [_UNTOUCHED] * _LANES
 _FLAG = 40  # before a signal
 _PROGRAMS = 13  # of each rank that change the same word of each rank; four ranks have 52 bits of it
-_LATE_S = 0.05  # there are many turns in which some rank is late
 
 
 def call_all(stack: Setup, form: str) -> list[str] | str:
-    """Call every device function in one form; return what is wrong, or what a backend without methods lacks.
+    """Call every device function in one form; return what is wrong, or what a backend lacks that need not have it.
 
     A function that raises on this rank is wrong as well: all ranks go on together with the next one.
     """
-    with opened(stack, late_s=_LATE_S) as rank:
+    with opened(stack) as rank:
         if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
             return "DeviceContext"
-        for name in NAMES:
+        if form == "host" and not hasattr(rank.ctx.backend, "device_barrier"):
+            return "device_barrier"
+        for name in ("barrier",) if form == "host" else NAMES:
             _CALLS[name](rank, form, name)
         return rank.problems
 
@@ -222,13 +225,25 @@ def _barrier(rank: Rank, form: str, name: str) -> None:
         for turn in range(rank.world if group is None else 2):
             value = 10 * (turn + 1)
             with rank.together(f"barrier {turn} of {group or 'all'}", slow=members[turn % size]):
-                if rank.me in members:
+                if rank.me in members and form == "host":
+                    _meet(rank, slots, found, value + rank.me, group and list(members), turn)
+                elif rank.me in members:
                     rank.programs.meet(rank.ctx, form, slots, found, flags, value + rank.me, group, rank.timeout_s)
             stored = [value + each if each in members else _UNTOUCHED for each in everyone]
             rank.check(slots, [stored] * rank.world)
             rank.check(found, [stored if each in members else [_UNTOUCHED] * rank.world for each in everyone])
             if rank.me not in members:
                 rank.check(flags, [[0] * (rank.world + 1)], of=[rank.me])
+
+
+def _meet(rank: Rank, slots: Any, found: Any, value: int, group: list[int] | None, turn: int) -> None:
+    """As the program `meet`, with stores of the host and `ctx.device_barrier`."""
+    bases = rank.ctx.heap.heap_bases
+    for base in bases:
+        place = base + slots.data_ptr() - bases[rank.me] + 8 * rank.me
+        oracle.write_bytes(place, value.to_bytes(8, "little"), rank.ctx.device)
+    rank.ctx.device_barrier(group, sem=("release", "relaxed")[turn % 2])
+    found.copy_(slots)
 
 
 _CALLS: Mapping[str, Callable[[Rank, str, str], None]] = {

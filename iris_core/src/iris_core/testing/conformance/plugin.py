@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Registered = tuple[Registry, PluginRecord]
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
 _PROTOCOLS = {
     PluginKind.ALLOCATOR: protocols.Allocator,
     PluginKind.BACKEND: protocols.DeviceBackend,
@@ -236,7 +234,7 @@ def member_problems(obj: Any, protocol: type) -> list[str]:
             problems.append(f"{name} is no method")
         else:
             parameters = list(inspect.signature(member).parameters.values())[1:]  # without self
-            names = " ".join(each.name for each in parameters if each.kind in _POSITIONAL)
+            names = " ".join(each.name for each in parameters if each.kind is not each.KEYWORD_ONLY)
             problems += parameter_problems(name, getattr(obj, name), names)
     return problems
 
@@ -252,15 +250,11 @@ def parameter_problems(name: str, function: Callable[..., Any], parameters: str)
     expected, optional = (each.split() for each in parameters.partition("|")[::2])
     while not inspect.isroutine(function) and hasattr(function, "fn"):
         function = function.fn
-    found = list(inspect.signature(function).parameters.values())
-    given = [each.name for each in found if each.kind in _POSITIONAL]
-    wanted = [*expected, *optional]
-    if given[: len(wanted)] != wanted:
-        return [f"{name}({', '.join(given)}) should begin with ({', '.join(wanted)})"]
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    demanded = [
-        each.name for each in found[len(expected) :] if each.default is each.empty and each.kind not in variadic
-    ]
-    if demanded:
-        return [f"{name} demands {', '.join(demanded)} beside ({', '.join(expected)}); give defaults"]
-    return []
+    signature = inspect.signature(function)
+    try:
+        found = [list(signature.bind(*names).arguments) for names in (expected, [*expected, *optional])]
+    except TypeError:  # it takes fewer, or demands more
+        found = []
+    if found == [expected, [*expected, *optional]]:
+        return []
+    return [f"{name}{signature} should take ({', '.join(expected)}), and then may be given ({', '.join(optional)})"]

@@ -83,7 +83,7 @@ class StackConformance(OnRanks):
     # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
-        _judge(self._run(pool, world, stack_jobs.device_barrier))
+        _judge(self._run(pool, world, device_functions.call_all, "host"))
 
     def test_world_self_test_passes(self, pool: RankPool, world: Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""

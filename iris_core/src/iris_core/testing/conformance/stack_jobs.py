@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import time
 import traceback
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from iris_core.testing.conformance import oracle
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SLOW_S = 0.1  # how long one rank lets the others wait
+_LATE_S = 0.05  # how long one rank lets the others wait, in many turns
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,13 @@ class Rank:
         problems: sentences.
     """
 
-    def __init__(self, ctx: Any, stack: Setup, late_s: float) -> None:
+    def __init__(self, ctx: Any, stack: Setup) -> None:
         self.ctx = ctx
         self.programs: Any = importlib.import_module(stack.tested)
         self.timeout_s = stack.timeout_s
         self.me, self.world = ctx.cur_rank, ctx.num_ranks
         self.peer = (self.me + 1) % self.world
         self.problems: list[str] = []
-        self._late_s = late_s
         self._what = ""
 
     def note(self, problem: str) -> None:
@@ -80,7 +78,7 @@ class Rank:
         self._what = what
         self.ctx.barrier()
         if slow is not None and self.me == slow % self.world:
-            time.sleep(self._late_s)
+            time.sleep(_LATE_S)
         try:
             yield
             if self.ctx.device != "cpu":
@@ -112,10 +110,10 @@ class Rank:
 
 
 @contextlib.contextmanager
-def opened(stack: Setup, late_s: float = _SLOW_S) -> Iterator[Rank]:
+def opened(stack: Setup) -> Iterator[Rank]:
     """Open a context, and leave it together."""
     with stack.open() as ctx:
-        yield Rank(ctx, stack, late_s)
+        yield Rank(ctx, stack)
         ctx.barrier()  # others may look at this rank's memory until they are here
 
 
@@ -139,31 +137,6 @@ def give_up(stack: Setup) -> list[str] | str:
                 raised.append(True)
         if raised not in ([True, False, False], [False, True, False]):
             rank.note(f"the launch and two barriers have raised DeviceTimeoutError: {raised}")
-        return rank.problems
-
-
-# -- what a backend may have besides ----------------------------------------------------------------------------------
-def device_barrier(stack: Setup) -> list[str] | str:
-    """All writes are visible after a barrier, whoever is late; the group of the first and the last rank waits alone."""
-    with opened(stack) as rank:
-        if not hasattr(rank.ctx.backend, "device_barrier"):
-            return "device_barrier"
-        everyone, ends = tuple(range(rank.world)), tuple(sorted({0, rank.world - 1}))
-        slots = rank.tensor([0] * rank.world, "int64")
-        offset = slots.data_ptr() - rank.ctx.heap.heap_bases[rank.me]
-        for turn, (members, sem) in enumerate(itertools.product((everyone, ends), ("release", "relaxed"))):
-            slots.zero_()
-            found = None
-            with rank.together(f"barrier {turn} of ranks {members}", slow=members[turn % len(members)]):
-                if rank.me in members:
-                    word = (1000 * (turn + 1) + rank.me).to_bytes(8, "little")
-                    for base in rank.ctx.heap.heap_bases:
-                        oracle.write_bytes(base + offset + 8 * rank.me, word, rank.ctx.device)
-                    rank.ctx.device_barrier(None if members == everyone else ends, sem=sem)
-                    found = slots.tolist()  # before the barrier on the host
-            expected = [1000 * (turn + 1) + each if each in members else 0 for each in everyone]
-            if found not in (None, expected):
-                rank.note(f"found {found} instead of {expected}")
         return rank.problems
 
 
