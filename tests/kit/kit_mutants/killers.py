@@ -43,9 +43,7 @@ ALLOCATORS = _by_mutant({
     "peers_nonsense_is_refused": "kept-descriptors leaky-error",
 })  # fmt: skip
 GROWING = _by_mutant({
-    "peers_growth_is_announced": "quiet-commit loud-exchange hasty-export",
-    "peers_growth_is_seen": "moving-peer",
-    "peers_growth_in_parts": "unsaid-rest endless-export",
+    "peers_growth": "quiet-commit loud-exchange hasty-export moving-peer unsaid-rest endless-export",
     "host_import_is_the_same_memory":
         "copied-import shifted-import odd-extent lost-import remembered-import silent-import",
     "host_import_refuses_other_memory": "credulous-import",

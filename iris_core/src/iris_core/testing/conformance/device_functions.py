@@ -106,12 +106,7 @@ def _changed(name: str, old: int, val: int, cmp: int) -> int:
 
 
 def _atomic(rank: Rank, form: str, name: str) -> None:
-    _change(rank, form, name)
-    _contend(rank, form, name)
-
-
-def _change(rank: Rank, form: str, name: str) -> None:
-    """Change a block of words of the next rank."""
+    """Change a block of words of the next rank, then one word of each rank."""
     operands, compares = rank.tensor(_operands(rank.me)), rank.tensor(_compares(rank.peer))
     everyone = range(rank.world)
     for masked in (False, True):
@@ -129,6 +124,7 @@ def _change(rank: Rank, form: str, name: str) -> None:
         ])  # fmt: skip
         before = [_cells((each + 1) % rank.world) for each in everyone]
         rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in before])
+    _contend(rank, form, name)
 
 
 def _contend(rank: Rank, form: str, name: str) -> None:

@@ -6,6 +6,7 @@ The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -90,14 +91,11 @@ class StackConformance(OnRanks):
         results = self._run(pool, world, stack_jobs.self_test)
         checks = [check for on_rank, _ in results for check in on_rank]
         assert [check for check in checks if not isinstance(check, PairCheck) or check.problem] == []
-        ranks = range(world.ranks)
-        pairs = {(rank, peer) for rank in ranks for peer in ranks if rank != peer} or {(0, 0)}
         ops = {check.op for check in checks}
         assert ops, "the self-test says nothing"
-        for op in ops:
-            assert {(check.rank, check.peer) for check in checks if check.op == op} >= pairs, f"pairs of {op}"
-        for rank, (_, announced) in enumerate(results):
-            assert ops <= set(announced), f"operations that rank {rank} has announced"
+        pairs = set(itertools.permutations(range(world.ranks), 2)) or {(0, 0)}
+        assert {(op, *pair) for op in ops for pair in pairs} <= {(each.op, each.rank, each.peer) for each in checks}
+        assert all(ops <= set(announced) for _, announced in results), f"not all ranks have announced {ops}"
 
 
 def _judge(of_ranks: list[list[str]]) -> None:

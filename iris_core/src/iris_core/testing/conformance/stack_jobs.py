@@ -6,6 +6,7 @@ Where the backend lacks an optional function, a job returns the name of the func
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import time
 import traceback
@@ -125,18 +126,14 @@ def give_up(stack: Setup) -> list[str] | str:
         flag, found = (rank.tensor([0], "int64") for _ in range(2))
         rank.ctx.barrier()
         raised = []
-        for step in (
-            lambda: rank.programs.await_flag(rank.ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s),
-            rank.ctx.barrier,
-            rank.ctx.barrier,
-        ):
+        launch = functools.partial(rank.programs.await_flag, rank.ctx, "method", "ge", flag, 0, 1, found)
+        for number, step in enumerate((lambda: launch(stack.timeout_s), rank.ctx.barrier, rank.ctx.barrier)):
             try:
                 step()
-                raised.append(False)
             except DeviceTimeoutError:
-                raised.append(True)
-        if raised not in ([True, False, False], [False, True, False]):
-            rank.note(f"the launch and two barriers have raised DeviceTimeoutError: {raised}")
+                raised.append(number)
+        if raised not in ([0], [1]):
+            rank.note(f"of the launch and two barriers, DeviceTimeoutError was raised by {raised}, and not by 0 or 1")
         return rank.problems
 
 
