@@ -90,9 +90,8 @@ COLLECTIVES = _by_mutant({
     "world_again_with_ranks_that_are_late[host-memory]": "takes-memory borrows-memory",
     "world_plans_do_not_pile_up[host]": "plans-pile-up",
     "world_of_a_group[host]": "whole-world other-peers",
-    "host_supports_always_answers": "raises silent-no",
+    "host_supports_always_answers": "raises silent-no yes-man",
     "host_supports_something": "never",
-    "host_supports_refuses_what_it_cannot_know": "yes-man",
     "host_cost_is_positive_and_grows": "free-of-charge cheaper-by-the-dozen",
     "static_protocol": "other-names",
 })  # fmt: skip

@@ -42,10 +42,6 @@ class AllocatorConformance(PluginConformance):
         same_process_peers: whether a second allocator of the same process can map the first one's memory (IPC handles
             of some drivers cannot); if not, the tests between processes remain.
         num_cycles: how often an allocator is opened and closed when looking for leaks.
-
-    Example:
-        >>> class TestMine(AllocatorConformance):
-        ...     name = "mine"
     """
 
     kind = PluginKind.ALLOCATOR

@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import mmap
 import re
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -77,24 +76,30 @@ TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceT
 """GPU targets for which every compile case must compile."""
 
 
-class OneHeap(SimpleNamespace):
+class OneHeap:
     """A world of one rank for `attach`, whose heap has one live block: satisfies `iris_core.protocols.MemoryMap`."""
 
+    rank, nodes, network, version = 0, ((0,),), None, 1
+
     def __init__(self, nbytes: int = 1 << 16) -> None:
-        memory = mmap.mmap(-1, nbytes)
-        super().__init__(
-            rank=0,
-            nbytes=nbytes,
-            heap_bases=(ctypes.addressof(ctypes.c_char.from_buffer(memory)),),
-            nodes=((0,),),
-            network=None,
-            version=1,
-            live_blocks=lambda: (Block(0, nbytes // 2, "conformance kit"),),
-            check_peers=lambda: None,
-            stands_still=lambda quiet: False,
-            elsewhere=lambda: (),
-            _memory=memory,
-        )
+        self.nbytes = nbytes
+        self._memory = mmap.mmap(-1, nbytes)
+        self.heap_bases = (ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),)
+
+    def live_blocks(self) -> Sequence[Block]:
+        """One block, half of the heap."""
+        return (Block(0, self.nbytes // 2, "conformance kit"),)
+
+    def check_peers(self) -> None:
+        """There are none to lose."""
+
+    def stands_still(self, quiet: bool) -> bool:
+        """Nothing is known of other threads."""
+        return False
+
+    def elsewhere(self) -> Sequence[int]:
+        """There are no other ranks."""
+        return ()
 
 
 class BackendConformance(PluginConformance):
@@ -107,10 +112,6 @@ class BackendConformance(PluginConformance):
     Attributes:
         name: name of the backend.
         case_step: 1 to compile all of `compile_cases()`, n for every n-th one.
-
-    Example:
-        >>> class TestMine(BackendConformance):
-        ...     name = "mine"
     """
 
     kind = PluginKind.BACKEND
@@ -123,12 +124,11 @@ class BackendConformance(PluginConformance):
         created.detach()
 
     @pytest.fixture
-    def compile(self, backend: Any) -> Compile:
+    def compile(self, backend: Any) -> Any:
         """Compiles one case for one target and returns the assembly."""
         if not hasattr(backend, "compile_only"):
             pytest.skip("no `compile_only` and no fixture `compile`: this backend compiles nothing without a GPU")
-        compile_only: Compile = backend.compile_only
-        return compile_only
+        return backend.compile_only
 
     @pytest.fixture
     def cases(self, backend: Any) -> Sequence[CompileCase]:

@@ -129,7 +129,7 @@ def _atomic(rank: Rank, form: str, name: str) -> None:
 
 def _contend(rank: Rank, form: str, name: str) -> None:
     """Change one word of each rank by many programs of all ranks."""
-    first = {"atomic_and": -1, "atomic_min": 1 << 40}.get(name, 0)
+    first = -1 if name == "atomic_and" else 0
     operands, compares = (rank.tensor(each, "int64") for each in _contributions(name, rank.me))
     cell, found = rank.tensor([first], "int64"), rank.tensor([_UNTOUCHED] * (rank.world * _PROGRAMS), "int64")
     with rank.together(f"{name} of many programs"):
@@ -156,17 +156,14 @@ def _contributions(name: str, rank: int) -> tuple[list[int], list[int]]:
     puts 0 where it finds that number, and so on.
     """
     numbers = [rank * _PROGRAMS + j for j in range(_PROGRAMS)]
-    nothing = [0] * _PROGRAMS
-    if name in ("atomic_xor", "atomic_or"):
-        return [1 << number for number in numbers], nothing
-    if name == "atomic_and":
-        return [~(1 << number) for number in numbers], nothing
     if name == "atomic_cas":
         taken = [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
         return taken, [taken[j - 1] if j % 2 else 0 for j in range(_PROGRAMS)]
+    bits = [1 << number for number in numbers]
     # each program goes further than those before it on any rank, so that nearly every call changes the word
     steps = [1000 * (j + 1) + rank for j in range(_PROGRAMS)]
-    return [10**6 - step for step in steps] if name == "atomic_min" else steps, nothing
+    special = {"atomic_xor": bits, "atomic_or": bits, "atomic_and": [~each for each in bits]}
+    return special.get(name, [-each for each in steps] if name == "atomic_min" else steps), [0] * _PROGRAMS
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------
@@ -186,24 +183,20 @@ def _send(rank: Rank, form: str, name: str) -> None:
         rank.check(found, arrived)
 
 
-def _wait(rank: Rank, form: str, name: str) -> None:
-    for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
-        flag, found = rank.tensor([before], "int64"), rank.tensor([_UNTOUCHED], "int64")
-        with rank.together(f"{name} {cmp}", slow=turn):
-            rank.programs.await_flag(rank.ctx, form, cmp, flag, sent, value, found, rank.timeout_s)
-        rank.check(flag, [[sent]] * rank.world)
-        rank.check(found, [[sent]] * rank.world)
-
-
 def _look(rank: Rank, form: str, name: str) -> None:
-    """Look at two flags, of which the second one was changed, or is changed by the rank before."""
+    """Wait for a flag that the rank before changes, or look at two, of which the second is changed before or so."""
     for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
-        flags = rank.tensor([before, before if name == "wait_any" else sent], "int64")
-        found = rank.tensor([_UNTOUCHED] * 2, "int64")
+        first, last, says = {
+            "wait": ([before], [sent], [sent]),
+            "wait_any": ([before, before], [before, sent], [1, _UNTOUCHED]),
+            "test": ([before, sent], [before, sent], [0, 1]),
+            "load_acquire": ([before, sent], [before, sent], [before, sent]),
+        }[name]
+        flags, found = rank.tensor(first, "int64"), rank.tensor([_UNTOUCHED] * len(first), "int64")
+        program, named = (rank.programs.await_flag, ()) if name == "wait" else (rank.programs.look, (name,))
         with rank.together(f"{name} {cmp}", slow=turn):
-            rank.programs.look(rank.ctx, form, name, cmp, flags, sent, value, found, rank.timeout_s)
-        rank.check(flags, [[before, sent]] * rank.world)
-        says = {"wait_any": [1, _UNTOUCHED], "test": [0, 1], "load_acquire": [before, sent]}[name]
+            program(rank.ctx, form, *named, cmp, flags, sent, value, found, rank.timeout_s)
+        rank.check(flags, [last] * rank.world)
         rank.check(found, [says] * rank.world)
 
 
@@ -228,8 +221,8 @@ def _barrier(rank: Rank, form: str, name: str) -> None:
             stored = [value + each if each in members else _UNTOUCHED for each in everyone]
             rank.check(slots, [stored] * rank.world)
             rank.check(found, [stored if each in members else [_UNTOUCHED] * rank.world for each in everyone])
-            if rank.me not in members:
-                rank.check(flags, [[0] * (rank.world + 1)], of=[rank.me])
+            if rank.me not in members and any(rank.read(flags, rank.me)):
+                rank.note("flags of a rank that is no member have changed")
 
 
 def _meet(rank: Rank, slots: Any, found: Any, value: int, group: list[int] | None, turn: int) -> None:
@@ -246,7 +239,6 @@ _CALLS: Mapping[str, Callable[[Rank, str, str], None]] = {
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(ATOMICS, _atomic),
     **dict.fromkeys(SIGNALS, _send),
-    "wait": _wait,
-    **dict.fromkeys(LOOKS, _look),
+    **dict.fromkeys(("wait", *LOOKS), _look),
     "barrier": _barrier,
 }

@@ -67,16 +67,14 @@ def _copy_on_gpu(target: int, source: int, nbytes: int, device: str, *, to_devic
     Not through a tensor: torch asks where the address is, and for a peer's memory makes a tensor of that other device,
     or a copy.  The driver copies in the context of the device whose view of the memory is in question.
     """
-    if torch.version.hip is None:
-        library, copies, synchronize = "libcuda.so.1", ("cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"), "cuCtxSynchronize"
-    else:
-        library, copies, synchronize = "libamdhip64.so", ("hipMemcpyDtoH", "hipMemcpyHtoD"), "hipDeviceSynchronize"
-    driver = ctypes.CDLL(library)
-    name = copies[to_device]
+    maker, version = ("cu", "_v2") if torch.version.hip is None else ("hip", "")
+    driver = ctypes.CDLL("libcuda.so.1" if version else "libamdhip64.so")
+    name = f"{maker}Memcpy{'HtoD' if to_device else 'DtoH'}{version}"
     copy = getattr(driver, name)
     copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    synchronize = driver.cuCtxSynchronize if version else driver.hipDeviceSynchronize
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # kernels first; it also makes the device's context the driver's current one
-        code = copy(target, source, nbytes) or getattr(driver, synchronize)()
+        code = copy(target, source, nbytes) or synchronize()
     if code:
         raise OSError(f"{name} of {nbytes} bytes from {source:#x} to {target:#x} failed with code {code}")

@@ -34,17 +34,11 @@ _PROTOCOLS = {
     PluginKind.BACKEND: protocols.DeviceBackend,
     PluginKind.COLLECTIVE: protocols.Collective,
 }
-_PROMISED: dict[type, Capability | None] = {
+_PROMISED = {
     protocols.SupportsGrowth: Capability.GROWTH,
     protocols.SupportsDecommit: Capability.DECOMMIT,
     protocols.SupportsImportTensor: Capability.IMPORT_TENSOR,
     protocols.SupportsNetwork: Capability.NETWORK,
-}
-_OPTIONAL = {
-    PluginKind.ALLOCATOR: _PROMISED,
-    PluginKind.BACKEND: dict.fromkeys(
-        each for name, each in vars(protocols).items() if name.startswith("Supports") and each not in _PROMISED
-    ),
 }
 
 _IMPORT = """
@@ -98,16 +92,12 @@ class PluginConformance(OnRanks):
     """
 
     kind: ClassVar[PluginKind]
-    name: ClassVar[str] = ""
+    name: ClassVar[str]
 
     # -- what the subclass gives, and what follows from it ------------------------------------------------------------
     @pytest.fixture
     def plugin(self) -> Any:
         """The plugin object: the installed one called `name`."""
-        if not self.name:
-            raise NotImplementedError(
-                f"{type(self).__name__} must set `name`, the name of its entry point, or define the fixture `plugin`"
-            )
         return plugin_jobs.installed(self.kind, self.name)[1].plugin
 
     @pytest.fixture
@@ -125,15 +115,12 @@ class PluginConformance(OnRanks):
     def target(self, info: PluginInfo, registered: Registered) -> DeviceTarget:
         """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
         registry, record = registered
-        reasons = []
-        for candidate in reversed(device_targets(None, rank=0)):  # the CPU first
-            if candidate.type not in info.devices:
-                reasons.append(f"{info.name!r} does not work on {candidate.type}")
-            elif not (answer := registry.probe(record, candidate)):
-                reasons.append(f"{candidate.type}: {answer.reason}")
-            else:
-                return candidate
-        pytest.skip(f"needs a device of type {', '.join(sorted(info.devices))}: {'; '.join(reasons)}")
+        usable = [each for each in device_targets(None, rank=0) if each.type in info.devices]
+        answers = {each: registry.probe(record, each) for each in usable}
+        for each in reversed(usable):  # the CPU first
+            if answers[each]:
+                return each
+        pytest.skip(f"{info.name!r} works on {', '.join(sorted(info.devices))}; of those here it says {answers}")
 
     @pytest.fixture
     def created(self, registered: Registered, target: DeviceTarget) -> Any:
@@ -155,13 +142,9 @@ class PluginConformance(OnRanks):
     def test_static_import_is_light(self, info: PluginInfo) -> None:
         """Listing plugins imports them all, so a plugin's module must import neither torch nor triton."""
         _, installed = plugin_jobs.installed(self.kind, info.name)
-        done = subprocess.run(
-            [sys.executable, "-c", _IMPORT, installed.entry_point],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _IMPORT, installed.entry_point]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{installed.entry_point} may import these only when creating: {done.stderr}"
 
     def test_static_probe_answers_for_every_device(self, info: PluginInfo, registered: Registered) -> None:
@@ -190,12 +173,14 @@ class PluginConformance(OnRanks):
         """
         assert member_problems(created, _PROTOCOLS[self.kind]) == []
         assert created.info == info
-        for protocol, capability in _OPTIONAL.get(self.kind, {}).items():
-            own = [name for name in vars(protocol) if not name.startswith("_")]
-            has_some = any(inspect.getattr_static(created, name, None) is not None for name in own)
-            if capability is not None:
-                assert has_some == (capability in info.provides), f"{capability}: has {protocol.__name__}: {has_some}"
-            assert not has_some or member_problems(created, protocol) == [], protocol.__name__
+        of_allocators = {PluginKind.ALLOCATOR: True, PluginKind.BACKEND: False}.get(self.kind)
+        for name, protocol in vars(protocols).items():
+            if name.startswith("Supports") and (protocol in _PROMISED) is of_allocators:
+                own = [each for each in vars(protocol) if not each.startswith("_")]
+                has_some = any(inspect.getattr_static(created, each, None) is not None for each in own)
+                assert not has_some or member_problems(created, protocol) == [], name
+                if of_allocators:
+                    assert has_some == (_PROMISED[protocol] in info.provides), f"it has {name}: {has_some}"
 
     # -- host tier ----------------------------------------------------------------------------------------------------
     def test_host_diagnosis(self, plugin: Any, info: PluginInfo, pool: RankPool) -> None:

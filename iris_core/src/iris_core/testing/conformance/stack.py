@@ -33,11 +33,6 @@ class StackConformance(OnRanks):
         backend: name of the backend.
         programs: module of programs, which docs/conformance_kit.md describes.
         timeout_s: bound of the waits in kernels.
-
-    Example:
-        >>> class TestMine(StackConformance):
-        ...     allocator = "mine"
-        ...     backend = "triton"
     """
 
     allocator: ClassVar[str]
