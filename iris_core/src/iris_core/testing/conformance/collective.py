@@ -18,14 +18,13 @@ from iris_core.dispatch.requests import REDUCING
 from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_cases as known
 from iris_core.testing.conformance import collective_jobs as jobs
+from iris_core.testing.conformance import stack_jobs
 from iris_core.testing.conformance.collective_cases import Case, cases, usual
 from iris_core.testing.conformance.plugin import PluginConformance
-from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterator
 
     from iris_core.testing.pool import RankPool
@@ -62,10 +61,10 @@ class CollectiveConformance(PluginConformance):
         return created
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> Setup:
+    def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> stack_jobs.Setup:
         """The setup of each tier."""
         where = self.ranks_of(request.param, [info])
-        return Setup(self.allocator, self.backend, *where, info.name, in_float32=self.accumulates_in_float32)
+        return stack_jobs.Setup(self.allocator, self.backend, *where, info.name, in_float32=self.accumulates_in_float32)
 
     # -- host tier: what it says of itself ----------------------------------------------------------------------------
     def test_host_supports_always_answers(self, collective: Any) -> None:
@@ -102,7 +101,7 @@ class CollectiveConformance(PluginConformance):
 
     # -- world tier: calls --------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("promise", jobs.PROMISES)
-    def test_world_calls(self, collective: Any, pool: RankPool, world: Setup, promise: str) -> None:
+    def test_world_calls(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, promise: str) -> None:
         """Every shape, element type, reduction, root and place of the tensors keeps each promise.
 
         results: what torch gives, also in place.  agreement: where all ranks get the same, they get the same bits.
@@ -121,7 +120,7 @@ class CollectiveConformance(PluginConformance):
 
     @pytest.mark.parametrize("promise", ["results", "memory", "bits"])
     def test_world_again_with_ranks_that_are_late(
-        self, collective: Any, pool: RankPool, world: Setup, promise: str
+        self, collective: Any, pool: RankPool, world: stack_jobs.Setup, promise: str
     ) -> None:
         """A plan serves call after call, whoever is late, and whoever writes its next input at once.
 
@@ -130,7 +129,7 @@ class CollectiveConformance(PluginConformance):
         case = self._usual(collective, world)
         _check(promise, _run(pool, world, (case,), num_turns=2 * world.ranks))
 
-    def test_world_is_ordered(self, collective: Any, pool: RankPool, world: Setup) -> None:
+    def test_world_is_ordered(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The checker finds nothing on CPU ranks, whoever is late: see docs/checking.md.
 
         It sees kernels of a backend that has a checker, and torch's operators on the heap.
@@ -145,13 +144,13 @@ class CollectiveConformance(PluginConformance):
                 raise
             pytest.skip("the backend has no checker")
 
-    def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: Setup) -> None:
+    def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
         case = self._usual(collective, world)
         for blocks in pool.run(jobs.prepare_again, world.ranks, world, case, 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
-    def test_world_of_a_group(self, collective: Any, pool: RankPool, world: Setup, tmp_path: pathlib.Path) -> None:
+    def test_world_of_a_group(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, tmp_path: Any) -> None:
         """The first and the last rank are a group; the others are not waited for, and their tensors are left alone."""
         if world.ranks < 3:
             pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
@@ -173,14 +172,14 @@ class CollectiveConformance(PluginConformance):
             for name in settings.keys() - (() if op in REDUCING else {"reduction"}):
                 yield dataclasses.replace(made[0], options={**made[0].options, name: settings[name]}), False
 
-    def _answer(self, collective: Any, case: Case, setup: Setup) -> Availability:
+    def _answer(self, collective: Any, case: Case, setup: stack_jobs.Setup) -> Availability:
         """Whether all members say yes; the first "no" if not."""
         members = case.members or range(setup.ranks)
         targets = [device_targets(setup.device, member)[0] for member in members]
         answers = [collective.supports(case.request(rank, members, each)) for rank, each in enumerate(targets)]
         return next((answer for answer in answers if not answer), Availability.yes())
 
-    def _usual(self, collective: Any, setup: Setup, **changes: Any) -> Case:
+    def _usual(self, collective: Any, setup: stack_jobs.Setup, **changes: Any) -> Case:
         """An everyday call; the test is skipped where it is not supported."""
         case = usual(collective.op, **changes)
         answer = self._answer(collective, case, setup)
@@ -190,7 +189,7 @@ class CollectiveConformance(PluginConformance):
 
 
 @functools.lru_cache(maxsize=4)
-def _run(pool: RankPool, setup: Setup, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
+def _run(pool: RankPool, setup: stack_jobs.Setup, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
     """Call the cases once; several tests look at the same outcomes, by rank and case."""
     return pool.run(jobs.call, setup.ranks, setup, chosen, num_turns, timeout_s=_ALL_CASES_S)
 

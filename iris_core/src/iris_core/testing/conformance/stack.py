@@ -14,7 +14,6 @@ import pytest
 from iris_core.diagnosis import PairCheck
 from iris_core.testing.conformance import device_functions, plugin_jobs, stack_jobs
 from iris_core.testing.conformance.plugin import OnRanks
-from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
@@ -41,22 +40,22 @@ class StackConformance(OnRanks):
     timeout_s: ClassVar[float] = 20.0
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest) -> Setup:
+    def world(self, request: pytest.FixtureRequest) -> stack_jobs.Setup:
         """The stack of each tier."""
         named = (PluginKind.ALLOCATOR, self.allocator), (PluginKind.BACKEND, self.backend)
         where = self.ranks_of(
             request.param, [plugin_jobs.installed(*each)[1].plugin.iris_plugin_info() for each in named]
         )
-        return Setup(self.allocator, self.backend, *where, self.programs, self.timeout_s)
+        return stack_jobs.Setup(self.allocator, self.backend, *where, self.programs, self.timeout_s)
 
-    def _run(self, pool: RankPool, stack: Setup, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _run(self, pool: RankPool, stack: stack_jobs.Setup, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a job on the ranks; skip what the backend need not have."""
         found = pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * self.timeout_s)
         if isinstance(found[0], str):
             pytest.skip(f"backend {self.backend!r} has no {found[0]}")
         return found
 
-    def test_world_device_functions(self, pool: RankPool, world: Setup) -> None:
+    def test_world_device_functions(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
         Atomics return the old values, and lose no update of concurrent programs; signals set and add, and data put
@@ -66,21 +65,21 @@ class StackConformance(OnRanks):
         """
         _judge(self._run(pool, world, device_functions.call_all, "function"))
 
-    def test_world_device_methods(self, pool: RankPool, world: Setup) -> None:
+    def test_world_device_methods(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The same of DeviceContext's methods."""
         _judge(self._run(pool, world, device_functions.call_all, "method"))
 
-    def test_world_wait_that_gives_up(self, pool: RankPool, world: Setup) -> None:
+    def test_world_wait_that_gives_up(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
         bounded = dataclasses.replace(world, timeout_s=min(self.timeout_s, 0.5))
         _judge(self._run(pool, bounded, stack_jobs.give_up))
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
-    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: Setup) -> None:
+    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
         _judge(self._run(pool, world, device_functions.call_all, "host"))
 
-    def test_world_self_test_passes(self, pool: RankPool, world: Setup) -> None:
+    def test_world_self_test_passes(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
         results = self._run(pool, world, stack_jobs.self_test)
         checks = [check for on_rank, _ in results for check in on_rank]
