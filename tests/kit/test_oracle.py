@@ -72,9 +72,11 @@ def test_memory_that_cannot_be_read_is_an_error():
     anonymous, everything = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
     memory = mmap.mmap(-1, 2 * size, anonymous, everything)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    oracle.check_readable(base + 1, 2 * size - 1)
+    assert oracle.read_bytes(base + 1, 2 * size - 1) == bytes(2 * size - 1)
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(size), 0) == 0
-    oracle.check_readable(base, size)
-    with pytest.raises(OSError, match=f"address {base + size:#x} cannot be read"):
-        oracle.check_readable(base, size + 1)
+    assert oracle.read_bytes(base, size) == bytes(size)
+    with pytest.raises(OSError, match=f"only {size} of {size + 1} bytes at {base:#x} can be read"):
+        oracle.read_bytes(base, size + 1)
+    with pytest.raises(OSError, match="Bad address"):
+        oracle.read_bytes(base + size, 1)
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(size), everything)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, BITWISE_OPS, POINT_TO_POINT, REDUCING, ROOTED
-from iris_core.dispatch.requests import OPS as ALL_OPS
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense
+from iris_core.dispatch import requests
+from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, ALL_IN_PLACE, BITWISE_OPS, REDUCING, ROOTED
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense, part_of
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-OPS = tuple(op for op in ALL_OPS if op not in POINT_TO_POINT)
+OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
 REPLICATED = ("all_reduce", "all_gather", "broadcast")
 """Every rank gets the same."""
 
@@ -50,55 +50,27 @@ class Case:
     in_place: bool = False
     members: tuple[int, ...] = ()  # ranks of the world that take part; empty: all
 
-    def __str__(self) -> str:
-        words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
-        words += ["in place"] * self.in_place + [f"root {self.root}"] * (self.op in ROOTED)
-        return " ".join(word for word in words if word)
+    def has(self, rank: int) -> tuple[bool, bool]:
+        """Whether a rank of the group has an input, and an output."""
+        is_root = rank == self.root
+        return self.op in ALL_HAVE_INPUT or is_root, self.op in (*ALL_HAVE_OUTPUT, "broadcast") or is_root
 
-    def has_input(self, rank: int) -> bool:
-        """Whether a rank of the group has an input."""
-        return self.op in ALL_HAVE_INPUT or rank == self.root
-
-    def has_output(self, rank: int) -> bool:
-        """Whether a rank of the group has an output."""
-        return self.op in (*ALL_HAVE_OUTPUT, "broadcast") or rank == self.root
-
-    def input_shape(self, size: int) -> tuple[int, ...]:
-        """Shape of an input in a group of this size."""
-        return ((size if self.op in PARTED_IN else 1) * self.shape[0], *self.shape[1:])
-
-    def output_shape(self, size: int) -> tuple[int, ...]:
-        """Shape of an output."""
-        return ((size if self.op in PARTED_OUT else 1) * self.shape[0], *self.shape[1:])
+    def shapes(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of an input and of an output in a group of this size."""
+        inp, out = ((size if self.op in ops else 1) * self.shape[0] for ops in (PARTED_IN, PARTED_OUT))
+        return (inp, *self.shape[1:]), (out, *self.shape[1:])
 
     def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
         """Describe the call of a rank of the group as the core does; `members` are ranks of the world, in its order."""
         size, step = len(members), 2 if self.place == "strided" else 1
-        options: dict[str, Any] = {"layout": "torch", "in_place": self.in_place, "uneven": False, "config": {}}
-        shape = inp = self.input_shape(size)
-        out = self.output_shape(size)
-        if self.has_input(rank):
-            options["in_stride"] = tuple(step * each for each in dense(inp))
-        else:
-            shape = out  # no operation has a rank with neither
-        if self.has_output(rank):
-            options |= {"out_shape": out, "out_stride": tuple(step * each for each in dense(out))}
-        options |= {"reduction": self.reduction} if self.op in REDUCING else {}
-        options |= {"root": self.root} if self.op in ROOTED else {}
-        direct = self.place in ("heap", "skewed")
-        return CollectiveRequest(
-            op=self.op,
-            shape=shape,
-            dtype=self.dtype,
-            nbytes=math.prod(shape) * getattr(torch, self.dtype).itemsize,
-            rank=rank,
-            group_size=size,
-            target=target,
-            options=options,
-            members=tuple(members),
-            direct_in=direct and self.has_input(rank),
-            direct_out=direct and self.has_output(rank),
+        inp, out = (
+            (shape, tuple(step * each for each in dense(shape)), self.place in ("heap", "skewed")) if is_there else None
+            for shape, is_there in zip(self.shapes(size), self.has(rank), strict=True)
         )
+        options: dict[str, Any] = {"reduction": self.reduction} if self.op in REDUCING else {}
+        options |= {"root": self.root} if self.op in ROOTED else {}
+        of = CollectiveRequest(self.op, (), self.dtype, 0, rank, size, target, members=tuple(members))
+        return part_of(of, self.op, inp, out, in_place=self.in_place, **options)
 
 
 def usual(op: str, **changes: Any) -> Case:
@@ -107,11 +79,12 @@ def usual(op: str, **changes: Any) -> Case:
 
 
 def cases(op: str, size: int) -> list[Case]:
-    """Return every shape, dtype, reduction, root and place, the others being as usual."""
+    """Return every shape, dtype, reduction, root and place, and a call in place, all else being as usual."""
     found = [usual(op, shape=shape) for shape in SHAPES]
     found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS]
     found += [usual(op, place=place) for place in PLACES[1:]]
     found += [usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:]]
+    found += [usual(op, in_place=True)] * (op in ALL_IN_PLACE)
     if op in ROOTED:
         found += [usual(op, root=root) for root in range(1, size)]
     if op in REDUCING:
@@ -124,7 +97,7 @@ def cases(op: str, size: int) -> list[Case]:
 def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
     """Return a rank's input (on the CPU, contiguous): different between ranks, turns and neighbours."""
     generator = torch.Generator().manual_seed(1000 * turn + rank)
-    shape, dtype = case.input_shape(size), getattr(torch, case.dtype)
+    shape, dtype = case.shapes(size)[0], getattr(torch, case.dtype)
     if case.op not in REDUCING:
         numbers = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
         return ((numbers & 1) if case.dtype == "bool" else numbers).view(dtype).reshape(shape)
@@ -134,33 +107,33 @@ def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
     return torch.randint(1, 4, shape, generator=generator).to(dtype)  # sums fit into 8 bits, products into 32
 
 
-def expected(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what each rank of the group gets for these inputs; reductions as float64 or int64."""
+def expected(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype | None = None) -> Sequence[torch.Tensor]:
+    """Return what each rank of the group gets for these inputs; reductions as `wide`, or else float64 or int64."""
     size = len(inputs)
     if case.op in REDUCING:
-        return _reduced(case, inputs, torch.float64 if inputs[0].is_floating_point() else torch.int64)
-    if case.op == "all_to_all":
-        chunks = [each.tensor_split(size) for each in inputs]
-        return [torch.cat([chunks[peer][rank] for peer in range(size)]) for rank in range(size)]
-    if case.op == "scatter":
-        return list(inputs[case.root].tensor_split(size))
-    return [inputs[case.root] if case.op == "broadcast" else torch.cat(list(inputs))] * size
+        wide = wide or (torch.float64 if inputs[0].is_floating_point() else torch.int64)
+        whole = functools.reduce(COMBINE[case.reduction], [each.to(wide) for each in inputs])
+        whole = whole / size if case.reduction == "avg" else whole
+    elif case.op == "all_to_all":
+        whole = torch.cat([each.tensor_split(size)[rank] for rank in range(size) for each in inputs])
+    else:
+        whole = inputs[case.root] if case.op in ("broadcast", "scatter") else torch.cat(list(inputs))
+    return whole.tensor_split(size) if case.op in PARTED_IN else [whole] * size
 
 
 def promised(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what each rank of the group gets from a `deterministic` algorithm, to the bit."""
     dtype = inputs[0].dtype
     wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
-    return [each.to(dtype) for each in _reduced(case, inputs, wide)]
+    return [each.to(dtype) for each in expected(case, inputs, wide)]
 
 
-def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, in_float32: bool) -> str:
-    """Say what is wrong with the output of a rank of a group of this size; empty if nothing is.
+def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Tensor, *, in_float32: bool) -> str:
+    """Say what is wrong with the output of a rank of the group; empty if nothing is.
 
     Sums and products of floats may be off by two roundings of the result, and one of each step in the precision that
     they are kept in: single precision for halves, if `in_float32`.
     """
-    inputs = [source(case, each, turn, size) for each in range(size)]
     dtype, right = inputs[0].dtype, expected(case, inputs)[rank]
     found = found.cpu().contiguous()
     if case.op not in REDUCING or not dtype.is_floating_point:  # bytes, for numbers may be NaN
@@ -172,20 +145,10 @@ def judge(case: Case, rank: int, turn: int, size: int, found: torch.Tensor, *, i
             unit = torch.finfo(dtype).eps
             step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
             sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
-            allowed = unit * right.abs() + size * step * sizes
+            allowed = unit * right.abs() + len(inputs) * step * sizes
         wrong = ~((found.double() - right).abs() <= allowed).flatten()
     places = wrong.nonzero().flatten().tolist()
-    if not places:
-        return ""
-    what = f"{case}, call {turn}: rank {rank} of {size}"
-    return f"{what}: {len(places)} of {wrong.numel()} are wrong, the first at {places[0]}"
-
-
-def _reduced(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype) -> list[torch.Tensor]:
-    """Reduce in the group's order, as `wide`."""
-    total = functools.reduce(COMBINE[case.reduction], [each.to(wide) for each in inputs])
-    result = total / len(inputs) if case.reduction == "avg" else total
-    return list(result.tensor_split(len(inputs))) if case.op == "reduce_scatter" else [result] * len(inputs)
+    return f"{len(places)} of {wrong.numel()} elements are wrong, the first at {places[0]}" if places else ""
 
 
 COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

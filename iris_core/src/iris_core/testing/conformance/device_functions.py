@@ -1,7 +1,8 @@
 """Calls of every device function, on the ranks of a stack, and what must come of them as plain Python computes it.
 
 Every rank works on the next one, so each memory has one writer and each result is known; in a world of one the rank
-works on itself.  A form is the way to call: "function", with ranks and heap bases, or "method" of the DeviceContext.
+works on itself.  A form is the way to call: "function", with ranks and heap bases, or "method" of the DeviceContext;
+"host" is `ctx.device_barrier`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.stack_jobs import opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.testing.conformance.stack_jobs import Rank, Stack
+    from iris_core.testing.conformance.stack_jobs import Rank, Setup
 
 FORMS = ("function", "method")
 MOVES = ("load", "store", "get", "put", "copy")
@@ -46,18 +48,19 @@ _UNTOUCHED, _OTHER = -7, 77  # what targets are filled with before a call, and w
 _NOTHING = [_UNTOUCHED] * _LANES
 _FLAG = 40  # before a signal
 _PROGRAMS = 13  # of each rank that change the same word of each rank; four ranks have 52 bits of it
-_LATE_S = 0.05  # there are many turns in which some rank is late
 
 
-def call_all(stack: Stack, form: str) -> list[str] | str:
-    """Call every device function in one form; return what is wrong, or what a backend without methods lacks.
+def call_all(stack: Setup, form: str) -> list[str] | str:
+    """Call every device function in one form; return what is wrong, or what a backend lacks that need not have it.
 
     A function that raises on this rank is wrong as well: all ranks go on together with the next one.
     """
-    with opened(stack, late_s=_LATE_S) as rank:
+    with opened(stack) as rank:
         if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
             return "DeviceContext"
-        for name in NAMES:
+        if form == "host" and not hasattr(rank.ctx.backend, "device_barrier"):
+            return "device_barrier"
+        for name in ("barrier",) if form == "host" else NAMES:
             _CALLS[name](rank, form, name)
         return rank.problems
 
@@ -103,12 +106,7 @@ def _changed(name: str, old: int, val: int, cmp: int) -> int:
 
 
 def _atomic(rank: Rank, form: str, name: str) -> None:
-    _change(rank, form, name)
-    _contend(rank, form, name)
-
-
-def _change(rank: Rank, form: str, name: str) -> None:
-    """Change a block of words of the next rank."""
+    """Change a block of words of the next rank, then one word of each rank."""
     operands, compares = rank.tensor(_operands(rank.me)), rank.tensor(_compares(rank.peer))
     everyone = range(rank.world)
     for masked in (False, True):
@@ -126,11 +124,12 @@ def _change(rank: Rank, form: str, name: str) -> None:
         ])  # fmt: skip
         before = [_cells((each + 1) % rank.world) for each in everyone]
         rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in before])
+    _contend(rank, form, name)
 
 
 def _contend(rank: Rank, form: str, name: str) -> None:
     """Change one word of each rank by many programs of all ranks."""
-    first = {"atomic_and": -1, "atomic_min": 1 << 40}.get(name, 0)
+    first = -1 if name == "atomic_and" else 0
     operands, compares = (rank.tensor(each, "int64") for each in _contributions(name, rank.me))
     cell, found = rank.tensor([first], "int64"), rank.tensor([_UNTOUCHED] * (rank.world * _PROGRAMS), "int64")
     with rank.together(f"{name} of many programs"):
@@ -157,17 +156,14 @@ def _contributions(name: str, rank: int) -> tuple[list[int], list[int]]:
     puts 0 where it finds that number, and so on.
     """
     numbers = [rank * _PROGRAMS + j for j in range(_PROGRAMS)]
-    nothing = [0] * _PROGRAMS
-    if name in ("atomic_xor", "atomic_or"):
-        return [1 << number for number in numbers], nothing
-    if name == "atomic_and":
-        return [~(1 << number) for number in numbers], nothing
     if name == "atomic_cas":
         taken = [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
         return taken, [taken[j - 1] if j % 2 else 0 for j in range(_PROGRAMS)]
+    bits = [1 << number for number in numbers]
     # each program goes further than those before it on any rank, so that nearly every call changes the word
     steps = [1000 * (j + 1) + rank for j in range(_PROGRAMS)]
-    return [10**6 - step for step in steps] if name == "atomic_min" else steps, nothing
+    special = {"atomic_xor": bits, "atomic_or": bits, "atomic_and": [~each for each in bits]}
+    return special.get(name, [-each for each in steps] if name == "atomic_min" else steps), [0] * _PROGRAMS
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------
@@ -187,24 +183,20 @@ def _send(rank: Rank, form: str, name: str) -> None:
         rank.check(found, arrived)
 
 
-def _wait(rank: Rank, form: str, name: str) -> None:
-    for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
-        flag, found = rank.tensor([before], "int64"), rank.tensor([_UNTOUCHED], "int64")
-        with rank.together(f"{name} {cmp}", slow=turn):
-            rank.programs.await_flag(rank.ctx, form, cmp, flag, sent, value, found, rank.timeout_s)
-        rank.check(flag, [[sent]] * rank.world)
-        rank.check(found, [[sent]] * rank.world)
-
-
 def _look(rank: Rank, form: str, name: str) -> None:
-    """Look at two flags, of which the second one was changed, or is changed by the rank before."""
+    """Wait for a flag that the rank before changes, or look at two, of which the second is changed before or so."""
     for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
-        flags = rank.tensor([before, before if name == "wait_any" else sent], "int64")
-        found = rank.tensor([_UNTOUCHED] * 2, "int64")
+        first, last, says = {
+            "wait": ([before], [sent], [sent]),
+            "wait_any": ([before, before], [before, sent], [1, _UNTOUCHED]),
+            "test": ([before, sent], [before, sent], [0, 1]),
+            "load_acquire": ([before, sent], [before, sent], [before, sent]),
+        }[name]
+        flags, found = rank.tensor(first, "int64"), rank.tensor([_UNTOUCHED] * len(first), "int64")
+        program, named = (rank.programs.await_flag, ()) if name == "wait" else (rank.programs.look, (name,))
         with rank.together(f"{name} {cmp}", slow=turn):
-            rank.programs.look(rank.ctx, form, name, cmp, flags, sent, value, found, rank.timeout_s)
-        rank.check(flags, [[before, sent]] * rank.world)
-        says = {"wait_any": [1, _UNTOUCHED], "test": [0, 1], "load_acquire": [before, sent]}[name]
+            program(rank.ctx, form, *named, cmp, flags, sent, value, found, rank.timeout_s)
+        rank.check(flags, [last] * rank.world)
         rank.check(found, [says] * rank.world)
 
 
@@ -222,20 +214,31 @@ def _barrier(rank: Rank, form: str, name: str) -> None:
         for turn in range(rank.world if group is None else 2):
             value = 10 * (turn + 1)
             with rank.together(f"barrier {turn} of {group or 'all'}", slow=members[turn % size]):
-                if rank.me in members:
+                if rank.me in members and form == "host":
+                    _meet(rank, slots, found, value + rank.me, group and list(members), turn)
+                elif rank.me in members:
                     rank.programs.meet(rank.ctx, form, slots, found, flags, value + rank.me, group, rank.timeout_s)
             stored = [value + each if each in members else _UNTOUCHED for each in everyone]
             rank.check(slots, [stored] * rank.world)
             rank.check(found, [stored if each in members else [_UNTOUCHED] * rank.world for each in everyone])
-            if rank.me not in members:
-                rank.check(flags, [[0] * (rank.world + 1)], of=[rank.me])
+            if rank.me not in members and any(rank.read(flags, rank.me)):
+                rank.note("flags of a rank that is no member have changed")
+
+
+def _meet(rank: Rank, slots: Any, found: Any, value: int, group: list[int] | None, turn: int) -> None:
+    """As the program `meet`, with stores of the host and `ctx.device_barrier`."""
+    bases = rank.ctx.heap.heap_bases
+    for base in bases:
+        place = base + slots.data_ptr() - bases[rank.me] + 8 * rank.me
+        oracle.write_bytes(place, value.to_bytes(8, "little"), rank.ctx.device)
+    rank.ctx.device_barrier(group, sem=("release", "relaxed")[turn % 2])
+    found.copy_(slots)
 
 
 _CALLS: Mapping[str, Callable[[Rank, str, str], None]] = {
     **dict.fromkeys(MOVES, _move),
     **dict.fromkeys(ATOMICS, _atomic),
     **dict.fromkeys(SIGNALS, _send),
-    "wait": _wait,
-    **dict.fromkeys(LOOKS, _look),
+    **dict.fromkeys(("wait", *LOOKS), _look),
     "barrier": _barrier,
 }

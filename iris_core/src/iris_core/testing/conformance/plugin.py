@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
-import json
 import os
 import subprocess
 import sys
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 import torch
 
+from iris_core import protocols
 from iris_core.device.targets import device_targets
-from iris_core.errors import PluginError, SettingsError
+from iris_core.errors import SettingsError
 from iris_core.registry import Registry
-from iris_core.settings import PluginSettings, load_plugin_settings
+from iris_core.settings import load_plugin_settings
 from iris_core.testing.conformance import plugin_jobs
 from iris_core.testing.pool import RankPool
-from iris_core.types import Availability, CreateRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
+from iris_core.types import Capability, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,23 @@ if TYPE_CHECKING:
 
     Registered = tuple[Registry, PluginRecord]
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_PROTOCOLS = {
+    PluginKind.ALLOCATOR: protocols.Allocator,
+    PluginKind.BACKEND: protocols.DeviceBackend,
+    PluginKind.COLLECTIVE: protocols.Collective,
+}
+_PROMISED = {
+    protocols.SupportsGrowth: Capability.GROWTH,
+    protocols.SupportsDecommit: Capability.DECOMMIT,
+    protocols.SupportsImportTensor: Capability.IMPORT_TENSOR,
+    protocols.SupportsNetwork: Capability.NETWORK,
+}
 
 _IMPORT = """
-import importlib, json, sys
+import importlib.metadata, sys
 before = set(sys.modules)
-module, _, path = sys.argv[1].partition(":")
-plugin = importlib.import_module(module)
-for name in path.split("."):
-    plugin = getattr(plugin, name)
-plugin.iris_plugin_info()
-print(json.dumps(sorted({"torch", "triton"} & (set(sys.modules) - before))))
+importlib.metadata.EntryPoint("", sys.argv[1], "").load().iris_plugin_info()
+sys.exit(", ".join({"torch", "triton"} & (set(sys.modules) - before)) or 0)
 """
 
 
@@ -86,17 +92,13 @@ class PluginConformance(OnRanks):
     """
 
     kind: ClassVar[PluginKind]
-    name: ClassVar[str] = ""
+    name: ClassVar[str]
 
     # -- what the subclass gives, and what follows from it ------------------------------------------------------------
     @pytest.fixture
     def plugin(self) -> Any:
         """The plugin object: the installed one called `name`."""
-        if not self.name:
-            raise NotImplementedError(
-                f"{type(self).__name__} must set `name`, the name of its entry point, or define the fixture `plugin`"
-            )
-        return installed_plugin(self.kind, self.name).plugin
+        return plugin_jobs.installed(self.kind, self.name)[1].plugin
 
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:
@@ -113,101 +115,79 @@ class PluginConformance(OnRanks):
     def target(self, info: PluginInfo, registered: Registered) -> DeviceTarget:
         """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
         registry, record = registered
-        reasons = []
-        for candidate in reversed(device_targets(None, rank=0)):  # the CPU first
-            if candidate.type not in info.devices:
-                reasons.append(f"{info.name!r} does not work on {candidate.type}")
-            elif not (answer := registry.probe(record, candidate)):
-                reasons.append(f"{candidate.type}: {answer.reason}")
-            else:
-                return candidate
-        pytest.skip(f"needs a device of type {', '.join(sorted(info.devices))}: {'; '.join(reasons)}")
+        usable = [each for each in device_targets(None, rank=0) if each.type in info.devices]
+        answers = {each: registry.probe(record, each) for each in usable}
+        for each in reversed(usable):  # the CPU first
+            if answers[each]:
+                return each
+        pytest.skip(f"{info.name!r} works on {', '.join(sorted(info.devices))}; of those here it says {answers}")
 
-    def create(
-        self, registered: Registered, target: DeviceTarget, nbytes: int = 1 << 20, rank: int = 0, world_size: int = 1
-    ) -> Any:
-        """Create what the plugin provides, as the core does, with default settings."""
-        registry, record = registered
-        settings = registry.settings_class(record)()
-        return registry.create(record, CreateRequest(target, rank, world_size, nbytes, settings))
+    @pytest.fixture
+    def created(self, registered: Registered, target: DeviceTarget) -> Any:
+        """What the plugin creates for one rank, with default settings."""
+        return plugin_jobs.create(*registered, target)
 
     # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo) -> None:
-        """The installed entry point has the name, the group and the object that were given to the kit."""
-        assert isinstance(info, PluginInfo)
-        assert info.kind is self.kind
-        installed = installed_plugin(self.kind, info.name)
-        assert installed.name == info.name
-        assert installed.kind.group == self.kind.group
+        """The installed entry point has the name, the kind and the object that were given to the kit."""
+        _, installed = plugin_jobs.installed(self.kind, info.name)
         assert installed.plugin is plugin, f"{installed.entry_point} is another object than the fixture `plugin`"
-        assert installed.info == info
 
     def test_static_info_is_complete(self, info: PluginInfo) -> None:
-        """A summary for `iris plugins`, and devices to choose by."""
-        assert info.summary == info.summary.strip()
-        assert info.summary
+        """A summary of one line for `iris plugins`, and devices to choose by."""
+        assert info.summary == info.summary.strip() != ""
         assert "\n" not in info.summary
         assert info.devices
-        assert isinstance(info.priority, int)
 
     def test_static_import_is_light(self, info: PluginInfo) -> None:
         """Listing plugins imports them all, so a plugin's module must import neither torch nor triton."""
-        installed = installed_plugin(self.kind, info.name)
-        done = subprocess.run(
-            [sys.executable, "-c", _IMPORT, installed.entry_point],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert done.returncode == 0, done.stderr
-        heavy = json.loads(done.stdout.splitlines()[-1])
-        assert not heavy, f"importing {installed.entry_point} imports {', '.join(heavy)}; import them when creating"
-
-    def test_static_hooks_are_valid(self, info: PluginInfo, registered: Registered) -> None:
-        """The registry takes the object: every provider hook, marked, with arguments that the specification has."""
-        _, record = registered
-        assert record.info == info
+        _, installed = plugin_jobs.installed(self.kind, info.name)
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _IMPORT, installed.entry_point]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{installed.entry_point} may import these only when creating: {done.stderr}"
 
     def test_static_probe_answers_for_every_device(self, info: PluginInfo, registered: Registered) -> None:
-        """Always an Availability, twice the same, and a reason with every "no"."""
+        """The registry takes the plugin, whose answers are twice the same, and have a reason with every "no"."""
         registry, record = registered
         for device in DeviceType:
             answer = registry.probe(record, DeviceTarget(device))
-            assert isinstance(answer, Availability)
             assert answer == registry.probe(record, DeviceTarget(device))
-            assert answer.ok or answer.reason.strip(), f"no reason why {info.name!r} cannot be used on {device}"
-            assert not (answer.ok and answer.reason)
+            assert answer.ok != bool(answer.reason.strip()), f"{info.name!r} on {device}: {answer}"
 
     def test_static_settings_have_defaults_and_descriptions(self, info: PluginInfo, registered: Registered) -> None:
         """`iris config` can show every setting, nothing has to be set, and typing errors are errors."""
         registry, record = registered
-        cls = registry.settings_class(record)
-        assert issubclass(cls, PluginSettings)
-        for name, field in cls.model_fields.items():
+        settings = registry.settings_class(record)
+        for name, field in settings.model_fields.items():
             assert not field.is_required(), f"setting {name} has no default"
             assert (field.description or "").strip(), f"setting {name} has no docstring below it"
-        settings = cls()
-        assert settings == cls()
+        assert settings() == settings()
         with pytest.raises(SettingsError, match="no_such_setting"):
-            load_plugin_settings(info.name, cls, {"no_such_setting": 1})
+            load_plugin_settings(info.name, settings, {"no_such_setting": 1})
+
+    def test_static_protocol(self, created: Any, info: PluginInfo) -> None:
+        """Every member of the protocol is there, called with the protocol's parameter names in their order.
+
+        Of an optional protocol there are all members or none; those of an allocator are there if `provides` says so.
+        """
+        assert member_problems(created, _PROTOCOLS[self.kind]) == []
+        assert created.info == info
+        of_allocators = {PluginKind.ALLOCATOR: True, PluginKind.BACKEND: False}.get(self.kind)
+        for name, protocol in vars(protocols).items():
+            if name.startswith("Supports") and (protocol in _PROMISED) is of_allocators:
+                own = [each for each in vars(protocol) if not each.startswith("_")]
+                has_some = any(inspect.getattr_static(created, each, None) is not None for each in own)
+                assert not has_some or member_problems(created, protocol) == [], name
+                if of_allocators:
+                    assert has_some == (_PROMISED[protocol] in info.provides), f"it has {name}: {has_some}"
 
     # -- host tier ----------------------------------------------------------------------------------------------------
     def test_host_diagnosis(self, plugin: Any, info: PluginInfo, pool: RankPool) -> None:
         """What `iris doctor` shows of it: findings with a subject and a text, with devices and without any."""
         if not hasattr(plugin, "iris_plugin_diagnose"):
             pytest.skip(f"{info.name!r} does not implement iris_plugin_diagnose")
-        installed = installed_plugin(self.kind, info.name)
-        assert pool.run(plugin_jobs.diagnose, 1, self.kind, installed.qualified_name) == [[]]
-
-
-def installed_plugin(kind: PluginKind, name: str) -> PluginRecord:
-    """Return a plugin as users' programs find it, loaded; the test fails if it is not installed."""
-    registry = Registry()
-    try:
-        return registry.load(registry.resolve(kind, name))
-    except PluginError as error:
-        pytest.fail(f"{error}; install the distribution, an editable install does: pip install -e .")
+        pool.run(plugin_jobs.diagnose, 1, self.kind, info.name)
 
 
 @functools.cache
@@ -238,7 +218,8 @@ def member_problems(obj: Any, protocol: type) -> list[str]:
         elif not callable(getattr(obj, name)):
             problems.append(f"{name} is no method")
         else:
-            names = " ".join(list(inspect.signature(member).parameters)[1:])  # without self
+            parameters = list(inspect.signature(member).parameters.values())[1:]  # without self
+            names = " ".join(each.name for each in parameters if each.kind is not each.KEYWORD_ONLY)
             problems += parameter_problems(name, getattr(obj, name), names)
     return problems
 
@@ -254,15 +235,11 @@ def parameter_problems(name: str, function: Callable[..., Any], parameters: str)
     expected, optional = (each.split() for each in parameters.partition("|")[::2])
     while not inspect.isroutine(function) and hasattr(function, "fn"):
         function = function.fn
-    found = list(inspect.signature(function).parameters.values())
-    given = [each.name for each in found if each.kind in _POSITIONAL]
-    wanted = [*expected, *optional]
-    if given[: len(wanted)] != wanted:
-        return [f"{name}({', '.join(given)}) should begin with ({', '.join(wanted)})"]
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    demanded = [
-        each.name for each in found[len(expected) :] if each.default is each.empty and each.kind not in variadic
-    ]
-    if demanded:
-        return [f"{name} demands {', '.join(demanded)} beside ({', '.join(expected)}); give defaults"]
-    return []
+    signature = inspect.signature(function)
+    try:
+        found = [list(signature.bind(*names).arguments) for names in (expected, [*expected, *optional])]
+    except TypeError:  # it takes fewer, or demands more
+        found = []
+    if found == [expected, [*expected, *optional]]:
+        return []
+    return [f"{name}{signature} should take ({', '.join(expected)}), and then may be given ({', '.join(optional)})"]

@@ -6,21 +6,20 @@ The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from iris_core.diagnosis import PairCheck
-from iris_core.testing.conformance import device_functions, stack_jobs
-from iris_core.testing.conformance.plugin import OnRanks, installed_plugin
+from iris_core.testing.conformance import device_functions, plugin_jobs, stack_jobs
+from iris_core.testing.conformance.plugin import OnRanks
 from iris_core.types import PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.testing.pool import RankPool
-
-    World = stack_jobs.Stack
 
 _CALLS_S = 120.0  # for all device functions, where no wait reaches its bound; on a GPU they are compiled
 
@@ -33,11 +32,6 @@ class StackConformance(OnRanks):
         backend: name of the backend.
         programs: module of programs, which docs/conformance_kit.md describes.
         timeout_s: bound of the waits in kernels.
-
-    Example:
-        >>> class TestMine(StackConformance):
-        ...     allocator = "mine"
-        ...     backend = "triton"
     """
 
     allocator: ClassVar[str]
@@ -46,22 +40,22 @@ class StackConformance(OnRanks):
     timeout_s: ClassVar[float] = 20.0
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
-    def world(self, request: pytest.FixtureRequest) -> World:
+    def world(self, request: pytest.FixtureRequest) -> stack_jobs.Setup:
         """The stack of each tier."""
         named = (PluginKind.ALLOCATOR, self.allocator), (PluginKind.BACKEND, self.backend)
-        plugins = [installed_plugin(*each) for each in named]
-        device, ranks = self.ranks_of(request.param, [each.info for each in plugins if each.info is not None])
-        return stack_jobs.Stack(self.allocator, self.backend, self.programs, device, ranks, self.timeout_s)
+        where = self.ranks_of(
+            request.param, [plugin_jobs.installed(*each)[1].plugin.iris_plugin_info() for each in named]
+        )
+        return stack_jobs.Setup(self.allocator, self.backend, *where, self.programs, self.timeout_s)
 
-    def _run(self, pool: RankPool, stack: World, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _run(self, pool: RankPool, stack: stack_jobs.Setup, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a job on the ranks; skip what the backend need not have."""
-        found = pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * stack.timeout_s)
-        for lacking in found:
-            if isinstance(lacking, str):
-                pytest.skip(f"backend {self.backend!r} has no {lacking}")
+        found = pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * self.timeout_s)
+        if isinstance(found[0], str):
+            pytest.skip(f"backend {self.backend!r} has no {found[0]}")
         return found
 
-    def test_world_device_functions(self, pool: RankPool, world: World) -> None:
+    def test_world_device_functions(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Each function of `device_api()`, with and without a mask, changes what it should on the rank that it should.
 
         Atomics return the old values, and lose no update of concurrent programs; signals set and add, and data put
@@ -71,33 +65,30 @@ class StackConformance(OnRanks):
         """
         _judge(self._run(pool, world, device_functions.call_all, "function"))
 
-    def test_world_device_methods(self, pool: RankPool, world: World) -> None:
+    def test_world_device_methods(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The same of DeviceContext's methods."""
         _judge(self._run(pool, world, device_functions.call_all, "method"))
 
-    def test_world_wait_that_gives_up(self, pool: RankPool, world: World) -> None:
+    def test_world_wait_that_gives_up(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
-        bounded = dataclasses.replace(world, timeout_s=min(world.timeout_s, 0.5))
+        bounded = dataclasses.replace(world, timeout_s=min(self.timeout_s, 0.5))
         _judge(self._run(pool, bounded, stack_jobs.give_up))
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
-    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: World) -> None:
+    def test_world_device_barrier_of_the_host(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
-        _judge(self._run(pool, world, stack_jobs.device_barrier))
+        _judge(self._run(pool, world, device_functions.call_all, "host"))
 
-    def test_world_self_test_passes(self, pool: RankPool, world: World) -> None:
+    def test_world_self_test_passes(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
         results = self._run(pool, world, stack_jobs.self_test)
         checks = [check for on_rank, _ in results for check in on_rank]
         assert [check for check in checks if not isinstance(check, PairCheck) or check.problem] == []
-        ranks = range(world.ranks)
-        pairs = {(rank, peer) for rank in ranks for peer in ranks if rank != peer} or {(0, 0)}
         ops = {check.op for check in checks}
         assert ops, "the self-test says nothing"
-        for op in ops:
-            assert {(check.rank, check.peer) for check in checks if check.op == op} >= pairs, f"pairs of {op}"
-        for rank, (_, announced) in enumerate(results):
-            assert ops <= set(announced), f"operations that rank {rank} has announced"
+        pairs = set(itertools.permutations(range(world.ranks), 2)) or {(0, 0)}
+        assert {(op, *pair) for op in ops for pair in pairs} <= {(each.op, each.rank, each.peer) for each in checks}
+        assert all(ops <= set(announced) for _, announced in results), f"not all ranks have announced {ops}"
 
 
 def _judge(of_ranks: list[list[str]]) -> None:

@@ -6,14 +6,12 @@ Where the backend lacks an optional function, a job returns the name of the func
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import itertools
-import os
 import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
@@ -23,19 +21,28 @@ from iris_core.testing.conformance import oracle
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SLOW_S = 0.1  # how long one rank lets the others wait
+_LATE_S = 0.05  # how long one rank lets the others wait, in many turns
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Allocator, backend and programs of a stack suite, as ranks need them."""
+class Setup:
+    """Plugins of a suite and where they run, as ranks need them."""
 
     allocator: str
     backend: str
-    programs: str  # module that has them
     device: str  # "cpu" or "cuda"
     ranks: int
-    timeout_s: float  # bound of the waits in kernels
+    tested: str  # module of the programs of a stack, or name of the collective
+    timeout_s: float | None = None  # bound of the waits in kernels
+    in_float32: bool = True  # a collective adds up half-precision numbers in single precision
+    check: tuple[str, ...] = ()  # what the checker looks for, see `Iris`
+
+    def open(self) -> Any:
+        """Open a context on this rank."""
+        from iris_core import Iris
+
+        places: dict[str, Any] = {"allocator": self.allocator, "backend": self.backend, "device": self.device}
+        return Iris("64MiB", **places, device_timeout=self.timeout_s, check=self.check or None)
 
 
 class Rank:
@@ -45,14 +52,13 @@ class Rank:
         problems: sentences.
     """
 
-    def __init__(self, ctx: Any, stack: Stack, late_s: float) -> None:
+    def __init__(self, ctx: Any, stack: Setup) -> None:
         self.ctx = ctx
-        self.programs: Any = importlib.import_module(stack.programs)
+        self.programs: Any = importlib.import_module(stack.tested)
         self.timeout_s = stack.timeout_s
         self.me, self.world = ctx.cur_rank, ctx.num_ranks
         self.peer = (self.me + 1) % self.world
         self.problems: list[str] = []
-        self._late_s = late_s
         self._what = ""
 
     def note(self, problem: str) -> None:
@@ -73,7 +79,7 @@ class Rank:
         self._what = what
         self.ctx.barrier()
         if slow is not None and self.me == slow % self.world:
-            time.sleep(self._late_s)
+            time.sleep(_LATE_S)
         try:
             yield
             if self.ctx.device != "cpu":
@@ -92,9 +98,9 @@ class Rank:
         raw = oracle.read_bytes(there, tensor.nbytes, self.ctx.device)
         return torch.frombuffer(bytearray(raw), dtype=tensor.dtype).tolist()
 
-    def check(self, tensor: torch.Tensor, expected: Sequence[list[int]], of: Sequence[int] | None = None) -> None:
-        """Compare a symmetric tensor with what it should be on all ranks, or on those in `of`; and as torch has it."""
-        for rank, values in zip(range(self.world) if of is None else of, expected, strict=True):
+    def check(self, tensor: torch.Tensor, expected: Sequence[list[int]]) -> None:
+        """Compare a symmetric tensor with what it should be on each rank, as raw memory and as torch has it."""
+        for rank, values in enumerate(expected):
             found = [(self.read(tensor, rank), "")]
             found += [(tensor.flatten().tolist(), " in torch")] * (rank == self.me)
             for got, where in found:
@@ -105,18 +111,14 @@ class Rank:
 
 
 @contextlib.contextmanager
-def opened(stack: Stack, late_s: float = _SLOW_S) -> Iterator[Rank]:
-    """Open a context whose waits inside kernels are bounded, those without a bound of their own as well."""
-    from iris_core import Iris
-
-    with mock.patch.dict(os.environ, IRIS_DEVICE_TIMEOUT=str(stack.timeout_s)):
-        ctx = Iris("16MiB", allocator=stack.allocator, backend=stack.backend, device=stack.device)
-    with ctx:
-        yield Rank(ctx, stack, late_s)
+def opened(stack: Setup) -> Iterator[Rank]:
+    """Open a context, and leave it together."""
+    with stack.open() as ctx:
+        yield Rank(ctx, stack)
         ctx.barrier()  # others may look at this rank's memory until they are here
 
 
-def give_up(stack: Stack) -> list[str] | str:
+def give_up(stack: Setup) -> list[str] | str:
     """Wait in a kernel for a flag that no rank raises: the launch raises, or the next barrier does, once."""
     with opened(stack) as rank:
         if "DeviceContext" not in rank.ctx.backend.device_api():
@@ -124,47 +126,18 @@ def give_up(stack: Stack) -> list[str] | str:
         flag, found = (rank.tensor([0], "int64") for _ in range(2))
         rank.ctx.barrier()
         raised = []
-        for step in (
-            lambda: rank.programs.await_flag(rank.ctx, "method", "ge", flag, 0, 1, found, stack.timeout_s),
-            rank.ctx.barrier,
-            rank.ctx.barrier,
-        ):
+        launch = functools.partial(rank.programs.await_flag, rank.ctx, "method", "ge", flag, 0, 1, found)
+        for number, step in enumerate((lambda: launch(stack.timeout_s), rank.ctx.barrier, rank.ctx.barrier)):
             try:
                 step()
-                raised.append(False)
             except DeviceTimeoutError:
-                raised.append(True)
-        if raised not in ([True, False, False], [False, True, False]):
-            rank.note(f"the launch and two barriers have raised DeviceTimeoutError: {raised}")
+                raised.append(number)
+        if raised not in ([0], [1]):
+            rank.note(f"of the launch and two barriers, DeviceTimeoutError was raised by {raised}, and not by 0 or 1")
         return rank.problems
 
 
-# -- what a backend may have besides ----------------------------------------------------------------------------------
-def device_barrier(stack: Stack) -> list[str] | str:
-    """All writes are visible after a barrier, whoever is late; the group of the first and the last rank waits alone."""
-    with opened(stack) as rank:
-        if not hasattr(rank.ctx.backend, "device_barrier"):
-            return "device_barrier"
-        everyone, ends = tuple(range(rank.world)), tuple(sorted({0, rank.world - 1}))
-        slots = rank.tensor([0] * rank.world, "int64")
-        offset = slots.data_ptr() - rank.ctx.heap.heap_bases[rank.me]
-        for turn, (members, sem) in enumerate(itertools.product((everyone, ends), ("release", "relaxed"))):
-            slots.zero_()
-            found = None
-            with rank.together(f"barrier {turn} of ranks {members}", slow=members[turn % len(members)]):
-                if rank.me in members:
-                    word = (1000 * (turn + 1) + rank.me).to_bytes(8, "little")
-                    for base in rank.ctx.heap.heap_bases:
-                        oracle.write_bytes(base + offset + 8 * rank.me, word, rank.ctx.device)
-                    rank.ctx.device_barrier(None if members == everyone else ends, sem=sem)
-                    found = slots.tolist()  # before the barrier on the host
-            expected = [1000 * (turn + 1) + each if each in members else 0 for each in everyone]
-            if found not in (None, expected):
-                rank.note(f"found {found} instead of {expected}")
-        return rank.problems
-
-
-def self_test(stack: Stack) -> tuple[list[Any], list[str]] | str:
+def self_test(stack: Setup) -> tuple[list[Any], list[str]] | str:
     """Run the backend's self-test, as `iris doctor` does; return its checks, and the operations that it announced."""
     begun: list[str] = []
     with opened(stack) as rank:
