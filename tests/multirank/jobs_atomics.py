@@ -1,8 +1,11 @@
 """Kernels and rank jobs of test_atomics: every atomic x dtype x mask x sem x scope."""
 
+import sys
+
 import torch
 import triton
 import triton.language as tl
+from gluon_kernels import kernels_of
 from jobs_common import compile_together
 
 import iris_triton as iris
@@ -24,6 +27,8 @@ LEGAL = {
 UNSIGNED = (torch.uint32, torch.uint64)
 MORE = {op: UNSIGNED + ((torch.float64,) if torch.float32 in LEGAL[op] else ()) for op in LEGAL}
 """Tried by two ranks only, in one form."""
+SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq_rel", "sys"))
+"""sem and scope with which both languages are compared."""
 SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -225,3 +230,39 @@ def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "c
         locked_increment[(programs,)](lock, counter, *args)
         ctx.barrier()
         return cells.tolist(), counter.item()
+
+
+def same_in_both(device: str) -> list[str]:
+    """Each atomic in Triton and in Gluon on equal memory; return where memory or old values differ."""
+    problems = []
+    kernels = (atomic, kernels_of(sys.modules[__name__])["atomic"])
+    with Iris("8MiB", device=device, backend="gluon") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        for op, legal in LEGAL.items():
+            cases = [(dtype, None, None) for dtype in legal + MORE[op]]
+            for dtype, sem, scope in cases + [(legal[0], *order) for order in SOME_ORDERS]:
+                results = []
+                for kernel in kernels:
+                    cells, operands, old = (noise(ctx, dtype, seed + rank) for seed in (0, 100, 200))
+                    ctx.barrier()
+                    kernel[(1,)](
+                        op, "object", cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank,
+                        world, (rank + 1) % world, NUMEL, masked=op != "cas", sem=sem, scope=scope, LANES=LANES,
+                    )  # fmt: skip
+                    ctx.barrier()
+                    results.append([each.cpu().view(torch.uint8).tolist() for each in (cells, old)])
+                if results[0] != results[1]:
+                    problems.append(f"rank {rank}: atomic_{op} {dtype} {sem} {scope}")
+    return problems
+
+
+def noise(ctx: Iris, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A symmetric tensor of random numbers, not only of small integers."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        values = torch.randn(LANES, generator=generator)
+    else:
+        values = torch.randint(-(2**7), 2**7, (LANES,), generator=generator)
+    tensor = ctx.empty(LANES, dtype=dtype)
+    tensor.copy_(values.to(dtype))
+    return tensor

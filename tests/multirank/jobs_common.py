@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from unittest import mock
 
 from iris_core.errors import IrisError
@@ -22,6 +23,17 @@ def environment(**variables):
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def in_language(language, job, *args):
+    """Run a job with the kernels of its module in a language, and with that backend."""
+    if language == "triton":
+        return job(*args)
+    from gluon_kernels import kernels_of
+
+    jobs = sys.modules[job.__module__]
+    with mock.patch.multiple(jobs, **kernels_of(jobs)), environment(IRIS_BACKEND=language):
+        return job(*args)
 
 
 def said(call):
