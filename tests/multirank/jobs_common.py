@@ -26,13 +26,14 @@ def environment(**variables):
 
 
 def in_language(language, job, *args):
-    """Run a job with the kernels of its module in a language, and with that backend."""
+    """Run a job with the kernels of its module in a language, with its context and with that backend."""
     if language == "triton":
         return job(*args)
-    from gluon_kernels import kernels_of
+    from gluon_kernels import IrisDeviceCtx, kernels_of
 
     jobs = sys.modules[job.__module__]
-    with mock.patch.multiple(jobs, **kernels_of(jobs)), environment(IRIS_BACKEND=language):
+    replaced = mock.patch.multiple(jobs, DeviceContext=IrisDeviceCtx, **kernels_of(jobs))
+    with replaced, environment(IRIS_BACKEND=language):
         return job(*args)
 
 
