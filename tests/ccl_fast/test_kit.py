@@ -1,4 +1,4 @@
-"""The conformance kit on algorithms of iris_triton: what they say of themselves, and calls as installed plugins."""
+"""The conformance kit on algorithms of both languages: what they say of themselves, and calls as installed plugins."""
 
 import pathlib
 
@@ -15,9 +15,9 @@ globals().update({f"Test_{name}": suite_kit.suite(name, *_LEFT_OUT) for name in 
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # tests/gluon has one, and tests/kit right ones of every operation
+@pytest.mark.exhaustive  # tests/kit has right ones of every operation
 @pytest.mark.parametrize("name", [
-    "all_reduce_two_shot", "all_gather_persistent",
+    "all_reduce_two_shot", "all_gather_persistent", "all_reduce_gluon_two_shot",
     *(f"{op}_{each}" for op, names in kit_plugins.PACKETS.items() for each in names),
 ])  # fmt: skip
 def test_installed(name, tmp_path):

@@ -25,7 +25,7 @@ class TestHostWithGluon(OnOurRanks):
 
     @pytest.mark.exhaustive
     def test_world_device_functions(self, pool, world):
-        """The methods, which are tried, call them; test_ranks calls them as well."""
+        """The methods, which are tried, call them; tests/multirank calls them as well."""
         super().test_world_device_functions(pool, world)
 
 

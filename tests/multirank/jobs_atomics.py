@@ -1,14 +1,19 @@
 """Kernels and rank jobs of test_atomics: every atomic x dtype x mask x sem x scope."""
 
+import sys
+
 import torch
 import triton
 import triton.language as tl
+from gluon_kernels import kernels_of
 from jobs_common import compile_together
 
 import iris_triton as iris
 from iris_core import Iris
+from iris_gluon import IrisDeviceCtx
 from iris_triton import DeviceContext
-from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too
+from iris_triton.testing.languages import invoke
 
 LANES = 32
 MAX_TRIES = tl.constexpr(1 << 20)  # a second or more, of a single try to get a lock
@@ -24,67 +29,31 @@ LEGAL = {
 UNSIGNED = (torch.uint32, torch.uint64)
 MORE = {op: UNSIGNED + ((torch.float64,) if torch.float32 in LEGAL[op] else ()) for op in LEGAL}
 """Tried by two ranks only, in one form."""
+SOME_ORDERS = (("relaxed", "gpu"), ("acquire", "sys"), ("release", "cta"), ("acq_rel", "sys"))
+"""sem and scope with which both languages are compared."""
 SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "n"])
 def atomic(
-    op: tl.constexpr, form: tl.constexpr, cells, operands, old, bases, context, rank, world: tl.constexpr,
-    peer, n, masked: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, LANES: tl.constexpr,
+    function: tl.constexpr, Context: tl.constexpr, name: tl.constexpr, cells, operands, old, bases, context, rank,
+    world: tl.constexpr, peer, n, masked: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """One atomic on `peer`'s cells; what was there before goes to `old`.
+    """One atomic on `peer`'s cells, by function or by method; what was there before goes to `old`.
 
-    The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
+    A function needs no `world`, and is given none, so that worlds of all sizes share its binaries.
     """
+    api: tl.constexpr = (function, Context, name)
     i = lanes(LANES)
     v = tl.load(operands + i)
-    p = cells + i
-    if masked:
-        mask = i < n
+    if name == "atomic_cas":
+        words = (cells + i, tl.load(old + i), v)
+        tl.store(old + i, invoke(api, context, world, words, (rank, peer, bases), (peer,), (sem, scope)))
+    elif masked:
+        r = invoke(api, context, world, (cells + i, v), (rank, peer, bases), (peer,), (i < n, sem, scope))
+        tl.store(old + i, r, mask=i < n)
     else:
-        mask = None
-    if form == "functional":
-        if op == "add":
-            r = iris.atomic_add(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "sub":
-            r = iris.atomic_sub(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "xchg":
-            r = iris.atomic_xchg(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "xor":
-            r = iris.atomic_xor(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "and":
-            r = iris.atomic_and(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "or":
-            r = iris.atomic_or(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "min":
-            r = iris.atomic_min(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "max":
-            r = iris.atomic_max(p, v, rank, peer, bases, mask, sem, scope)
-        elif op == "cas":
-            r = iris.atomic_cas(p, tl.load(old + i), v, rank, peer, bases, sem, scope)
-    else:
-        ctx = DeviceContext.from_tensor(context, world)
-        if op == "add":
-            r = ctx.atomic_add(p, v, peer, mask, sem, scope)
-        elif op == "sub":
-            r = ctx.atomic_sub(p, v, peer, mask, sem, scope)
-        elif op == "xchg":
-            r = ctx.atomic_xchg(p, v, peer, mask, sem, scope)
-        elif op == "xor":
-            r = ctx.atomic_xor(p, v, peer, mask, sem, scope)
-        elif op == "and":
-            r = ctx.atomic_and(p, v, peer, mask, sem, scope)
-        elif op == "or":
-            r = ctx.atomic_or(p, v, peer, mask, sem, scope)
-        elif op == "min":
-            r = ctx.atomic_min(p, v, peer, mask, sem, scope)
-        elif op == "max":
-            r = ctx.atomic_max(p, v, peer, mask, sem, scope)
-        elif op == "cas":
-            r = ctx.atomic_cas(p, tl.load(old + i), v, peer, sem, scope)
-    if masked:
-        tl.store(old + i, r, mask=mask)
-    else:
+        r = invoke(api, context, world, (cells + i, v), (rank, peer, bases), (peer,), (None, sem, scope))
         tl.store(old + i, r)
 
 
@@ -164,16 +133,17 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
             old = torch.empty(LANES, dtype=dtype, device=ctx.device)
             orders = dtype not in more and (orders_of_all_dtypes or dtype is LEGAL[op][0])
             for form, masked, sem, scope in variants(op, orders):
-                if dtype in more and (form, masked) != ("object", op != "cas"):
+                if dtype in more and (form, masked) != ("method", op != "cas"):
                     continue
-                args = (
-                    op, form, cells, operands, old, ctx.get_heap_bases(), ctx.get_device_context(), rank,
-                    world if form == "object" else None, peer, NUMEL,
-                )  # fmt: skip
+                name = f"atomic_{op}"
+                api = (getattr(iris, name), None, name) if form == "function" else (None, DeviceContext, name)
+                where = ctx.get_heap_bases(), ctx.get_device_context(), rank, world if form == "method" else None, peer
+                args = (*api, cells, operands, old, *where, NUMEL)
                 launches.append((atomic, args, {"masked": masked, "sem": sem, "scope": scope, "LANES": LANES}))
         compile_together(ctx, launches)
         for kernel, args, variant in launches:
-            _, form, cells, _, old, *_ = args
+            function, _, _, cells, _, old, *_ = args
+            form = "method" if function is None else "function"
             dtype, masked = cells.dtype, variant["masked"]
             compare = torch.full((LANES,), -7).to(dtype)
             even = torch.arange(LANES) % 2 == 0
@@ -204,13 +174,13 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
 
 def variants(op: str, orders: bool):
     """(form, masked, sem, scope); with or without every order."""
-    for form in ("functional", "object"):
+    for form in ("function", "method"):
         for masked in (False, True) if op != "cas" else (False,):
             yield form, masked, None, None
     if orders:
         for sem in SEMS:
             for scope in SCOPES:
-                yield "object", op != "cas", sem, scope
+                yield "method", op != "cas", sem, scope
 
 
 def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "cpu") -> tuple[list[float], int]:
@@ -225,3 +195,40 @@ def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "c
         locked_increment[(programs,)](lock, counter, *args)
         ctx.barrier()
         return cells.tolist(), counter.item()
+
+
+def same_in_both(device: str) -> list[str]:
+    """Each atomic in Triton and in Gluon on equal memory; return where memory or old values differ."""
+    problems = []
+    kernels = {DeviceContext: atomic, IrisDeviceCtx: kernels_of(sys.modules[__name__])["atomic"]}
+    with Iris("8MiB", device=device, backend="gluon") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        for op, legal in LEGAL.items():
+            cases = [(dtype, None, None) for dtype in legal + MORE[op]]
+            for dtype, sem, scope in cases + [(legal[0], *order) for order in SOME_ORDERS]:
+                results = []
+                for context, kernel in kernels.items():
+                    cells, operands, old = (noise(ctx, dtype, seed + rank) for seed in (0, 100, 200))
+                    ctx.barrier()
+                    kernel[(1,)](
+                        None, context, f"atomic_{op}", cells, operands, old, ctx.get_heap_bases(),
+                        ctx.get_device_context(), rank, world, (rank + 1) % world, NUMEL, masked=op != "cas", sem=sem,
+                        scope=scope, LANES=LANES,
+                    )  # fmt: skip
+                    ctx.barrier()
+                    results.append([each.cpu().view(torch.uint8).tolist() for each in (cells, old)])
+                if results[0] != results[1]:
+                    problems.append(f"rank {rank}: atomic_{op} {dtype} {sem} {scope}")
+    return problems
+
+
+def noise(ctx: Iris, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A symmetric tensor of random numbers, not only of small integers."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        values = torch.randn(LANES, generator=generator)
+    else:
+        values = torch.randint(-(2**7), 2**7, (LANES,), generator=generator)
+    tensor = ctx.empty(LANES, dtype=dtype)
+    tensor.copy_(values.to(dtype))
+    return tensor

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from unittest import mock
 
 from iris_core.errors import IrisError
@@ -22,6 +23,18 @@ def environment(**variables):
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def in_language(language, job, *args):
+    """Run a job with the kernels of its module in a language, with its context and with that backend."""
+    if language == "triton":
+        return job(*args)
+    from gluon_kernels import IrisDeviceCtx, kernels_of
+
+    jobs = sys.modules[job.__module__]
+    replaced = mock.patch.multiple(jobs, DeviceContext=IrisDeviceCtx, **kernels_of(jobs))
+    with replaced, environment(IRIS_BACKEND=language):
+        return job(*args)
 
 
 def said(call):

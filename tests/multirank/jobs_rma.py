@@ -8,7 +8,8 @@ from jobs_common import compile_together
 import iris_triton as iris
 from iris_core import Iris
 from iris_triton import DeviceContext
-from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too
+from iris_triton.testing.languages import invoke
 
 BLOCK = 256
 NUMEL = 4 * BLOCK - 19  # the last program is partly masked
@@ -20,51 +21,36 @@ ONE_OF_EACH_SIZE = (torch.int8, torch.bfloat16, torch.float32, torch.int64)
 
 @triton.jit(do_not_specialize=["rank", "peer", "far", "n"])
 def rma(
-    op: tl.constexpr, form: tl.constexpr, x, y, out, bases, context, rank, world: tl.constexpr,
-    peer, far, n, masked: tl.constexpr, hint: tl.constexpr, BLOCK: tl.constexpr,
+    function: tl.constexpr, Context: tl.constexpr, name: tl.constexpr, x, y, out, bases, context, rank,
+    world: tl.constexpr, peer, far, n, masked: tl.constexpr, hint: tl.constexpr, BLOCK: tl.constexpr,
     load_cache: tl.constexpr = None, store_cache: tl.constexpr = None, volatile: tl.constexpr = False,
 ):  # fmt: skip
-    """One operation between this rank, `peer` and (copy) `far`; `form` is functional or object-oriented.
+    """One operation between this rank, `peer` and (copy) `far`, by function or by method.
 
-    The functional form needs no `world`, and is given none, so that worlds of all sizes share its binaries.
+    A function needs no `world`, and is given none, so that worlds of all sizes share its binaries.
     """
+    api: tl.constexpr = (function, Context, name)
     i = tl.program_id(0) * BLOCK + lanes(BLOCK, vector=2)
     if masked:
         mask = i < n
         other = 7
     else:
-        mask = None
-        other = None
-    if form == "functional":
-        if op == "load":
-            value = iris.load(
-                x + i, rank, peer, bases, mask=mask, other=other, cache_modifier=load_cache, volatile=volatile,
-                hint=hint,
-            )  # fmt: skip
-            tl.store(out + i, value)
-        elif op == "store":
-            iris.store(y + i, tl.load(x + i), rank, peer, bases, mask=mask, hint=hint, cache_modifier=store_cache)
-        elif op == "get":
-            iris.get(x + i, y + i, rank, peer, bases, mask, other, load_cache, store_cache, hint)
-        elif op == "put":
-            iris.put(x + i, y + i, rank, peer, bases, mask, other, load_cache, store_cache, hint)
-        elif op == "copy":
-            iris.copy(x + i, y + i, peer, far, rank, bases, mask, other, load_cache, store_cache, hint)
+        mask: tl.constexpr = None
+        other: tl.constexpr = None
+    p, q, ranks = x + i, y + i, (rank, peer, bases)
+    if name == "load":
+        value = invoke(api, context, world, (p,), ranks, (peer,), (mask, other, load_cache, volatile, hint))
+        tl.store(out + i, value)
+    elif name == "store":  # the last arguments are in another order
+        if Context is None:
+            function(q, tl.load(p), rank, peer, bases, mask, hint, store_cache)
+        else:
+            invoke(api, context, world, (q, tl.load(p)), (), (peer,), (mask, store_cache, hint))
+    elif name == "copy":
+        words = (p, q, peer, far)
+        invoke(api, context, world, words, (rank, bases), (), (mask, other, load_cache, store_cache, hint))
     else:
-        ctx = DeviceContext.from_tensor(context, world)
-        if op == "load":
-            value = ctx.load(
-                x + i, peer, mask=mask, other=other, cache_modifier=load_cache, volatile=volatile, hint=hint
-            )
-            tl.store(out + i, value)
-        elif op == "store":
-            ctx.store(y + i, tl.load(x + i), peer, mask=mask, cache_modifier=store_cache, hint=hint)
-        elif op == "get":
-            ctx.get(x + i, y + i, peer, mask, other, load_cache, store_cache, hint)
-        elif op == "put":
-            ctx.put(x + i, y + i, peer, mask, other, load_cache, store_cache, hint)
-        elif op == "copy":
-            ctx.copy(x + i, y + i, peer, far, mask, other, load_cache, store_cache, hint)
+        invoke(api, context, world, (p, q), ranks, (peer,), (mask, other, load_cache, store_cache, hint))
 
 
 def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -96,16 +82,16 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
             x, y = ctx.empty(4 * BLOCK, dtype=dtype), ctx.empty(4 * BLOCK, dtype=dtype)
             x.copy_(values(rank, dtype))
             out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
-            for form in ("functional", "object")[dtype in more :]:
-                args = (
-                    op, form, x, y, out, ctx.get_heap_bases(), ctx.get_device_context(), rank,
-                    world if form == "object" else None, peer, far, NUMEL,
-                )  # fmt: skip
+            for api in ((getattr(iris, op), None, op), (None, DeviceContext, op))[dtype in more :]:
+                size = world if api[0] is None else None
+                where = ctx.get_heap_bases(), ctx.get_device_context(), rank, size, peer, far
+                args = (*api, x, y, out, *where, NUMEL)
                 for variant in variants(op, cache_modifiers):
                     launches.append((rma, args, {**variant, "BLOCK": BLOCK}))
         compile_together(ctx, launches)
         for kernel, args, variant in launches:
-            _, form, x, y, out, *_ = args
+            function, _, _, x, y, out, *_ = args
+            form = "method" if function is None else "function"
             y.fill_(-3)
             out.fill_(-3)
             ctx.barrier()

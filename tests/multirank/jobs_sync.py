@@ -161,6 +161,11 @@ def run_ring(form: str, rounds: int, device: str = "cpu") -> list[int]:
         return sorted(set(out.tolist()))
 
 
+def backend_name(device: str = "cpu") -> str:
+    with Iris("1MiB", device=device) as ctx:
+        return ctx.backend.info.name
+
+
 def run_handshake(device: str = "cpu") -> tuple[list[str], str]:
     """Try signal and put_signal with every sem and scope, and with op "add", by function and by method.
 

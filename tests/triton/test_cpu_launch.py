@@ -291,12 +291,16 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
         """, TRITON_INTERPRET="1") == (0, "fine\n", "")  # fmt: skip
 
 
-def test_importing_the_package_pulls_in_neither_torch_nor_triton(tmp_path):
+def test_importing_the_packages_pulls_in_neither_torch_nor_triton(tmp_path):
+    """Nor does a plugin that is asked what it is usable for."""
     assert run_script(tmp_path, """
-        import sys, iris_triton
-        from iris_triton import interpreter
+        import sys, iris_triton, iris_gluon.interpreter
+        from iris_core.types import DeviceTarget, DeviceType
+        from iris_gluon._plugin import plugin
         from iris_triton.interpreter import cpu_entry, configure
         configure(timeout_s=5)
+        assert plugin.iris_plugin_probe(DeviceTarget(DeviceType.CUDA, 0, "sm_90"))
+        plugin.iris_plugin_settings()
         print(sorted({"torch", "triton", "numpy"} & set(sys.modules)))
         """)[:2] == (0, "[]\n")  # fmt: skip
 
@@ -318,10 +322,3 @@ def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
 
     with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.interpreter"):
         gluon_kernel[(1,)](torch.zeros(1))
-
-
-def test_public_names_exist():
-    for name in interpreter.__all__:
-        assert getattr(interpreter, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        interpreter.nothing  # noqa: B018

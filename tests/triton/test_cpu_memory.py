@@ -3,21 +3,25 @@
 import linecache
 import threading
 
+import gluon_kernels
 import pytest
 import torch
 import triton
 import triton.language as tl
 from tables import table
+from triton.experimental.gluon import language as gl
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import ArgumentError
-from iris_triton import interpreter
+from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
 from iris_triton.interpreter import OutOfBoundsError, hints
 from iris_triton.interpreter.memory import regions
 from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
 from iris_triton.language.address import translate
+from iris_triton.language.blocks import lanes
+from iris_triton.testing.languages import in_gluon
 
 I64 = torch.int64
 
@@ -266,10 +270,14 @@ def test_promises_about_addresses(what, skipped, apart, number, message):
 
 
 # -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
+LAYOUT = tl.constexpr(None)
+BLOCKED = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
+
+
 @triton.jit
 def through_context(context, own, x, rank, world: tl.constexpr, what: tl.constexpr):
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    offsets = tl.arange(0, 4)
+    ctx = DeviceContext.initialize(context, rank, world)
+    offsets = lanes(4)
     if what == "load":
         ctx.load(x + offsets, 0)
     elif what == "store":
@@ -292,20 +300,27 @@ def through_context(context, own, x, rank, world: tl.constexpr, what: tl.constex
         ctx.put_signal(own + offsets, own + offsets, x, 1, 0)
     elif what == "tile":
         view = tiles.make_tensor_view(x, 2, 2, 2, 1)
-        tiles.gather(tiles.TileView(0, 0, 2, 2), view, 0, ctx)
+        tiles.gather(tiles.TileView(0, 0, 2, 2, LAYOUT), view, 0, ctx)
     else:
         iris.load(x + offsets, 0, 0, ctx.heap_bases)
 
 
 @table("what", ["load", "store", "get", "put", "copy", "copy to", "atomic_add", "atomic_cas", "signal", "put_signal",
                 "tile", "function"])  # fmt: skip
-def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(what):
+@pytest.mark.parametrize("language", ["triton", "gluon"])
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(language, what):
+    kernel = through_context
+    if language == "gluon":
+        kernel = in_gluon(kernel, DeviceContext=gluon_kernels, LAYOUT=BLOCKED)
     off = torch.zeros(4, dtype=I64)
-    with Iris("1MiB", device="cpu") as ctx:
+    with Iris("1MiB", device="cpu", backend=language) as ctx:
         context, own = ctx.get_device_context(), ctx.zeros(4, dtype=I64)
-        through_context[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1, what)
+        kernel[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1, what)
         with pytest.raises(OutOfBoundsError, match="on the heap") as caught:
-            through_context[(1,)](context, own, off, 0, 1, what)
+            kernel[(1,)](context, own, off, 0, 1, what)
+        with pytest.raises(ArgumentError):
+            kernel[(1,)](torch.zeros(64, dtype=I64), own, own, 0, 1, what)
+        assert not own.any()
     error = caught.value
     assert (error.kernel, error.program, error.address) == ("through_context", (0, 0, 0), off.data_ptr())
     (note,) = error.__notes__

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from tables import table
 
+import iris_gluon
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import CapabilityError, PluginNotFoundError, UnsupportedError
@@ -99,13 +100,14 @@ def test_a_rank_outside_the_world_is_named():
 
 
 # -- names, the context, intrinsics -----------------------------------------------------------------------------------
-def test_every_exported_name_can_be_had():
-    for name in iris.__all__:
-        assert getattr(iris, name) is not None
-    assert set(iris.__all__) <= set(dir(iris))
-    assert set(language.__all__) <= set(iris.__all__)
+@table("module", [iris, interpreter, iris_gluon])
+def test_every_exported_name_can_be_had(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert module is interpreter or set(module.__all__) <= set(dir(module))
+    assert module is not iris or set(language.__all__) <= set(iris.__all__)
     with pytest.raises(AttributeError, match="no attribute 'fence'"):
-        iris.fence  # noqa: B018
+        module.fence  # noqa: B018
 
 
 def test_iris_opens_a_context_with_this_backend():
