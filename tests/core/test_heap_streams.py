@@ -7,6 +7,7 @@ import torch
 from tables import table
 
 from iris_core.errors import HeapError, NotOnHeapError
+from iris_core.heap.blocks import BlockTable
 from iris_core.heap.streams import StreamOrder
 from iris_core.types import Capability
 
@@ -89,6 +90,32 @@ def alone():
     """The heap of a world of one, and its device."""
     with Ranks(1) as c:
         yield c.heap, c.devices[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_block_in_use_is_in_sight_while_it_is_freed(monkeypatch, world_size):
+    """Another thread may launch a kernel at any moment, and what the heap does not list then is out of its bounds."""
+    seen = []
+
+    def watch(name):
+        step = getattr(BlockTable, name)
+
+        def watched(table, *arguments):
+            found = step(table, *arguments)
+            heap._live = (-1, ())
+            seen.append((name, [each.offset_bytes for each in heap.live_blocks()]))
+            return found
+
+        monkeypatch.setattr(BlockTable, name, watched)
+
+    with Ranks(world_size) as c:
+        heap, t = c.heaps[0], c.each(whole)[0]
+        c.devices[0].main.launch()
+        watch("_remove")
+        watch("take_pending")
+        heap.free(t)
+    steps = ["_remove", "take_pending"] if world_size == 1 else ["_remove"]
+    assert seen == [(step, [0]) for step in steps]
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------

@@ -171,10 +171,10 @@ class BlockTable:
     def retire(self, record: Record) -> None:
         """Let a live block that was freed wait for the agreement of all ranks."""
         self.history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
+        record.pending = True
+        self.pending.append(record)  # first: a kernel that another thread launches now may use it
         self._remove(record)
         self.votes.pop(record.number, None)
-        record.pending = True
-        self.pending.append(record)
 
     def take_pending(self, count: int) -> list[Record]:
         """Forget and return the oldest pending blocks."""

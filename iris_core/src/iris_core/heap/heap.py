@@ -476,8 +476,8 @@ class SymmetricHeap:
         """
         version, state = self.version, self._state
         if self._live[0] != version:
-            freed = [record for record in list(state.blocks.pending) if not state.order.is_idle(record)]
-            records = [*state.blocks.live.values(), *freed]
+            records = [*state.blocks.live.values()]  # first: another thread may be freeing one, which is pending then
+            records += [record for record in list(state.blocks.pending) if not state.order.is_idle(record)]
             blocks = [Block(each.offset, each.nbytes, format_label(each.label)) for each in records]
             blocks += [Block(start, end - start, "freed") for start, end in state.order.in_use()]
             blocks += state.groups

@@ -181,7 +181,9 @@ def retire(state: HeapState, record: Record) -> None:
     if state.watcher is not None:
         state.watcher.freed(record.storage)
     if state.world.world_size == 1:
-        _settle(state, *_recycle(state, state.blocks.take_pending(1)))
+        outcome = _recycle(state, state.blocks.pending[:1])
+        state.blocks.take_pending(1)
+        _settle(state, *outcome)
 
 
 def reclaim_dropped(state: HeapState) -> None:

@@ -50,6 +50,11 @@ class Case:
     in_place: bool = False
     members: tuple[int, ...] = ()  # ranks of the world that take part; empty: all
 
+    def __str__(self) -> str:
+        words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
+        words += ["in place"] * self.in_place + [f"root {self.root}"] * (self.op in ROOTED)
+        return " ".join(word for word in words if word)
+
     def has(self, rank: int) -> tuple[bool, bool]:
         """Whether a rank of the group has an input, and an output."""
         is_root = rank == self.root
