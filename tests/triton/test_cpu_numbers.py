@@ -248,6 +248,7 @@ def ways(name):
     return DIALECT.helpers[name], lambda left, right: DIALECT.general(NAMES[name], left, right)
 
 
+@pytest.mark.filterwarnings("ignore:Value .* exceeds the maximum bitwidth")
 @pytest.mark.parametrize("name", NAMES)
 def test_operators(name):
     fast, general = ways(name)
