@@ -52,7 +52,7 @@ class Workspace:
     source: torch.Tensor
     back: torch.Tensor
     table: torch.Tensor
-    told: torch.Tensor
+    published: torch.Tensor
     arrived: torch.Tensor
     returned: torch.Tensor
     first: torch.Tensor
@@ -187,7 +187,7 @@ class ExpertGroup(Made):
             "inbox": ((capacity, self.hidden), self.dtype), "inbox_scales": ((capacity, scales), torch.float32),
             "origin": ((capacity,), torch.int32), "source": ((capacity,), torch.int32),
             "back": ((slots, self.hidden), self.result), "table": ((2, size, self.experts), torch.int32),
-            "told": ((size,), torch.int64), "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
+            "published": ((size,), torch.int64), "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
         }  # fmt: skip
         zeros = {"first": self.experts, "done": 1}
         tensors: dict[str, Any] = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}

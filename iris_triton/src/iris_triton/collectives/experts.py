@@ -11,7 +11,7 @@ A member that is gone has the rank -1: nothing is stored to it, and no member wa
 
 Calls of a group follow each other on each member's stream, and one turn cannot pass another: a member's numbers of turn
 n + 1 say that it is done with what others stored for it in turn n, and all wait for them before they store again; where
-no numbers are to be told, `meet` says the same.  Each flag has one sender, which only raises it.
+no numbers are to be published, `meet` says the same.  Each flag has one sender, which only raises it.
 
 Backwards, `send` multiplies gradients by the weights of their tokens' choices, and `weigh` makes those of the weights.
 
@@ -43,7 +43,7 @@ _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
 
 @triton.jit
 def count(
-    chosen, numbers, slots, table, told, first, counts, offsets, state, members, me, context,
+    chosen, numbers, slots, table, published, first, counts, offsets, state, members, me, context,
     WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def count(
             own += tl.histogram(place, LANES * WIDTH, mask=is_one)
         ctx = DeviceContext.from_tensor(context, WORLD)
         own = tl.reshape(own, (LANES, WIDTH))
-        exchange(ctx, own, table, told, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
+        exchange(ctx, own, table, published, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
         tl.debug_barrier()
         let_next_start(EARLY)
     else:
@@ -80,7 +80,7 @@ def count(
 
 @triton.jit
 def exchange(
-    ctx, own, table, told, first, counts, offsets, state, members, me,
+    ctx, own, table, published, first, counts, offsets, state, members, me,
     SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
@@ -88,7 +88,7 @@ def exchange(
     Args:
         own: int32[LANES, WIDTH]: this member's tokens for each expert.
         table: int32[2, SIZE, experts] on the heap, one half for each turn.
-        told: int64[SIZE] on the heap: the last turn of which each member has told its numbers.
+        published: int64[SIZE] on the heap: the last turn of which each member has published its numbers.
         first: int32[experts], out: the row of this member's first token for each expert, in the inbox of its member.
         counts, offsets: int32[LOCAL] and [LOCAL + 1], out: tokens of this member's experts, and where they begin.
         state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
@@ -102,10 +102,10 @@ def exchange(
         peer = tl.load(members + (me + 1 + i) % SIZE)
         if peer >= 0:
             ctx.store(half + me * (SIZE * LOCAL) + expert, own, peer, mask=valid)
-    signal_members(ctx, told + me, turn, members, SIZE)
+    signal_members(ctx, published + me, turn, members, SIZE)
     totals = tl.zeros((LANES, WIDTH), tl.int32)
     before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
-    await_members(ctx, told, turn, members, me, SIZE)
+    await_members(ctx, published, turn, members, me, SIZE)
     for sender in range(SIZE):
         if tl.load(members + sender) >= 0:
             theirs = tl.load(half + sender * (SIZE * LOCAL) + expert, mask=valid, other=0)
@@ -121,12 +121,12 @@ def exchange(
 
 
 @triton.jit
-def meet(told, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.constexpr):
+def meet(published, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.constexpr):
     """Begin a turn in which no tokens are sent; one program."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     turn = tl.load(state) + 1
-    signal_members(ctx, told + me, turn, members, SIZE)
-    await_members(ctx, told, turn, members, me, SIZE)
+    signal_members(ctx, published + me, turn, members, SIZE)
+    await_members(ctx, published, turn, members, me, SIZE)
     tl.store(state, turn)
 
 
@@ -308,14 +308,14 @@ def weigh(
 
 
 class ExpertKernels:
-    """BoundKernels the kernels of one group, on the current stream."""
+    """Launches the kernels of one group, on the current stream."""
 
     def __init__(self, space: Workspace) -> None:
         self._space, device = space, str(space.members.device)
         size, local, early = space.size, space.local, early_launch(device)
         group = {"WORLD": space.world, "SIZE": size}
         shape = {**group, "LOCAL": local}
-        choices, waits = {"SIZE": size, "LOCAL": local, "TOP_K": space.top_k}, {"EARLY": bool(early)}
+        choices, start = {"SIZE": size, "LOCAL": local, "TOP_K": space.top_k}, {"EARLY": bool(early)}
         lanes = {"LANES": triton.next_power_of_2(size), "WIDTH": triton.next_power_of_2(local)}
         blocks = {"BLOCK": _WORDS}
 
@@ -326,8 +326,8 @@ class ExpertKernels:
                 kernel, {name: getattr(space, name) for name in fixed} | constants, given, device, options
             )
 
-        self._count = launches(count, shape | lanes | waits, "chosen numbers counts offsets")
-        rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **waits, **blocks}
+        self._count = launches(count, shape | lanes | start, "chosen numbers counts offsets")
+        rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **start, **blocks}
         several = {"CHOICES": triton.next_power_of_2(space.top_k)}
         self._send = launches(
             send, shape | choices | several | rows, "x scales chosen weights numbers inbox", **early
@@ -335,8 +335,8 @@ class ExpertKernels:
         self._spread = launches(spread, {"LOCAL": local, **rows}, "inbox offsets", **early)
         self._meet = launches(meet, group, num_warps=1)
         self._receive = launches(receive, group, "flags", num_warps=1)
-        self._give_back = launches(give_back, shape | waits | blocks, "y origin offsets back")
-        self._gather = launches(gather, choices | waits | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
+        self._give_back = launches(give_back, shape | start | blocks, "y origin offsets back")
+        self._gather = launches(gather, choices | start | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
         self._weigh = launches(weigh, choices | {"BLOCK": _ELEMENTS}, "grad results chosen out")
 
     def _programs(self, work: int) -> int:

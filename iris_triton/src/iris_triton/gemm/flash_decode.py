@@ -124,7 +124,7 @@ def flash_decode(
 
 
 class DecodeKernels:
-    """BoundKernels the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
+    """Launches the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
 
     def __init__(self, space) -> None:
         units, device = programs_at_once(space), space.members.device
