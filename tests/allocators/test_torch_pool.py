@@ -1,20 +1,23 @@
 """The "torch" allocator on a pretended driver: the kit, every failure, torch's settings, what is refused."""
 
 import contextlib
+import ctypes
 import gc
 import itertools
+import sys
 
 import pytest
 import torch
 from tables import table
 
 from iris_allocators._plugin import torch_pool
+from iris_allocators.ranges import Range
 from iris_allocators.torch_ipc import ALIGNMENT
 from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, PeerAccessError, UnsupportedError
 from iris_core.testing import AllocatorConformance
 
 from .cluster import CPU, make_torch, nothing
-from .fake_driver import NO_PEER_ACCESS, FakeIpc
+from .fake_driver import NO_PEER_ACCESS, FakeIpc, as_bytes
 
 
 class TestTorchOnPretendedDriver(AllocatorConformance):
@@ -24,6 +27,26 @@ class TestTorchOnPretendedDriver(AllocatorConformance):
     plugin = pytest.fixture(lambda self: torch_pool)
     target = pytest.fixture(lambda self: CPU)
     make_allocator = pytest.fixture(lambda self: make_torch)
+
+
+@table("kept", [0, 1, 3])
+def test_tensors_leave_nothing_that_torch_keeps(kept):
+    """torch takes references to the tuples of `__cuda_array_interface__` and drops none: pytorch/pytorch#194877."""
+    memory = torch.empty(64, dtype=torch.uint8)
+    part, released = Range(memory.data_ptr(), 64, memory), []
+    tuples = [part.__cuda_array_interface__[name] for name in ("shape", "data")]
+
+    def keeping(part):
+        for each in tuples * kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        return as_bytes(part)
+
+    before = [sys.getrefcount(each) for each in tuples]
+    tensor = part.tensor(keeping, lambda: released.append(True))
+    assert [sys.getrefcount(each) for each in tuples] == before
+    assert (tensor.data_ptr(), tensor.numel(), released) == (memory.data_ptr(), 64, [])
+    del tensor, part
+    assert released == [True]
 
 
 # -- the heap inside the pool -----------------------------------------------------------------------------------------

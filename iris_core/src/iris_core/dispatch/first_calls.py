@@ -194,8 +194,11 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
     """Return the seconds of one call of each launch: the least of some rounds, of the slowest member.
 
     Collective: every member calls it with the same launches in the same order, each of which it has called before, and
-    gets the same numbers.  They launch on the current stream; if that is `on_gpu`, events take the times.
+    gets the same numbers, none for no launches.  They launch on the current stream; if that is `on_gpu`, events take
+    the times.
     """
+    if not launches:
+        return []
     seconds_of = _gpu_seconds if on_gpu else _cpu_seconds
     best = [math.inf] * len(launches)
     spent = 0.0
