@@ -3,9 +3,9 @@
     python benchmarks/soak.py [--seconds 120] [--output benchmarks/results/soak.json]
 
 On CPU ranks, and on 2 GPUs where there are any.  Each part ends after its number of turns or its share of the time,
-whichever comes first; the counts say how far it came.  What a process holds is counted at intervals.  The first quarter
-of the counts is the warm-up; something grows where the least of the last quarter is more than the most of the second
-one: private memory by more than `ROOM_KIB`, anything else at all.  Exit status 1: something grows, or data is wrong.
+whichever comes first; the counts say how far it came.  What a process holds is counted at intervals.  The first half of
+the counts is the warm-up: kinds of calls that come late compile, too.  Something grows where the least of the last
+quarter is more than the most of the third one: memory by more than `ROOM_KIB`, anything else at all.  Exit status 1: something grows, or data is wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Counts = list[dict[str, int]]
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-RANKS, ROOM_KIB = 2, 1024
+RANKS, ROOM_KIB = 2, 512
 SAMPLES = 8, 32  # at least, at most
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -133,9 +133,9 @@ def soak(part: Callable[..., Iterator[None]], most: int, seconds: float, step: i
 
 
 def growth(counts: Counts) -> dict[str, int]:
-    """Return by how much the last quarter of the counts exceeds the second one."""
+    """Return by how much the last quarter of the counts exceeds the third one."""
     part = len(counts) // 4
-    before, after = counts[part : 2 * part], counts[-part:]
+    before, after = counts[-2 * part : -part], counts[-part:]
     return {name: max(0, min(each[name] for each in after) - max(each[name] for each in before)) for name in counts[0]}
 
 

@@ -51,7 +51,7 @@ def source(*names: str, page: str = "docs") -> str:
     return "; ".join(f"{host}: {', '.join(links)}" for host, links in hosts.items()) + "."
 
 
-KINDS = ("ccl", "fused", "norm", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
+KINDS = ("ccl", "fused", "norm", "models", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
 
 
 def versions() -> str:
@@ -243,6 +243,9 @@ def collectives() -> str:
     return "\n\n".join([*parts, source(*files("ccl"))])
 
 
+_LEFT_OUT = 2048, "11008x4096"  # what is in the file alone
+
+
 def fused() -> str:
     """The choice beside the best peer, in graphs and eagerly."""
     parts = []
@@ -255,7 +258,7 @@ def fused() -> str:
         ops = list(dict.fromkeys(op for op, *_ in here))
         for how in dict.fromkeys(how for _, how, *_ in here):
             rows = []
-            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
+            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here if not {m, weight} & {*_LEFT_OUT}):
                 found = [here.get((op, how, m, weight)) for op in ops]
                 cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
                 rows.append([f"{m}, {weight}", *cells])
@@ -278,11 +281,11 @@ def by_point(benchmark: str) -> dict[tuple[str, int, str, str], dict[str, Result
 
 
 def torch_all_reduce() -> str:
-    """`dist.all_reduce` of heap tensors beside NCCL's backend and `ctx.ccl`, at powers of four."""
+    """`dist.all_reduce` of heap tensors beside NCCL's backend and `ctx.ccl`, at powers of 256."""
     rows: dict[tuple[int, int], list[str]] = {}
     for (_, gpus, launched, point), there in by_point("all_reduce").items():
         params, times = json.loads(point), {name: each["time_us"] for name, each in there.items()}
-        is_shown = params["place"] == "heap" and params["nbytes"].bit_length() % 2
+        is_shown = params["place"] == "heap" and params["nbytes"].bit_length() % 8 == 3
         if {"iris", "ctx.ccl", "nccl"} <= times.keys() and is_shown:
             cells = rows.setdefault((gpus, params["nbytes"]), [""] * 4)
             at = 2 * (launched == "graph")
@@ -349,6 +352,28 @@ def norms() -> str:
             rows.append([str(number), gpus, *cells])
     heads = [f"{name}, {how}" for name in names.values() for how in ("graph", "eager")]
     return f"{table(['rows of 8192, us', 'GPUs', *heads], rows)}\n\n{source(*files('norm'))}"
+
+
+def models() -> str:
+    """Tokens to experts and back, heads for tokens, attention to a divided cache, beside their peers."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for file in files("models"):
+        points: dict[str, dict[str, float]] = {}
+        for each in results(file)["results"]:
+            if each["params"].get("place") == "heap":
+                continue  # in the file alone
+            name = ", ".join((each["benchmark"].removeprefix("models."), *map(str, each["params"].values())))
+            points.setdefault(name, {})[each["provider"]] = each["time_us"]
+        for name, times in points.items():
+            for how, suffix in (("graph", ""), ("eager", " eager")):
+                beside = next(peer for peer in ("alone+ccl", "nccl") if f"{peer}{suffix}" in times or peer in times)
+                other = times.get(f"{beside}{suffix}") or times[beside]
+                cell = f"{times[f'iris{suffix}']:.1f} ({other / times[f'iris{suffix}']:.2f})"
+                gpus = re.findall(r"-(\d+)", file)[0]
+                rows.setdefault((name, beside), {})[f"{gpus} GPUs, {how}"] = cell
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+    return f"{table(['us', 'beside', *columns], cells)}\n\n{source(*files('models'))}"
 
 
 def signals() -> str:
@@ -437,7 +462,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
     "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
     "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
-    "scaling-published": scaling_published, "norms": norms, "versions": versions,
+    "scaling-published": scaling_published, "norms": norms, "models": models, "versions": versions,
 }  # fmt: skip
 
 
