@@ -2,17 +2,27 @@
 
 import pytest
 from jobs_ops import float32_precisions, rare_kinds, run_cases
-from ops_cases import all_cases, die_cases, dtype_cases, layout_cases, piece_cases, place_cases, shape_cases, thinned
+from ops_cases import (
+    all_cases,
+    die_cases,
+    dtype_cases,
+    layout_cases,
+    piece_cases,
+    place_cases,
+    scaled_cases,
+    shape_cases,
+    thinned,
+)
 from rank_counts import rank_counts
 
 CALLS = {  # numbers of ranks, how many on the CPU, turns there
     "all": (rank_counts(4, seldom=[8]), 2, 1), "shapes": (rank_counts(1, 3, seldom=[2]), 1, 1),
     "dtypes": ([1, 2], 2, 2), "places": ([2], 2, 1), "layout": (rank_counts(3, seldom=[2]), 1, 2),
-    "pieces": (rank_counts(3, seldom=[2]), 1, 2), "dies": ([2], 1, 1),
+    "pieces": (rank_counts(3, seldom=[2]), 1, 2), "dies": ([2], 1, 1), "scales": ([2, 3, 4], 1, 2),
 }  # fmt: skip
 MAKE = {
     "all": all_cases, "shapes": shape_cases, "dtypes": dtype_cases, "places": place_cases, "layout": layout_cases,
-    "pieces": piece_cases, "dies": die_cases,
+    "pieces": piece_cases, "dies": die_cases, "scales": scaled_cases,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
-from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.dispatch.products import ROW_NBYTES, SCALED_BLOCK
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
             return f"{name} is {value}, and tl.dot takes powers of two from {_LEAST_BLOCK} on"
     if "num_fetch_sms" in used and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
         return "some programs fetch and the others compute: num_sms must be the larger number"
+    if request.scales == "blocks" and config.get("block_size_k", SCALED_BLOCK) > SCALED_BLOCK:
+        return f"block_size_k is {config['block_size_k']}, and scales are of blocks of {SCALED_BLOCK}"
     warps = config.get("num_warps", 4)
     if warps & (warps - 1):
         return f"num_warps is {warps}, which is no power of two"
