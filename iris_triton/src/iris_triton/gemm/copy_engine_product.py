@@ -18,7 +18,7 @@ from iris_core.dispatch.products import PLAIN, ROW_NBYTES, SCALED
 from iris_core.providers.baseline import multiply
 from iris_core.types import DeviceType
 from iris_triton.copies import copies_obstacle
-from iris_triton.gemm.parts.fused import Fused, Plan, bind, staged_memory
+from iris_triton.gemm.parts.fused import Fused, Plan, bind, divided, staged_memory
 from iris_triton.gemm.parts.shards import COPY_S, shards_of, side_of
 from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.language.flags import await_flag
@@ -93,12 +93,6 @@ def multiply_shards(
             shards.side.join()
 
     return run
-
-
-def divided(scaled: bool, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """Return the bias, or None, and the scales, if a call has some, of what follows B in a launch."""
-    bias, scales = (tensors[:-2], tensors[-2:]) if scaled else (tensors, ())
-    return bias[0] if bias else None, *scales
 
 
 class CopyEngineGather(_CopyEngine):

@@ -140,6 +140,12 @@ class Fused:
             out.detach().copy_(plan.staged_out)
 
 
+def divided(scaled: bool, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Return the bias, or None, and the scales, if a call has some, of what follows B in a launch."""
+    bias, scales = (tensors[:-2], tensors[-2:]) if scaled else (tensors, ())
+    return bias[0] if bias else None, *scales
+
+
 def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tuple[int, ...]) -> dict[str, Any]:
     """Return the common arguments of kernels by name; tiles do not cross multiples of `rows` rows."""
     tiles_m, tiles_n = tiles.tiles(rows, request.n)
