@@ -143,7 +143,7 @@ def place_cases(size):
 
 def all_cases(size):
     """Everything that can vary."""
-    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases):
+    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases, scaled_cases):
         yield from make(size)
 
 
