@@ -95,6 +95,8 @@ class Unfused:
             direct = request.reach_a and request.a_stride == dense((rows, inner))
             given = (rows, inner), request.a_stride, direct
             wanted = part_of(request, "all_gather", given, (tuple(parts.shape), parts.stride(), False))
+            if request.scales != "none":  # not every collective knows 8-bit floats
+                wanted, parts = replace(wanted, dtype="uint8"), parts.view(torch.uint8)
             collective = host.collective(wanted, self.collective_config)
             scales = None if request.scales == "none" else bind_scales(request, host)
             return _Plan(collective, rank, tf32, gathered=(matrix, parts), aux_buffer=memory, gather_scales=scales)
@@ -152,7 +154,11 @@ class Unfused:
             if plan.gathered is not None:
                 if plan.gather_scales is not None:
                     scales = plan.gather_scales(scales[0]), scales[1]
-                return Begun(partial(self._end, plan, go(plan.gathered[1], a), out, b, bias, *scales))
+                return Begun(
+                    partial(
+                        self._end, plan, go(plan.gathered[1], a.view(plan.gathered[1].dtype)), out, b, bias, *scales
+                    )
+                )
             parts, rows, columns = out, a.shape[0], b.shape[1]
             if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
                 below = out.shape[1] == columns
