@@ -27,7 +27,11 @@ class Tensors:
         self.bias = None if bias is None else torch.empty(bias, dtype=out_dtype, device=ctx.device)
         scales = [case.scale_shape(size, which) for which in range(2)] if case.scales else []
         self.scales = [self._scales(shape, case.place in ("gaps", "inner")) for shape in scales]
-        self.operands = self.a, self.b, self.bias, *self.scales
+
+    @property
+    def operands(self):
+        """What a call reads."""
+        return self.a, self.b, self.bias, *self.scales
 
     def _scales(self, shape, strided):
         """Scales, one behind the other, or with others between them, or by columns."""
