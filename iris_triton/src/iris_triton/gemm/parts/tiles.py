@@ -80,7 +80,7 @@ def add_product(
     """Add the tile of A @ B that begins at (row, column) to `acc`, float32[BM, BN]; of scaled rows, to zeros only.
 
     A has rows x inner elements, B inner x columns; what lies beyond them counts as 0.  Scaled blocks are summed apart,
-    as in DeepGEMM (DeepSeek, 2025): BK divides them.
+    as in DeepGEMM (DeepSeek, 2025): BN and BK divide them.
     """
     i = row + tl.arange(0, BM)
     j = column + tl.arange(0, BN)
@@ -100,9 +100,8 @@ def add_product(
         if SCALES == "blocks":
             block = k // _SCALED_BLOCK
             down = tl.load(a_scales + i.to(tl.int64) * a_scale_down + block * a_scale_right, mask=i < rows, other=0.0)
-            across = b_scales + (j // _SCALED_BLOCK).to(tl.int64) * b_scale_right + block * b_scale_down
-            across = tl.load(across, mask=j < columns, other=0.0)
-            acc += tl.dot(left, right, input_precision=PRECISION) * down[:, None] * across[None, :]
+            factors = down * tl.load(b_scales + column // _SCALED_BLOCK * b_scale_right + block * b_scale_down)
+            acc += tl.dot(left, right, input_precision=PRECISION) * factors[:, None]
         else:
             acc = tl.dot(left, right, acc, input_precision=PRECISION)
         a_at += a_step
