@@ -2,9 +2,9 @@
 
     python benchmarks/fused.py [--ranks N] [--quick] [--only matmul_reduce_scatter] [--limit 1800]
 
-One process per GPU; bf16; a weight of N x K divided among the ranks, M rows.  all_gather_matmul (gather_dim 0) gathers
-A (M / W, K) and multiplies with (K, N / W); matmul_all_gather (gather_dim 0) multiplies (M / W, K) with (K, N); the
-others multiply (M, N / W) with (N / W, K).
+One process per GPU; bf16, or 8-bit floats with scales; a weight of N x K divided among the ranks, M rows.
+all_gather_matmul (gather_dim 0) gathers A (M / W, K) and multiplies with (K, N / W); matmul_all_gather (gather_dim 0)
+multiplies (M / W, K) with (K, N); the others multiply (M, N / W) with (N / W, K).
 
 "gemm" is torch.matmul alone, "cublas+nccl" it and NCCL one after the other, "cublas+iris" it and our collective,
 "async-tp" torch's operator; "iris" what ctx.ops chooses, "iris <algorithm>" one that was named.  Each is measured in
@@ -13,6 +13,10 @@ exact in bf16, and every element of the output is compared in the timed configur
 
 Targets: in a graph, so many times as fast as "cublas+nccl" (`TARGETS`), and never slower than "cublas+iris", which is
 the "ratio" of "iris"; of "iris eager" the ratio is that to "cublas+nccl eager".
+
+Scales "rows" and "blocks" (--axis scales=none,rows,blocks): products of float8_e4m3fn with scales, B by columns, to
+bf16.  "gemm" is torch._scaled_mm then, with fast accumulation, "cublas+nccl" it and NCCL, which gathers A's scales,
+too; where torch takes no such scales, both are left out.
 
 Group "half": the two halves of the ranks side by side, from four ranks on, each with a weight of its own.
 
@@ -26,6 +30,7 @@ from __future__ import annotations
 import math
 import pathlib
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +49,9 @@ if TYPE_CHECKING:
     from iris_core.bench import RunOptions, State
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-DTYPE = torch.bfloat16
+DTYPE, FP8 = torch.bfloat16, torch.float8_e4m3fn
+NONE, ROWS, BLOCKS = "none", "rows", "blocks"
+BLOCK = 128
 WEIGHTS = ("11008x4096", "14336x4096", "28672x8192")
 
 # How much faster than cuBLAS + NCCL the choice should be in a graph, on 8 x H200; elsewhere, never slower.
@@ -63,6 +70,8 @@ TARGETS = {
     ("matmul_all_reduce", 8192, "28672x8192"): 1.35,
     ("matmul_all_reduce", 8192, "14336x4096"): 1.35,
 }
+SCALED_OPS, SCALED_WEIGHTS, SCALED_TARGET = ("all_gather_matmul", "matmul_reduce_scatter"), WEIGHTS[1:], 1.4
+"""Of products with scales, at `EAGER_ROWS` rows, on any number of GPUs."""
 
 
 def weights(options: RunOptions) -> list[str]:
@@ -79,6 +88,40 @@ def rows(options: RunOptions) -> list[int]:
     return [2048] if options.quick else [512, 2048, 8192]
 
 
+def scales(options: RunOptions) -> list[str]:
+    """What has scales."""
+    return [NONE, ROWS, BLOCKS] if options.device == "cpu" else [NONE, ROWS]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(FusedSample):
+    """A sample whose operands have scales: powers of two, so that sums are exact; a(), b() are operands times these."""
+
+    scales: str = ROWS
+
+    def scales_of(self, which: int, rank: int, device: str) -> torch.Tensor:
+        """Scales of a rank's A (0) or B (1)."""
+        rows, columns = (self.a_shape, (self.shape[2], self.shape[1]))[which]
+        down, right = (torch.arange(-(-n // BLOCK), device=device) for n in (rows, columns))
+        i = torch.arange(rows, device=device) + (rank * rows if self.op == "all_gather_matmul" else 0)
+        if self.scales == BLOCKS:
+            steps = i[:, None] + right if which == 0 else down[:, None] // 2 + right
+            return 1.0 + steps % 2
+        return 2.0 ** (i[:, None] % 3 - 1 if which == 0 else torch.arange(columns, device=device)[None, :] % 2)
+
+    def a(self, rank: int, device: str) -> torch.Tensor:
+        values, scales = FusedSample.a(self, rank, device), self.scales_of(0, rank, device)
+        wide = scales if self.scales == ROWS else scales.repeat_interleave(BLOCK, 1)[:, : values.shape[1]]
+        return values.to(DTYPE) * wide.to(DTYPE)
+
+    def b(self, rank: int, device: str) -> torch.Tensor:
+        values, scales = FusedSample.b(self, rank, device), self.scales_of(1, rank, device)
+        if self.scales == BLOCKS:
+            scales = scales.repeat_interleave(BLOCK, 1)[:, : values.shape[1]]
+            scales = scales.repeat_interleave(BLOCK, 0)[: values.shape[0]]
+        return values.to(DTYPE) * scales.to(DTYPE)
+
+
 class Problem:
     """This rank's tensors of an operation, and the result.
 
@@ -86,19 +129,29 @@ class Problem:
         ctx: the context.
         op: the operation.
         part: the ranks that it is divided among.
-        m, n, k: see the module.
+        m, n, k, kind: see the module; `kind` says what has scales.
     """
 
-    def __init__(self, ctx: Iris, op: str, part: Part, m: int, n: int, k: int) -> None:
+    def __init__(self, ctx: Iris, op: str, part: Part, m: int, n: int, k: int, kind: str = NONE) -> None:
         self._group = part.process_group if ctx.device != "cpu" else None
-        dim = 0 if "all_gather" in op else None
-        sample = FusedSample.of_layer(op, dim, DTYPE, part.rank, part.size, (m, n, k))
-        self.op, self.options = op, sample.options
+        dim, dtype = 0 if "all_gather" in op else None, DTYPE if kind == NONE else FP8
+        sample = FusedSample.of_layer(op, dim, dtype, part.rank, part.size, (m, n, k))
+        self.op, self.options, self.kind = op, sample.options, kind
         self.out, self.a, self.b = sample.tensors(ctx)
-        self.want = sample.wanted(ctx.device)
         if op == "all_gather_matmul":
-            self.gathered = torch.cat([sample.a(rank, ctx.device) for rank in range(part.size)])
-        else:
+            whole = [sample.a(rank, ctx.device) for rank in range(part.size)]
+            self.gathered = torch.cat([each.view(torch.uint8) for each in whole]).view(dtype)
+            self.moved = self.gathered, self.a
+        if kind != NONE:
+            self.b = self.b.t().contiguous().t()
+            sample = Scaled(*(getattr(sample, name) for name in FusedSample.__slots__), kind)
+            of_a, of_b = (sample.scales_of(which, part.rank, ctx.device) for which in range(2))
+            self.options |= {"a_scales": of_a, "b_scales": of_b.t().contiguous().t()}
+            if op == "all_gather_matmul":
+                self.gathered_scales = of_a.new_empty(part.size * len(of_a), of_a.shape[1])
+                self.moved = self.gathered.view(torch.uint8), self.a.view(torch.uint8)  # which every NCCL knows
+        self.want = sample.wanted(ctx.device)
+        if op != "all_gather_matmul":
             self.product = torch.empty(*sample.shape[:2], dtype=DTYPE, device=ctx.device)
         self.flops = 2.0 * math.prod(sample.shape)
 
@@ -110,17 +163,30 @@ class Problem:
         """Make the output wrong."""
         self.out.fill_(SPOILED)
 
+    def _multiply(self, a: torch.Tensor, out: torch.Tensor) -> None:
+        if self.kind == NONE:
+            torch.mm(a, self.b, out=out)
+            return
+        left, right = self.options["a_scales"], self.options["b_scales"]
+        if self.op == "all_gather_matmul":
+            left = self.gathered_scales
+        if self.kind == BLOCKS:
+            left = left.t().contiguous().t()  # as torch wants them
+        torch._scaled_mm(a, self.b, left, right, out_dtype=out.dtype, use_fast_accum=self.kind == ROWS, out=out)
+
     def gemm(self) -> None:
         """The product alone."""
         if self.op == "all_gather_matmul":
-            torch.mm(self.gathered, self.b, out=self.out)
+            self._multiply(self.gathered, self.out)
         else:
-            torch.mm(self.a, self.b, out=self.product)
+            self._multiply(self.a, self.product)
 
     def pair(self) -> None:
         """The product and a collective of torch.distributed, one after the other."""
         if self.op == "all_gather_matmul":
-            dist.all_gather_into_tensor(self.gathered, self.a, self._group)
+            dist.all_gather_into_tensor(*self.moved, self._group)
+            if self.kind != NONE:
+                dist.all_gather_into_tensor(self.gathered_scales, self.options["a_scales"], self._group)
             self.gemm()
         elif self.op == "matmul_reduce_scatter":
             self.gemm()
@@ -129,7 +195,7 @@ class Problem:
             self.gemm()
             dist.all_gather_into_tensor(self.out, self.product, self._group)
         else:
-            torch.mm(self.a, self.b, out=self.out)
+            self._multiply(self.a, self.out)
             dist.all_reduce(self.out, group=self._group)
 
 
@@ -182,18 +248,26 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     if n % part.size or state["m"] % part.size:
         state.skip(f"{part.size} ranks cannot divide it")
     state.enter(ctx.scope())
-    problem = Problem(ctx, op, part, state["m"], n, k)
+    kind = state["scales"]
+    problem = Problem(ctx, op, part, state["m"], n, k, kind)
     state.set_flops(problem.flops)
     options, run = problem.options | {"group": part.members}, getattr(ctx.ops, op)
     tensors = problem.out, problem.a, problem.b
     names = [found.name for found in ctx.ops.explain(op, *tensors, **options).candidates if found.ok]
+    refused = ""
+    try:
+        problem.gemm()
+    except (RuntimeError, ValueError) as error:
+        if kind == NONE:
+            raise
+        refused = str(error).partition("\n")[0]
     for timer in ("graph", "events") if state.on_gpu else (None,):
         suffix = " eager" if timer == "events" else ""
         if timer:
             state.set_timer(timer)
         checks = {"check": problem.is_right, "prepare": problem.spoil}
         beside = f"cublas+nccl{suffix}" if suffix else "cublas+iris"
-        baseline = {"baseline": beside} if state.on_gpu else {}
+        baseline = {"baseline": beside} if state.on_gpu and not (suffix and refused) else {}
         state.provider(f"iris{suffix}", lambda: run(*tensors, **options), **checks, **baseline)
         for name in names:
             config = FusedConfig(algorithm=name)
@@ -203,18 +277,25 @@ def declare(state: State, ctx: Iris, op: str) -> None:
                 lambda config=config: run(*tensors, config=config, **options),
                 **checks,
             )
-        state.provider(f"gemm{suffix}", problem.gemm, check=None)  # as a part of the pair it is checked
-        if not state.on_gpu:
+        if refused:
+            state.skip_provider(f"gemm{suffix}", refused)
+            state.skip_provider(f"cublas+nccl{suffix}", refused)
+        else:
+            state.provider(f"gemm{suffix}", problem.gemm, check=None)  # as a part of the pair it is checked
+        if not state.on_gpu or refused:
             continue
         state.provider(f"cublas+nccl{suffix}", problem.pair, **checks, peer=not suffix)
         try:
-            if state["group"] == HALF:
-                raise AttributeError("it is measured on all ranks only")
+            if state["group"] == HALF or kind != NONE:
+                raise AttributeError("it is measured on all ranks only, and without scales")
             peer = AsyncTp(problem)
             state.provider(f"async-tp{suffix}", peer, check=peer.is_right, prepare=peer.spoil)
         except (AttributeError, RuntimeError, ImportError) as error:
             state.skip_provider(f"async-tp{suffix}", str(error).partition("\n")[0])
         bound = TARGETS.get((op, state["m"], state["weight"]), 1.0) if part.size == 8 else 1.0
+        if kind != NONE:
+            is_goal = op in SCALED_OPS and state["m"] == EAGER_ROWS and state["weight"] in SCALED_WEIGHTS
+            bound = SCALED_TARGET if is_goal else 1.0
         if timer == "graph":
             state.target("iris", "ratio_to_best_peer", at_least=bound)
             state.target("iris", "ratio", at_least=NEVER_SLOWER)
@@ -226,6 +307,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
+@bench.axis("scales", scales)
 def all_gather_matmul(state: State, ctx: Iris) -> None:
     """The rows of all ranks times the own columns of a weight."""
     declare(state, ctx, "all_gather_matmul")
@@ -235,6 +317,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
+@bench.axis("scales", scales)
 def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
     """Rows of the sum of all ranks' products."""
     declare(state, ctx, "matmul_reduce_scatter")
@@ -244,6 +327,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
+@bench.axis("scales", scales)
 def matmul_all_reduce(state: State, ctx: Iris) -> None:
     """The sum of all ranks' products."""
     declare(state, ctx, "matmul_all_reduce")
@@ -253,6 +337,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
+@bench.axis("scales", scales)
 def matmul_all_gather(state: State, ctx: Iris) -> None:
     """The own rows times a weight that all have, the products of all ranks below each other."""
     declare(state, ctx, "matmul_all_gather")

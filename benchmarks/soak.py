@@ -5,7 +5,8 @@
 On CPU ranks, and on 2 GPUs where there are any.  Each part ends after its number of turns or its share of the time,
 whichever comes first; the counts say how far it came.  What a process holds is counted at intervals.  The first half of
 the counts is the warm-up: kinds of calls that come late compile, too.  Something grows where the least of the last
-quarter is more than the most of the third one: memory by more than `ROOM_KIB`, anything else at all.  Exit status 1: something grows, or data is wrong.
+quarter is more than the most of the third one: memory by more than `ROOM_KIB`, anything else at all.  Exit status 1:
+something grows, or data is wrong.
 """
 
 from __future__ import annotations

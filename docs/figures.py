@@ -186,7 +186,8 @@ def points(kind: str) -> Iterator[Point]:
     for file in files(kind):
         found: dict[Any, Point] = {}
         for each in results(file)["results"]:
-            if not each.get("verified") or each["params"].get("group", "world") != "world":
+            usual = {"group": "world", "scales": "none"}
+            if not each.get("verified") or any(each["params"].get(name, own) != own for name, own in usual.items()):
                 continue
             op, launched = each["benchmark"].removeprefix(f"{kind}."), LAUNCHED[each["timer"]]
             key = op, launched, *each["params"].items()

@@ -177,6 +177,9 @@ DIFFERING = [
         t.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
     ("algorithm: two_shot on rank 0; two_shot on rank 1; unfused on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
+    ("scales: rows on rank 0; rows on rank 1; blocks on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[0]), a_scales=t.x[:, :1].contiguous(),
+                            b_scales=t.b[:1, :1] if odd else t.b[:1]))),
     ("bias along: none on rank 0; none on rank 1; columns on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
 ]  # fmt: skip

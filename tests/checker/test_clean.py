@@ -14,7 +14,7 @@ import pytest
 from ccl_cases import moving_cases, place_cases, reducing_pairs, shape_cases, way_cases
 from jobs_norm import Case as Norm
 from jobs_tiles import OPS, Case
-from ops_cases import all_cases, dtype_cases, thinned
+from ops_cases import all_cases, dtype_cases, scaled_cases, thinned
 from test_examples import EXPECTED
 
 import iris_core
@@ -107,7 +107,9 @@ def test_collectives(pool, some, tmp_path, kind, num_ranks):
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_fused_operations(pool, some, tmp_path, num_ranks):
     cases = [*thinned(list(all_cases(num_ranks)), num_ranks), *dtype_cases(num_ranks)]
-    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ops", "run_cases", "cpu", some(cases, 12), 2)
+    gathered = [case for case in scaled_cases(num_ranks) if case.op == "all_gather_matmul"]  # scales travel, too
+    cases = [*some(cases, 12), *some(gathered, 2)]
+    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ops", "run_cases", "cpu", cases, 2)
     assert wrong == [[]] * num_ranks
 
 

@@ -2,11 +2,11 @@
 
 import itertools
 import re
-import subprocess
 
 import gemm_jobs
 import pytest
 import torch
+from cubins import assembler_says
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -44,15 +44,9 @@ def compiled_gemm(config, dtype=BF16, turned=(False, False)):
     return compile_for(product, [*operands, c, 17, 18, 19], options)
 
 
-def spilled_bytes(ptx, tmp_path):
+def spilled_bytes(ptx):
     """Bytes that the assembler spills."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    ptxas = get_ptxas(90).path  # of the wheel's, the one whose version of PTX Triton writes
-    source = tmp_path / "kernel.ptx"
-    source.write_text(ptx)
-    command = [ptxas, "-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    said = assembler_says(ptx)
     counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
     assert counts, said
     return sum(map(int, counts))
@@ -63,7 +57,7 @@ def spilled_bytes(ptx, tmp_path):
     pytest.param(CONFIGS[name], STORED[stored], id=f"{name}-{stored}", marks=[pytest.mark.exhaustive] if i % 5 else [])
     for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
 ])  # fmt: skip
-def test_core_for_hopper(config, turned, tmp_path):
+def test_core_for_hopper(config, turned):
     compiled = compiled_gemm(config, turned=turned)
     ptx = assembly(compiled)
     per_group = config.block_m // (16 * config.num_warps)  # of 64 rows and 16 columns of A
@@ -76,7 +70,7 @@ def test_core_for_hopper(config, turned, tmp_path):
     assert "setmaxnreg" in ptx
     assert compiled.metadata.shared <= config.shared_bytes, "the estimate must not be too low"
     assert config.shared_bytes - compiled.metadata.shared < 1024
-    assert spilled_bytes(ptx, tmp_path) == 0
+    assert spilled_bytes(ptx) == 0
 
 
 def test_a_matrix_of_one_tile(example):
@@ -101,7 +95,7 @@ def test_float16():
     pytest.param(LARGE, 8, marks=pytest.mark.exhaustive), pytest.param(SMALL, 2, marks=pytest.mark.exhaustive),
     (SMALL, 8),
 ], ids=["large 1", "large 2", "large 8", "small 2", "small 8"])  # fmt: skip
-def test_all_scatter_for_hopper(config, world, example, tmp_path):
+def test_all_scatter_for_hopper(config, world, example):
     matrix = torch.empty(512, 512, dtype=BF16)
     operands = example.operands(config, matrix, matrix)
     arguments = [IrisDeviceCtx, torch.int64, *operands, BF16, 8192, 1024, 8192, 8192]
@@ -110,7 +104,7 @@ def test_all_scatter_for_hopper(config, world, example, tmp_path):
     # a box of the copy unit has at most 128 bytes in a row, so it takes several for a part
     assert len(stores) % (world * config.parts) == 0
     assert len(re.findall(r"tensormap\.cp_fenceproxy", ptx)) == world
-    assert spilled_bytes(ptx, tmp_path) == 0
+    assert spilled_bytes(ptx) == 0
 
 
 @table("target", [pytest.param(each, marks=[pytest.mark.exhaustive] if each != "gfx950" else []) for each in TARGETS])
@@ -148,13 +142,13 @@ def gated_gemm(a, b, c, flags, tiles_m, tiles_n, k_tiles, GROUP: gl.constexpr, S
     gemm.multiply_tiles(a, b, order, gemm.StoreTile(c), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS)
 
 
-def test_an_order_of_ones_own(tmp_path):
+def test_an_order_of_ones_own():
     matrix = torch.empty(512, 512, dtype=BF16)
     c = gemm_jobs.example().describe(matrix, [LARGE.block_m, LARGE.block_n // LARGE.parts])
     arguments = [*gemm_jobs.example().operands(LARGE, matrix, matrix), c, torch.int32, 17, 18, 19]
     ptx = assembly(compile_for(gated_gemm, arguments, LARGE.options))
     assert "ld.volatile.global" in ptx
-    assert spilled_bytes(ptx, tmp_path) == 0
+    assert spilled_bytes(ptx) == 0
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------

@@ -10,8 +10,17 @@ from ops_cases import Case
 from iris_core import Iris
 from iris_core.ops import FusedConfig
 
+F8 = torch.float8_e4m3fn
 TINY = {"block_size_m": 64, "block_size_n": 64, "num_warps": 4, "num_stages": 3}
 """Tiles that the executor computes in a moment; on GPUs the choice is the library's."""
+
+
+ALGORITHMS = (
+    ("matmul_reduce_scatter", "hopper_push", None),
+    ("matmul_all_gather", "hopper_push", 1),
+    ("all_gather_matmul", "hopper_copy_engine_push", 0),
+)
+"""Operations, their algorithms, and a gather_dim."""
 
 
 def cases(on_cpu):
@@ -38,6 +47,12 @@ def cases(on_cpu):
     ):
         operands = {"place": place, "out_place": out_place, "bias": bias}
         yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
+    for number, (op, algorithm, dim) in enumerate(ALGORITHMS):
+        for i, (scales, bias) in enumerate((("rows", "columns"), ("blocks", ""), ("", "rows"))):
+            dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float16"))[(number + i) % 2]
+            how = {"place": "inner", "out_place": "ordinary", "bias": bias, "dim": dim, "scales": scales}
+            shape, chosen = ((128, 136, 208), few) if on_cpu else ((512, 776, 528), {})
+            yield Case(op, algorithm, shape, *dtypes, **how, config=several if i == 1 else chosen)
 
 
 def one_of_each(on_cpu, shapes=None):
@@ -53,6 +68,9 @@ def one_of_each(on_cpu, shapes=None):
         yield Case("matmul_reduce_scatter", "hopper_push", shape, dtype, **how)
         yield Case("matmul_all_gather", "hopper_push", shape, dtype, dim=1, **how)
         yield Case("all_gather_matmul", "hopper_copy_engine_push", shape, dtype, dim=0, **how)
+        dtypes, wide = ("float8_e4m3fn", "bfloat16"), (*shape[:2], 16 + shape[2])
+        how = {"scales": ("rows", "blocks")[number % 2], "config": config, "place": "inner"}
+        yield Case("all_gather_matmul", "hopper_copy_engine_push", wide, *dtypes, dim=0, **how)
 
 
 def run(device, turns):
@@ -79,7 +97,11 @@ def refused(device):
         floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
         tma = "UnsupportedError: .*TMA needs dense rows, or columns, of B"
         wrong = unlike(
-            ("UnsupportedError: .*its core multiplies bfloat16 and float16, not float32", lambda: gather(*floats)),
+            ("UnsupportedError: .*to 16-bit floats, not float32 to float32", lambda: gather(*floats)),
+            ("UnsupportedError: .*A must lie by rows, B by columns", lambda: gather(out, a.to(F8), a.to(F8))),
+            ("UnsupportedError: .*scales of blocks need block_size_k 128", lambda: gather(
+                out, a.to(F8), a.to(F8).t(), config=of("hopper_push", block_size_k=64),
+                a_scales=floats[1][:, :1], b_scales=floats[1][:1, :1])),
             (tma, lambda: gather(out, a, wide[:, ::2])), (tma, lambda: gather(out, a, make(1, 64).expand(64, 64))),
             (tma, lambda: gather(make(64 * size, 60), a, make(64, 60))),
             ("UnsupportedError: .*a member's 24 rows must be a multiple of the 64 rows",

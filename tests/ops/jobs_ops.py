@@ -20,10 +20,24 @@ class Tensors:
         shapes = case.shapes(size)
         dtype = getattr(torch, case.dtype)
         out_dtype = getattr(torch, case.out_dtype or case.dtype)
-        self.a, self.b = (self._make(case.place, shape, dtype) for shape in shapes[:2])
+        places = ("heap", "transposed") if case.place == "inner" else (case.place, case.place)
+        self.a, self.b = (self._make(place, shape, dtype) for place, shape in zip(places, shapes[:2], strict=True))
         self.out = self._make(case.out_place, shapes[2], out_dtype)
         bias = case.bias_shape(size)
         self.bias = None if bias is None else torch.empty(bias, dtype=out_dtype, device=ctx.device)
+        scales = [case.scale_shape(size, which) for which in range(2)] if case.scales else []
+        self.scales = [self._scales(shape, case.place in ("gaps", "inner")) for shape in scales]
+
+    @property
+    def operands(self):
+        """What a call reads."""
+        return self.a, self.b, self.bias, *self.scales
+
+    def _scales(self, shape, strided):
+        """Scales, one behind the other, or with others between them, or by columns."""
+        if strided and len(shape) == 2 and shape[1] > 1:
+            return torch.empty(shape[::-1], device=self._ctx.device).t()
+        return torch.empty((*shape, 2) if strided else shape, device=self._ctx.device)[..., 0 if strided else ...]
 
     def _make(self, place, shape, dtype):
         rows, columns = shape
@@ -42,7 +56,7 @@ class Tensors:
 
     def fill(self, turn):
         """New data in the operands, something else in the output."""
-        for which, tensor in enumerate((self.a, self.b, self.bias)):
+        for which, tensor in enumerate(self.operands):
             if tensor is not None:
                 tensor.copy_(operand(self.case, self.rank, self.size, which, turn))
         self.out.fill_(UNTOUCHED)
@@ -56,6 +70,8 @@ def call(ctx, case, tensors, group=None, async_op=False, workspace=None):
         kwargs["gather_dim"] = case.dim
     if case.op == "matmul_reduce_scatter":
         kwargs["layout"] = case.layout
+    if case.scales:
+        kwargs["a_scales"], kwargs["b_scales"] = tensors.scales
     return getattr(ctx.ops, case.op)(tensors.out, tensors.a, tensors.b, tensors.bias, **kwargs)
 
 
@@ -64,7 +80,7 @@ def verify(case, tensors, turn=0, what=""):
     rank, size = tensors.rank, tensors.size
     got = tensors.out.cpu().double()
     wrong = [f"{case}{what}: {text}" for text in wrong_elements(case, got, rank, size, turn, tensors.out.is_cuda)]
-    for which, tensor in enumerate((tensors.a, tensors.b, tensors.bias)):
+    for which, tensor in enumerate(tensors.operands):
         if tensor is not None:
             was = operand(case, rank, size, which, turn)
             if not torch.equal(tensor.cpu().contiguous().view(torch.uint8), was.contiguous().view(torch.uint8)):

@@ -242,11 +242,14 @@ def refused(device):
                 ("matmul_all_gather", out, a[:6], b),
             )
         )  # fmt: skip
+        rows, columns, eights = ctx.ones(6 * size), ctx.ones(6), (out, a.to(f8), b.to(f8))
+        scaled = functools.partial(ops.matmul_all_reduce, *eights)
         two_shot, of = functools.partial(FusedConfig, algorithm="two_shot"), FusedConfig
         ops.matmul_all_reduce(spread, column, b[:, :4])  # between each other's rows they share nothing
         ops.matmul_all_reduce(column, plain, b[:, :4])
         reduce(a, b)
         reduce(a, b, ctx.zeros(6))
+        scaled(a_scales=rows, b_scales=columns)
         wrong = unlike(
             (r"ArgumentError: matmul_all_reduce: .* the output must be \(12, 6\)",
              lambda: ops.matmul_all_reduce(out[:5], a, b)),
@@ -286,12 +289,28 @@ def refused(device):
              lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
             ("UnsupportedError: .*not written in Gluon", lambda: before(gather_dim=0, config=of(use_gluon=True))),
             (".*'matmul' is no operation", lambda: ops.explain("matmul", out, a, b)),
+            ("ArgumentError: .*b_scales are missing", lambda: scaled(a_scales=rows)),
+            ("TypeError: .*the a_scales must be a torch tensor", lambda: scaled(a_scales=1.0, b_scales=columns)),
+            ("ArgumentError: .*b_scales must be float32, not float16",
+             lambda: scaled(a_scales=rows, b_scales=columns.half())),
+            (r"ArgumentError: .*of rows they must be \(12,\) or \(12, 1\), .* of blocks of 128 \(12, 1\) and \(1, 1\)",
+             lambda: scaled(a_scales=rows[:5], b_scales=columns)),
+            ("DeviceError: .*b_scales", lambda: scaled(a_scales=rows, b_scales=torch.ones(6, device="meta"))),
+            ("ArgumentError: .*scales belong to 8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
+            ("UnsupportedError: .*gather rows, with gather_dim=0", lambda: ops.all_gather_matmul(
+                out, a[:, :2].to(f8), ctx.ones(2 * size, 6).to(f8), a_scales=rows, b_scales=columns)),
+            ("UnsupportedError: .*'copy_engine' .*it takes no scales of blocks", lambda: scaled(
+                a_scales=rows[:, None], b_scales=ctx.ones(1, 1), config=of(algorithm="copy_engine"))),
+            ("UnsupportedError: .*block_size_k is 256, and scales are of blocks of 128", lambda: scaled(
+                a_scales=rows[:, None], b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
             # the same kinds of calls, which are known now
             ("ArgumentError: .*the output and A share memory",
              lambda: ops.matmul_all_reduce(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
             (".*lazily negated", lambda: ops.matmul_all_reduce(column, negated, b[:, :4])),
             ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
             ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
+            ("ArgumentError: .*the output and a_scales share memory",
+             lambda: scaled(a_scales=out.view(-1)[: 6 * size], b_scales=columns)),
             ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
             ("ArgumentError: .*names an algorithm of matmul_all_reduce",
              lambda: before(gather_dim=0, config=of(all_reduce_variant="ring"))),

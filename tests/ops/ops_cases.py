@@ -38,11 +38,13 @@ class Case:
     bias: str = ""  # "columns" or "rows"
     dim: int | None = None
     layout: str = "torch"
+    scales: str = ""  # "rows" or "blocks"
     config: dict = field(default_factory=dict, hash=False)
 
     def __str__(self):
         parts = [self.op, self.algorithm or "auto", "x".join(map(str, self.shape)), self.dtype, self.out_dtype]
         parts += [self.place, self.out_place, self.bias, self.layout, "" if self.dim is None else f"dim {self.dim}"]
+        parts += [self.scales and f"scaled by {self.scales}"]
         return " ".join(filter(None, [*parts, str(self.config or "")]))
 
     def shapes(self, size):
@@ -62,6 +64,15 @@ class Case:
         if self.op == "matmul_all_gather":
             rows, columns = self.shape[0], self.shape[1]
         return {"": None, "columns": (columns,), "rows": (rows, 1)}[self.bias]
+
+    def scale_shape(self, size, which):
+        """Shape of the scales of A (0) or B (1), or None."""
+        rows, columns = self.shapes(size)[which]
+        rows, deep = (rows, columns) if which == 0 else (columns, rows)  # of A's rows, or B's columns
+        if self.scales == "blocks":
+            deep = math.ceil(deep / 128)
+            return (rows, deep) if which == 0 else (deep, math.ceil(rows / 128))
+        return None if not self.scales else (rows, 1) if which == 0 else (rows,)
 
 
 def dims(op):
@@ -132,7 +143,7 @@ def place_cases(size):
 
 def all_cases(size):
     """Everything that can vary."""
-    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases):
+    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases, scaled_cases):
         yield from make(size)
 
 
@@ -158,14 +169,36 @@ def layout_cases(size):
     yield Case("matmul_reduce_scatter", None, (130, 70, 17), layout="tiles")
 
 
+def scaled_cases(size):
+    """8-bit floats with scales, in several tiles, the last ones cut off, and in blocks, the last ones shorter."""
+    for number, (op, algorithm, dim) in enumerate(kinds(size)):
+        for i, scales in enumerate(("rows", "blocks")) if (op, dim) != ("all_gather_matmul", 1) else ():
+            turn, config = number + i, {**SEVERAL, "block_size_k": (64, 128)[i]}
+            how = {"scales": scales, "bias": ("", "columns", "rows")[turn % 3], "dim": dim}
+            how["place"], how["out_place"] = ("gaps", "ordinary", "heap", "inner")[turn % 4], PLACES[turn % 5]
+            dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float32"))[number % 2]
+            yield Case(op, algorithm, (18, 140, 150), *dtypes, **how, config=config if algorithm in FUSED[op] else {})
+    for op, algorithm in (("all_gather_matmul", "copy_engine_push"), *((op, "copy_engine") for op in OPS[::3])):
+        for bias, place in (("rows", "gaps"), ("", "heap")):
+            how = {"dim": dims(op)[0], "scales": "rows", "bias": bias, "place": place}
+            yield Case(op, algorithm, (7, 44, 139), "float8_e4m3fn", "bfloat16", **how)
+    yield Case("matmul_reduce_scatter", None, (1, 3, 5), "float8_e4m3fn", "float16", scales="blocks", layout="tiles")
+
+
 def is_exact(turn):
     """Whether operands are small whole numbers, of which no sum is rounded; in the other turns they are any numbers."""
     return turn % 2 == 0
 
 
 def operand(case, rank, size, which, turn=0):
-    """A rank's A (0) or B (1), or the bias (2), in its own type."""
+    """A rank's A (0) or B (1), the bias (2), in its own type, or the scales of A (3) or B (4)."""
     generator = torch.Generator().manual_seed(1000 * turn + 10 * rank + which)
+    if which > 2:
+        shape = case.scale_shape(size, which - 3)
+        if shape is None:
+            return None
+        values = torch.rand(shape, generator=generator) * 2
+        return 1 + (values > 1).float() if is_exact(turn) else values + 0.1
     shape = case.bias_shape(size) if which == 2 else case.shapes(size)[which]
     if shape is None:
         return None
@@ -176,7 +209,8 @@ def operand(case, rank, size, which, turn=0):
         values = torch.randint(1, 9 if which == 2 else 3, shape, generator=generator).float()
         values *= torch.randint(0, 2, shape, generator=generator) * 2 - 1
         if which != 2:
-            values *= torch.rand(shape, generator=generator) < min(1.0, (28 / (case.shape[2] * size)) ** 0.5)
+            products = 6 if case.scales else 28  # of an element
+            values *= torch.rand(shape, generator=generator) < min(1.0, (products / (case.shape[2] * size)) ** 0.5)
     else:
         values = torch.randn(shape, generator=generator)
     return values.to(getattr(torch, (case.out_dtype if which == 2 else "") or case.dtype))
@@ -196,10 +230,20 @@ def owned_tiles(case, rank, size):
     return mask
 
 
+def scaled(case, rank, size, which, turn):
+    """A rank's A (0) or B (1) times its scales, in float64."""
+    values, scales = operand(case, rank, size, which, turn).double(), operand(case, rank, size, 3 + which, turn)
+    if scales is None:
+        return values
+    if case.scales == "blocks":
+        scales = scales.repeat_interleave(128, 1)[:, : values.shape[1]]
+        scales = scales.repeat_interleave(128, 0)[: values.shape[0]] if which == 1 else scales
+    return values * scales.double()
+
+
 def expected(case, rank, size, turn=0):
     """The output of a rank in float64, and for each element the sum of the absolute values that it is made of."""
-    a = [operand(case, r, size, 0, turn).double() for r in range(size)]
-    b = [operand(case, r, size, 1, turn).double() for r in range(size)]
+    a, b = ([scaled(case, r, size, which, turn) for r in range(size)] for which in range(2))
     bias = [operand(case, r, size, 2, turn) for r in range(size)]
     added = [torch.zeros(()) if each is None else each.double() for each in bias]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cubins import resources
+from cubins import assembler_says, resources
 from jobs_hopper import one_of_each, refused, run
 from jobs_sequences_ops import asynchronous, back_to_back, captured, in_groups
 from tables import table
@@ -19,7 +19,12 @@ from iris_triton.collectives.parts.barrier import barrier_alone
 from iris_triton.testing.compile_only import assembly, compile_for
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
+F8, F32 = torch.float8_e4m3fn, torch.float32
 END = (0, 1 << 40)  # timeout, status
+SCALES = {
+    "none": (None, None, 0, 0, 0, 0), "rows": (F32, F32, 1, 0, 0, 1), "blocks": (F32, F32, 32, 1, 1, 32)
+}  # fmt: skip
+"""Arguments of scales and their strides."""
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
@@ -96,8 +101,9 @@ _OF_A_QUARTER = 512 * 32
 def test_a_barrier_fits_beside_a_product(config):
     kernel, arguments, constants = KERNELS["gather"]
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "TURNED_B": False}
+    constants = {**constants, "SCALES": "none"}
     options = {**config.options, "maxnreg": _BESIDE_BARRIER[config.num_warps]}
-    product = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **options}, "sm_90")
+    product = compile_for(kernel, (*arguments, *SCALES["none"]), {"SIZE": 8, **blocks, **constants, **options}, "sm_90")
     meeting = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
     (many, spilled), (few, _) = resources(product), resources(meeting)
     assert spilled == 0
@@ -132,6 +138,8 @@ def test_assembly(name, config, turned):
     gathers = name == "gather"
     constants = {**constants, "TURNED_B": turned} | ({} if gathers else {"TURNED_A": turned})
     blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    constants["SCALES"] = "none"
+    arguments = (*arguments, *SCALES["none"])
     compiled = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **config.options}, "sm_90")
     text = assembly(compiled)
     assert compiled.metadata.shared <= 227 * 1024
@@ -142,6 +150,30 @@ def test_assembly(name, config, turned):
         assert re.search(r"ld\.acquire\.sys\.global\.b32", text)
         assert "fence.proxy.async" in text
         assert re.search(r"atom\.global\.gpu\.acq_rel\.add\.[su]32", text)  # who has waited
+
+
+EIGHT = {
+    "rows": GemmConfig(block_k=128, item=1), "blocks": GemmConfig(block_n=128, block_k=128, parts=1, stages=5, item=1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("scales", EIGHT)
+def test_products_of_8_bit_floats(name, scales):
+    """Nothing is spilled, beside the barrier, too, and the assembler lets steps overlap."""
+    (kernel, arguments, constants), config = KERNELS[name], EIGHT[scales]
+    operands = {1, 2, 4} if name == "gather" else {0, 1} if name == "reduce" else {1, 2}
+    arguments = [F8 if place in operands else each for place, each in enumerate(arguments)]
+    turned = {"TURNED_B": True} | ({} if name == "gather" else {"TURNED_A": False})
+    constants = {**constants, "BIAS": "none"} if "BIAS" in constants else constants  # with one, a few are spilled
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SCALES": scales}
+    options = {"SIZE": 8, **blocks, **constants, **turned, **config.options, "maxnreg": _BESIDE_BARRIER[8]}
+    compiled = compile_for(kernel, (*arguments, *SCALES[scales]), options, "sm_90")
+    assert re.search(r"wgmma\.mma_async\S*k32\.f32\.e4m3\.e4m3", assembly(compiled))
+    assert compiled.metadata.shared <= config.shared_bytes
+    assert compiled.metadata.shared + 2 * 1024 <= 228 * 1024
+    assert resources(compiled)[1] == 0
+    assert "serialized" not in assembler_says(assembly(compiled))
 
 
 # -- what `iris tune` measures ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
 _ADDRESS = 1 << 40
 _END = (0, _ADDRESS)  # timeout, status
+_PLAIN = (*_END, None, None, 0, 0, 0, 0)  # and no scales
 _PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
 _COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
 _STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
@@ -27,28 +28,36 @@ _ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomi
 
 def compile_cases():
     """Return the kernels in representative forms."""
-    bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+    bf16, f16, f32, f8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2
     wide = {"A_ALIGNED": True, "B_ALIGNED": True}
     both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
     reduced = wide | {"OUT_ALIGNED": True}
     plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
     turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
+    weight = (8192, 8192, 4096, 4096, 1, 1, 4096, 8192, 1, 1, 8, 32, 64)  # B transposed
     odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
     shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
     small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
     return [
-        _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_END),
+        _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_PLAIN),
               reduced, FORM="rows", BIAS="rows"),
-        _case("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_END),
+        _case("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_PLAIN),
               reduced, FORM="two_shot", BIAS="columns"),
-        _case("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_END),
+        _case("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_PLAIN),
               dict.fromkeys(reduced, False), wide=False, FORM="tiles", BIAS="none", **small),
-        _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_END),
+        _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_PLAIN),
               wide, DIM=0, BIAS="none"),
         _case("fetch", fetch_product,
-              (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_END),
+              (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_PLAIN),
               both, DIM=0, BIAS="none", FETCHERS=16),
+        _case("reduce-scaled-rows", matmul_reduce,
+              (bf16, f8, f8, bf16, _I64, bf16, _I64, 1, 1, *weight, *_END, f32, f32, 1, 0, 0, 1),
+              reduced, FORM="rows", BIAS="columns", SCALES="rows", BK=128),
+        _case("fetch-scaled-blocks", fetch_product,
+              (bf16, f8, f8, None, f8, _I64, _I64, _I64, 1, 1, *shard, 4096, 1, 4096, *rest[2:], *_END,
+               f32, f32, 32, 1, 1, 32),
+              both, DIM=0, BIAS="none", FETCHERS=16, SCALES="blocks", BK=128),
         _sum("rows", (bf16, bf16, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 0, 8184, 1, 1, 8, *_END),
              FORM="rows", BIAS="columns"),
         _sum("two-shot", (bf16, None, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 1024, 8184, 1, 0, 8, *_END),
@@ -188,7 +197,7 @@ def _sum(name, args, **constants):
 
 def _case(name, kernel, args, common, *, wide=True, **constants):
     tiles = {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
-    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1}
+    loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1, "SCALES": "none"}
     patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
     if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
         patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA

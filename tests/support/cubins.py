@@ -17,3 +17,14 @@ def resources(compiled):
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     registers, stack, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "LOCAL"))
     return registers, stack + local
+
+
+def assembler_says(ptx):
+    """What the assembler writes about a kernel for Hopper: what it has spilled, and what it could not overlap."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", source, "-o", source.with_suffix(".cubin")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -26,11 +26,13 @@ def in_one_graph():
                 product, rows = w.new_empty(6, 3), w.new_empty(2, 3)
                 ctx.ops.matmul_all_reduce(product, w, w[:3], w[0], group=group)
                 ctx.ops.matmul_reduce_scatter(rows, w, w[:3])
+                eighths, scaled = w.to(torch.float8_e5m2), w.new_empty(6, 3)
+                ctx.ops.matmul_all_reduce(scaled, eighths, eighths[:3], a_scales=w[:, 0], b_scales=w[0], group=group)
                 residual, normed = w + 1, torch.empty_like(w)
                 ctx.ops.all_reduce_rms_norm(normed, residual, 2 * w, w[0], 1e-3, group=group)
                 eights, scales = w.new_empty(6, 3, dtype=torch.float8_e5m2), w.new_empty(6)
                 ctx.ops.all_reduce_rms_norm(eights, residual, w, w[0], scales=scales)
-                return gathered + z.sum(), product + 1, rows, residual, normed, eights.float() * scales[:, None]
+                return gathered + z.sum(), product + scaled, rows, residual, normed, eights.float() * scales[:, None]
 
             x, w = ctx.arange(4) * (rank + 1), ctx.arange(18.0).view(6, 3) + rank
             compiled = torch.compile(step, backend="aot_eager", fullgraph=True)

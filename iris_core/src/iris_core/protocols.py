@@ -477,6 +477,7 @@ class Algorithm(Protocol[R]):
     as float32, and rounds once, so that all of these algorithms have the same bits; `spans_nodes = True`, if it serves
     groups on several nodes, whose memory is not mapped (`measured_only` counts within nodes only); `composes = True`,
     if it is one of `ctx.ccl` that prepares with a `Host`, as those of `ctx.ops` do, for it is made of others;
+    `scaled`, which of `FusedRequest.scales` it takes beside "none": its launch then gets A's and B's scales, too;
     `begin(plan, *tensors)`, which launches and returns a handle, before whose `wait()` the current stream goes on.
     """
 

@@ -351,6 +351,9 @@ class FusedRequest:
             "config" (FusedConfig's fields that were given), "tf32" (products of float32 may be of TF32: what the config
             says, else torch's setting; False for other elements and on the CPU).
         b_dtype: torch's name of B's element type; empty for that of A, from which only 8-bit floats may differ.
+        scales: what of A and B has a scale: "rows" (A's rows, B's columns), "blocks" (1 x 128 of A, 128 x 128 of B) or
+            "none".
+        scale_strides: of A's scales and of B's, in elements: to the next row or block down, and to the right.
         processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
         nodes: as in `CollectiveRequest`.
     """
@@ -375,6 +378,8 @@ class FusedRequest:
     aligned: tuple[bool, bool, bool, bool]
     options: Mapping[str, Any] = field(default_factory=dict)
     b_dtype: str = ""
+    scales: str = "none"
+    scale_strides: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
     processors: int = 1
     nodes: tuple[int, ...] = ()
 

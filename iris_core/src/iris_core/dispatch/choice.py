@@ -303,6 +303,9 @@ class Chooser:
             return Availability.no(f"its kernels reach ranks of one node only, and this group is on nodes {where}")
         if self._promises(request) and getattr(algorithm, "deterministic", False) is not True:
             return Availability.no(_NOT_PROMISED)
+        scales = getattr(request, "scales", "none")
+        if scales != "none" and scales not in getattr(algorithm, "scaled", ()):
+            return Availability.no(f"it takes no scales of {scales}")
         answer, problem = self._ask(algorithm, "supports", request)
         if answer:
             _, problem = self._ask(algorithm, "cost", request)
@@ -392,9 +395,11 @@ def place_of(request: Request) -> str:
 def dtypes_of(request: Request) -> tuple[str, ...]:
     """Return the names of element types whose entries speak for a request, the best one first.
 
-    Its own, or TF32; then the other type of 16 bits, which takes as long; then any.
+    Its own, with what is scaled, or TF32; then the other type of 16 bits, which takes as long; then any.
     """
-    own = TF32 if request.options.get("tf32") else request.dtype
+    scales = getattr(request, "scales", "none")
+    own = request.dtype if scales == "none" else f"{request.dtype} {scales}"
+    own = TF32 if request.options.get("tf32") else own
     return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
 
 

@@ -38,6 +38,9 @@ PLAIN = ("float16", "bfloat16", "float32")
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _FNUZ = "fnuz"
 _TF32, _IEEE = "tf32", "ieee"
+SCALED = ("rows", "blocks")
+SCALED_BLOCK = 128
+"""Columns of A, and rows and columns of B, that have one scale where blocks are scaled."""
 ROW_NBYTES = 16
 """Rows of what peers reach, and what kernels load widely, begin at multiples of it."""
 
@@ -54,15 +57,18 @@ class FusedCall(NamedTuple):
     config: FusedConfig | None
     gather_dim: int | None = None
     layout: str = "torch"
+    a_scales: Any = None
+    b_scales: Any = None
 
     @property
-    def tensors(self) -> tuple[Any, Any, Any, Any]:
-        """The arguments of the launch."""
-        return self.out, self.a, self.b, self.bias
+    def tensors(self) -> tuple[Any, ...]:
+        """The arguments of the launch: the output, A, B, the bias and, if there are some, the scales of A and of B."""
+        scales = () if self.a_scales is None and self.b_scales is None else (self.a_scales, self.b_scales)
+        return self.out, self.a, self.b, self.bias, *scales
 
     def describe(self, here: Here, members: tuple[int, ...]) -> FusedRequest:
         """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
-        op, out, a, b, bias, _, config, gather_dim, layout = self
+        op, out, a, b, bias, _, config, gather_dim, layout = self[:9]
         if config is not None and not isinstance(config, FusedConfig):
             raise TypeError(f"{op}: config must be an iris_core.ops.FusedConfig, not {type(config).__name__}")
         if isinstance(gather_dim, bool) or (op in GATHERING and gather_dim not in (0, 1)):
@@ -74,7 +80,7 @@ class FusedCall(NamedTuple):
                     raise ArgumentError(f"{op}: {name} must be a matrix, not of shape {tuple(tensor.shape)}")
         m = a.shape[0] * (len(members) if op == "all_gather_matmul" and gather_dim == 0 else 1)
         k, n = b.shape
-        along = _bias_along(self)
+        along, (scales, scale_strides) = _bias_along(self), _scaled_by(self)
         down, right = (0, 0) if bias is None else (bias.stride(0), bias.stride(-1))
         options: dict[str, Any] = {
             "layout": layout,
@@ -106,6 +112,8 @@ class FusedCall(NamedTuple):
             aligned=(a_al, b_al, out_al, bias_al),
             options=options,
             b_dtype=name_of(b.dtype),
+            scales=scales,
+            scale_strides=scale_strides,
             processors=here.processors,
             nodes=here.nodes_of(members),
         )
@@ -113,7 +121,8 @@ class FusedCall(NamedTuple):
     def check(self, request: FusedRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
         op, out, a, b, bias = self[:5]
-        check_tensors(op, here, output=out, A=a, B=b, bias=bias)
+        scales = self.a_scales, self.b_scales
+        check_tensors(op, here, output=out, A=a, B=b, bias=bias, a_scales=scales[0], b_scales=scales[1])
         if self.layout not in LAYOUTS:
             raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {self.layout!r}")
         _check_dtypes(op, request.out_dtype, request.dtype, request.b_dtype)
@@ -129,9 +138,13 @@ class FusedCall(NamedTuple):
             raise ArgumentError("{}: A has shape {}, B {}, the output {}: {}".format(op, *shapes, problem))
         if a.shape[1] == 0:
             raise ArgumentError(f"{op}: the inner dimension is 0; a product of nothing is not computed")
+        if request.scales != "none" and request.dtype not in FP8:
+            raise ArgumentError(f"{op}: scales belong to 8-bit floats, and A has dtype {request.dtype}")
+        if request.scales != "none" and self.gather_dim == 1 and op == "all_gather_matmul":
+            raise UnsupportedError(f"{op}: with gather_dim=1 no scales are taken; gather rows, with gather_dim=0")
         check_written(op, out)
-        check_apart(op, out, a, b, bias)
-        check_unrecorded(op, out, a, b, bias)
+        check_apart(op, out, a, b, bias, *scales)
+        check_unrecorded(op, out, a, b, bias, *scales)
 
 
 class NormCall(NamedTuple):
@@ -226,9 +239,9 @@ class NormCall(NamedTuple):
         check_unrecorded(op, *named.values())
 
 
-def check_apart(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raise ArgumentError if the output has an element in common with something that is read."""
-    for name, tensor in (("A", a), ("B", b), ("bias", bias)):
+def check_apart(op: str, out: torch.Tensor, *read: torch.Tensor | None) -> None:
+    """Raise ArgumentError if the output has an element in common with what is read: A, B, the bias, the scales."""
+    for name, tensor in zip(("A", "B", "bias", "a_scales", "b_scales"), read, strict=False):
         if tensor is not None and share_memory(out, tensor):
             raise ArgumentError(f"{op}: the output and {name} share memory; it does not work in place")
 
@@ -294,6 +307,31 @@ def _bias_along(call: FusedCall) -> str:
     raise ArgumentError(
         f"{call.op}: the bias has shape {shape}; it must be ({columns},), (1, {columns}) or ({rows}, 1), as it is "
         f"added to {rows} rows of {columns}{hint}"
+    )
+
+
+def _scaled_by(call: FusedCall) -> tuple[str, Any]:
+    """Return what the scales belong to, and their strides, as a request has them; ArgumentError if they do not fit."""
+    op, given = call.op, {"a_scales": call.a_scales, "b_scales": call.b_scales}
+    if call.a_scales is None and call.b_scales is None:
+        return "none", ((0, 0), (0, 0))
+    for name, scales in given.items():
+        if scales is None:
+            raise ArgumentError(f"{op}: {name} are missing; A and B both have scales, or neither has")
+        check_strided(op, name, scales)
+        if scales.dtype is not torch.float32:
+            raise ArgumentError(f"{op}: {name} must be float32, not {name_of(scales.dtype)}")
+    (rows, inner), columns = call.a.shape, call.b.shape[1]
+    deep, wide = -(-inner // SCALED_BLOCK), -(-columns // SCALED_BLOCK)
+    a, b = (tuple(each.shape) for each in given.values())
+    down, right = call.a_scales.stride(), call.b_scales.stride()
+    if a in ((rows,), (rows, 1)) and b in ((columns,), (1, columns)):
+        return SCALED[0], ((down[0], 0), (0, right[-1]))
+    if (a, b) == ((rows, deep), (deep, wide)):
+        return SCALED[1], (down, right)
+    raise ArgumentError(
+        f"{op}: a_scales have shape {a}, b_scales {b}; of rows they must be ({rows},) or ({rows}, 1), and ({columns},) "
+        f"or (1, {columns}); of blocks of {SCALED_BLOCK} {(rows, deep)} and {(deep, wide)}"
     )
 
 

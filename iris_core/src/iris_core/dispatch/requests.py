@@ -389,7 +389,11 @@ def shared_facts(request: Request) -> dict[str, str]:
     if isinstance(request, FusedRequest):
         facts["dtypes"] = f"{request.dtype} times {request.b_dtype or request.dtype} to {request.out_dtype}"
         facts["product"] = f"{request.m} x {request.k} times {request.k} x {request.n}"
-        facts |= {"bias along": options["bias"], "TF32 for float32": "allowed" if options["tf32"] else "no"}
+        facts |= {
+            "bias along": options["bias"],
+            "scales": request.scales,
+            "TF32 for float32": "allowed" if options["tf32"] else "no",
+        }
     else:
         facts |= {"dtype": request.dtype, "elements": str(_elements(request))}
     facts |= {name: str(options[name]) for name in ("reduction", "root", "gather_dim", "layout") if name in options}

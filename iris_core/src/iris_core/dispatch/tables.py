@@ -40,7 +40,7 @@ class Entry:
     """One line of a table: the time of one call by an algorithm.
 
     Attributes:
-        dtype: torch's name of the element type, of operands TF32, too, or ANY_DTYPE.
+        dtype: torch's name of the element type, with scales " rows" or " blocks" behind it, TF32, or ANY_DTYPE.
         size: (bytes,) of a collective (see `size_of`), or (m, n, k) of the product that each rank computes.
         place: where the tensors lie; see `place_of`.
         gather_dim: as in the call; None for operations that gather nothing.

@@ -22,19 +22,26 @@ _LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-unt
 _calls: dict[str, tuple[str, str, bool, tuple[Any, ...]]] = {}
 
 
-def trace(binder: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...]) -> bool:
-    """Put a call into the graph that is being traced: `_run(op, out, x, [b, bias,] *arguments)`.
+def trace(
+    binder: Any, op: str, out: Any, x: Any, b: Any, bias: Any, arguments: tuple[Any, ...], scales: tuple[Any, ...] = ()
+) -> bool:
+    """Put a call into the graph that is being traced: `_run(op, out, x, [b, bias,] *arguments, *scales)`.
 
     Return whether it was put there.  A call that writes nothing could be dropped from a graph, and one that torch would
     have to record for gradients is refused where it is made.
     """
-    needed = any(each is not None and each.requires_grad for each in (out, x, b, bias))
-    if out is None or (torch.is_grad_enabled() and needed):
+    needed = any(each is not None and each.requires_grad for each in (out, x, b, bias, *scales))
+    if out is None or any(each is None for each in scales) or (torch.is_grad_enabled() and needed):
         return False
     group, is_async, config, *more = arguments
     number = None if config is None else getattr(config, "_hash", -1)  # -1 is no hash
     torch.ops.iris.call(
-        out, None if x is out else x, b, bias, _name(binder.name, op, x is out, number, group, is_async, *more)
+        out,
+        None if x is out else x,
+        b,
+        bias,
+        list(scales),
+        _name(binder.name, op, x is out, number, group, is_async, *more),
     )
     return True
 
@@ -65,8 +72,9 @@ _name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.comp
 
 
 def _run(
-    out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None, name: str
-) -> None:
+    out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None,
+    scales: list[torch.Tensor], name: str,
+) -> None:  # fmt: skip
     known, op, in_place, arguments = _calls[name]
     binder = BINDERS.get(known)
     if binder is None:
@@ -74,7 +82,7 @@ def _run(
     first, product = out if in_place else x, () if b is None else (b, bias)
     context = binder.open()
     face = context.ccl if b is None else context.ops
-    face._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments)
+    face._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments, *scales)
 
 
 def _run_norm(
@@ -94,6 +102,6 @@ _LIBRARY.define(
 )
 _LIBRARY.impl("norm_call", _run_norm, "CompositeExplicitAutograd")
 torch.library.register_fake("iris::norm_call", lambda *_: None, lib=_LIBRARY)
-_LIBRARY.define("call(Tensor(a!) out, Tensor? x, Tensor? b, Tensor? bias, str call) -> ()")
+_LIBRARY.define("call(Tensor(a!) out, Tensor? x, Tensor? b, Tensor? bias, Tensor[] scales, str call) -> ()")
 _LIBRARY.impl("call", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("iris::call", lambda *_: None, lib=_LIBRARY)

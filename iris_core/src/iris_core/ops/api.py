@@ -179,6 +179,10 @@ class Operations(Calls):
         bias: added once to the result: (N,) or (1, N) for each column, (M, 1) for each row, where (M, N) is what the
             output has; with matmul_all_gather it is what this member computes.  Where members share a result, that is
             in matmul_all_reduce and matmul_reduce_scatter, they pass equal values for equal elements of it.
+        a_scales, b_scales: float32, both or neither: A and B, of 8-bit floats, are multiplied by them.  Of rows:
+            (m,) or (m, 1), and (n,) or (1, n), where this member's A is (m, k) and its B (k, n), as torch._scaled_mm
+            takes them.  Of blocks of 128, as of DeepSeek-V3 (2024): (m, ceil(k / 128)) and (ceil(k / 128),
+            ceil(n / 128)).  Not with all_gather_matmul of gather_dim=1.
         async_op: return a handle (`wait()`, `is_completed()`) instead of running on the current stream.
         config: how to run; see `iris_core.ops.FusedConfig`.
         workspace: holds the plans and their local memory instead of the context; see `FusedWorkspace`.
@@ -213,9 +217,12 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
         *,
         group: Group = None,
+        a_scales: torch.Tensor | None = None,
+        b_scales: torch.Tensor | None = None,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; all get the same bits.  See `Operations`."""
-        return self._run("matmul_all_reduce", output, A, B, bias, group, async_op, config, workspace)
+        how = group, async_op, config, workspace, None, _TORCH, a_scales, b_scales
+        return self._run("matmul_all_reduce", output, A, B, bias, *how)
 
     def all_gather_matmul(
         self,
@@ -228,6 +235,8 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
         *,
         group: Group = None,
+        a_scales: torch.Tensor | None = None,
+        b_scales: torch.Tensor | None = None,
         gather_dim: int = 1,
     ) -> FusedWorkspace | Work:
         """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
@@ -236,7 +245,8 @@ class Operations(Calls):
             gather_dim: 1: shards are columns of A, as in the reference system; 0: they are rows, as in torch's
                 asynchronous tensor parallelism.
         """
-        return self._run("all_gather_matmul", output, A, B, bias, group, async_op, config, workspace, gather_dim)
+        how = group, async_op, config, workspace, gather_dim, _TORCH, a_scales, b_scales
+        return self._run("all_gather_matmul", output, A, B, bias, *how)
 
     def matmul_all_gather(
         self,
@@ -249,6 +259,8 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
         *,
         group: Group = None,
+        a_scales: torch.Tensor | None = None,
+        b_scales: torch.Tensor | None = None,
         gather_dim: int = 0,
     ) -> FusedWorkspace | Work:
         """Give every member the products of all.  See `Operations`.
@@ -256,7 +268,8 @@ class Operations(Calls):
         Args:
             gather_dim: 0: below each other, as in the reference system; 1: beside each other.
         """
-        return self._run("matmul_all_gather", output, A, B, bias, group, async_op, config, workspace, gather_dim)
+        how = group, async_op, config, workspace, gather_dim, _TORCH, a_scales, b_scales
+        return self._run("matmul_all_gather", output, A, B, bias, *how)
 
     def matmul_reduce_scatter(
         self,
@@ -269,6 +282,8 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
         *,
         group: Group = None,
+        a_scales: torch.Tensor | None = None,
+        b_scales: torch.Tensor | None = None,
         layout: str = _TORCH,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
@@ -279,7 +294,8 @@ class Operations(Calls):
                 their own places, numbered down group_size_m rows of tiles, then to the right, then the next rows; the
                 rest of its output stays as it is.
         """
-        return self._run("matmul_reduce_scatter", output, A, B, bias, group, async_op, config, workspace, None, layout)
+        how = group, async_op, config, workspace, None, layout, a_scales, b_scales
+        return self._run("matmul_reduce_scatter", output, A, B, bias, *how)
 
     matmul_all_reduce_preamble = _preamble_of(matmul_all_reduce)
     all_gather_matmul_preamble = _preamble_of(all_gather_matmul)
@@ -472,21 +488,22 @@ class Operations(Calls):
         workspace: FusedWorkspace | None,
         gather_dim: int | None = None,
         layout: str = _TORCH,
+        *scales: Any,
     ) -> FusedWorkspace | Work:
-        if (
-            is_compiling() and async_op is False
-            and trace(self._binder, op, out, a, b, bias, (group, False, config, workspace, gather_dim, layout))
-        ):  # fmt: skip
+        if scales and scales[0] is None and scales[1] is None:
+            scales = ()
+        how = group, False, config, workspace, gather_dim, layout
+        if is_compiling() and async_op is False and trace(self._binder, op, out, a, b, bias, how, scales):
             return workspace  # type: ignore[return-value]  # the call's own is not known while it is traced
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
-                return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout)
-        bound = self._find((op, out, a, b, bias, group, config, gather_dim, layout), workspace)
+                return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout, *scales)
+        bound = self._find((op, out, a, b, bias, group, config, gather_dim, layout, *scales), workspace)
         if async_op:
-            return bound.run_async(out, a, b, bias)  # type: ignore[no-any-return]
+            return bound.run_async(out, a, b, bias, *scales)  # type: ignore[no-any-return]
         if async_op is not None:  # else it was to be prepared
-            bound.run(out, a, b, bias)
+            bound.run(out, a, b, bias, *scales)
         return bound.workspace  # type: ignore[no-any-return]
 
     def _run_norm(self, call: NormCall, async_op: bool) -> Work | None:
@@ -520,7 +537,7 @@ class Operations(Calls):
         return None
 
     def _find(self, call: tuple[Any, ...], workspace: FusedWorkspace | None) -> Any:
-        op, out, a, b, bias, group, config, gather_dim, layout = call
+        op, out, a, b, bias, group, config, gather_dim, layout, *scales = call
         key: Any = None
         bound: Bound | Nothing | None = None
         try:
@@ -535,12 +552,17 @@ class Operations(Calls):
                 bias_at = bias.data_ptr()
                 bias_facts = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_at % 16
                 plain = plain and not ((torch.is_grad_enabled() and bias.requires_grad) or bias.is_neg())
+            scale_facts: Any = None
+            if scales:
+                scale_facts = tuple(self._facts(each, each.data_ptr()) for each in scales)
+                needed = torch.is_grad_enabled() and any(each.requires_grad for each in scales)
+                plain = plain and not (needed or any(each.is_neg() for each in scales))
             if plain:  # else the binder says what is wrong with it
                 # what torch is set to decides about some calls, and may have been changed since
                 follows = a.dtype is _FLOAT32 and a.is_cuda and (config is None or config.allow_tf32 is None)
                 key = (
                     op, self._facts(out, out_at), self._facts(a, a_at), self._facts(b, b_at), bias_facts, group, config,
-                    gather_dim, layout, follows and torch_allows_tf32(),
+                    gather_dim, layout, follows and torch_allows_tf32(), scale_facts,
                 )  # fmt: skip
                 if workspace is None:
                     bound = self._bound.get(key)
@@ -551,9 +573,9 @@ class Operations(Calls):
                     out_end = out_at + to_out
                     if (
                         (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
-                        or (bias_at < out_end and out_at < bias_at + to_bias)
+                        or (bias_at < out_end and out_at < bias_at + to_bias) or scales
                     ):  # fmt: skip
-                        check_apart(op, out, a, b, bias)  # one may lie in the gaps of the other
+                        check_apart(op, out, a, b, bias, *scales)  # one may lie in the gaps of the other
         except ArgumentError:
             raise  # of tensors that overlap
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what

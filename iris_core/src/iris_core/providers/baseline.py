@@ -6,6 +6,7 @@ The bias is added once: by the first member to its product, where the results of
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
-from iris_core.dispatch.products import FP8, PLAIN, float32_products
+from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.providers.parts import Begun, dense, part_of
+from iris_core.providers.parts import Begun, dense, part_of, scratch_of
 from iris_core.types import Availability
 from iris_core.world.scaling import CHUNKS
 
@@ -39,6 +40,7 @@ class _Plan:
     product: torch.Tensor | None = None  # None where it is a part of the output
     gathered: tuple[torch.Tensor, torch.Tensor] | None = None  # A of all ranks, as a matrix and as one part of each
     aux_buffer: torch.Tensor | None = None  # see FusedWorkspace
+    gather_scales: Callable[[torch.Tensor], torch.Tensor] | None = None  # of A, of all ranks
 
 
 class Unfused:
@@ -51,6 +53,7 @@ class Unfused:
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
     always_measured = spans_nodes = True
+    scaled: tuple[str, ...] = SCALED
 
     collective_config: Config | None = None
     """Config of the collective; by default the library chooses."""
@@ -60,7 +63,8 @@ class Unfused:
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements; of the config, only what defines the result has a meaning."""
-        if request.dtype not in PLAIN and not (request.dtype in FP8 and request.group_size == 1):
+        is_scaled = request.scales != "none"
+        if request.dtype not in PLAIN and not (request.dtype in FP8 and (request.group_size == 1 or is_scaled)):
             # alone, as the output's type, which holds 8-bit floats exactly; with peers other algorithms multiply them
             return Availability.no(f"torch.matmul does not multiply {request.dtype}")
         defining = TILE_OF_THE_REFERENCE if request.options["layout"] == "tiles" else ()
@@ -91,8 +95,11 @@ class Unfused:
             direct = request.reach_a and request.a_stride == dense((rows, inner))
             given = (rows, inner), request.a_stride, direct
             wanted = part_of(request, "all_gather", given, (tuple(parts.shape), parts.stride(), False))
+            if request.scales != "none":  # not every collective knows 8-bit floats
+                wanted, parts = replace(wanted, dtype="uint8"), parts.view(torch.uint8)
             collective = host.collective(wanted, self.collective_config)
-            return _Plan(collective, rank, tf32, gathered=(matrix, parts), aux_buffer=memory)
+            scales = None if request.scales == "none" else bind_scales(request, host)
+            return _Plan(collective, rank, tf32, gathered=(matrix, parts), aux_buffer=memory, gather_scales=scales)
         dense_out = dense(request.out_shape)
         direct_out = request.reach_out and request.out_stride == dense_out
         if self.op == "matmul_all_gather" and options["gather_dim"] == 0 and direct_out:
@@ -135,29 +142,38 @@ class Unfused:
         return part_of(request, self.op.removeprefix("matmul_"), given, out, **options)
 
     # -- launching ----------------------------------------------------------------------------------------------------
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._begin(plan, out, a, b, bias, plan.collective.launch).wait()
+    def launch(
+        self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        *scales: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self._begin(plan, out, a, b, bias, plan.collective.launch, *scales).wait()
 
-    def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any]) -> Begun:
+    def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any) -> Begun:
         """Do what comes before the end of the collective, which `go` launches, and return a handle for the rest."""
         with torch.no_grad():
             if plan.gathered is not None:
-                return Begun(partial(self._end, plan, go(plan.gathered[1], a), out, b, bias))
+                if plan.gather_scales is not None:
+                    scales = plan.gather_scales(scales[0]), scales[1]
+                return Begun(
+                    partial(
+                        self._end, plan, go(plan.gathered[1], a.view(plan.gathered[1].dtype)), out, b, bias, *scales
+                    )
+                )
             parts, rows, columns = out, a.shape[0], b.shape[1]
             if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
                 below = out.shape[1] == columns
                 parts = out.unflatten(0, (-1, rows)) if below else out.unflatten(1, (-1, columns)).transpose(0, 1)
             product = parts[plan.rank] if plan.product is None else plan.product
-            multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32)
+            multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32, *scales)
             work = go(out if plan.product is None else parts, product)
             return Begun(partial(self._end, plan, work, out, b, bias))
 
-    def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any) -> None:
+    def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any, *scales: Any) -> None:
         with torch.no_grad():
             if work is not None:
                 work.wait()
             if plan.gathered is not None and out.dim() == 2:
-                multiply(plan.gathered[0], b, bias, out, plan.tf32)
+                multiply(plan.gathered[0], b, bias, out, plan.tf32, *scales)
             elif plan.gathered is not None:  # of a chunk, the rows of each member
                 for rank, rows in enumerate(plan.gathered[1]):
                     own = bias[rank] if bias is not None and bias.dim() == out.dim() else bias
@@ -171,6 +187,7 @@ class Overlapped(Unfused):
 
     name = "overlapped"
     info = everywhere("overlapped", "torch.matmul and a collective between nodes, in chunks")
+    scaled = ()
 
     def supports(self, request: FusedRequest) -> Availability:
         if len(nodes_of(request)) < 2:
@@ -201,7 +218,7 @@ class Overlapped(Unfused):
             found.append((begin, begin + key[0], plans[key]))
         return found
 
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def launch(self, plan: Any, out: Any, a: Any, b: Any, bias: Any, *scales: Any) -> None:
         before: Begun | None = None
         length = plan[0][1] - plan[0][0]
         for begin, end, part in plan:
@@ -264,11 +281,43 @@ def _chunk_of(request: FusedRequest, lines: int) -> FusedRequest:
     return replace(request, m=m, nbytes=nbytes, out_shape=(m, columns))
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool) -> None:
+def scales_shape(request: FusedRequest) -> tuple[int, int]:
+    """Shape of the scales of A of request.m rows; of no columns without scales."""
+    if request.scales == "none":
+        return request.m, 0
+    return request.m, 1 if request.scales == SCALED[0] else -(-request.k // SCALED_BLOCK)
+
+
+def bind_scales(request: FusedRequest, host: Host) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that gathers the scales of A of all ranks, request.m rows of them, contiguous.
+
+    Collective: every member calls it, and what it returns.
+    """
+    whole, part = scales_shape(request), request.m // request.group_size
+    memory, own, columns = scratch_of(host, "gathered scales", math.prod(whole), "float32"), (part, whole[1]), whole[1]
+    stride = request.scale_strides[0] if columns > 1 else (request.scale_strides[0][0], 1)
+    wanted = part_of(request, "all_gather", (own, stride, False), (whole, dense(whole), False))
+    gather = host.collective(replace(wanted, dtype="float32", nbytes=part * columns * 4)).launch
+
+    def run(scales: torch.Tensor) -> torch.Tensor:
+        gather(memory.view(whole), scales.view(own) if columns == 1 else scales)
+        return memory.view(whole)
+
+    return run
+
+
+def multiply(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool,
+    a_scales: torch.Tensor | None = None, b_scales: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """Write a @ b, + bias if there is one, to `out`; on GPUs `tf32` says whether float32 may be multiplied as that.
 
-    Operands of another type than the output's become of that type.
+    Operands of another type than the output's become of that type; with scales, those of `ctx.ops`, they are multiplied
+    by torch._scaled_mm where it takes them, else as float32.
     """
+    if a_scales is not None and b_scales is not None:
+        _multiply_scaled(a, b, bias, out, tf32 and out.dtype is not torch.float32, a_scales, b_scales)
+        return
     if a.dtype is not out.dtype:
         a, b = a.to(out.dtype), b.to(out.dtype)
     with float32_products(tf32) if a.is_cuda and a.dtype is torch.float32 else nullcontext():
@@ -276,3 +325,39 @@ def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: t
             torch.mm(a, b, out=out)
         else:
             torch.addmm(bias, a, b, out=out)
+
+
+def _multiply_scaled(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tf32: bool,
+    a_scales: torch.Tensor, b_scales: torch.Tensor,
+) -> None:  # fmt: skip
+    (rows, inner), columns = a.shape, b.shape[1]
+    of_rows = b_scales.dim() == 1 or tuple(b_scales.shape) == (1, columns)
+    if of_rows:
+        left, right = a_scales.reshape(rows, 1), b_scales.reshape(1, columns)
+        if _is_for_torch(a, b, out):
+            product = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+            how: dict[str, Any] = {"out_dtype": out.dtype, "use_fast_accum": True, "out": product}
+            torch._scaled_mm(a, b, left.contiguous(), right.contiguous(), **how)
+            if bias is not None:
+                product.add_(bias)
+            if product is not out:
+                out.copy_(product)
+            return
+    else:
+        left = a_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :inner]
+        wide = b_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :columns]
+        right = wide.repeat_interleave(SCALED_BLOCK, 0)[:inner]
+    product = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
+    multiply(a.float() * left, b.float() * right, None if bias is None else bias.float(), product, tf32)
+    if product is not out:
+        out.copy_(product)
+
+
+def _is_for_torch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether torch._scaled_mm takes operands with scales of rows: it does on NVIDIA's GPUs from Hopper on."""
+    if not a.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(a.device) < (9, 0):
+        return False
+    dense = a.stride(1) == 1 == b.stride(0) and a.stride(0) % 16 == 0 == b.stride(1) % 16
+    aligned = all(each.data_ptr() % 16 == 0 for each in (a, b, out))
+    return dense and aligned and a.shape[1] % 16 == 0 == b.shape[1] % 16 and out.dtype is torch.bfloat16

@@ -468,7 +468,7 @@ class AsyncProduct(UnfusedTorch):
             symmetric.enable_symm_mem_for_group(group.group_name)
         return getattr(torch.ops.symm_mem, _SYMMETRIC[self.op]), group.group_name
 
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
         """Multiply and communicate, and copy the result, which torch allocates, to the output."""
         operator, group = plan
         with torch.no_grad():

@@ -15,9 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.types import DeviceType
+from iris_gluon.gemm.hopper import SCALED_RUN
 from iris_gluon.gemm.launch import GemmConfig, WithScratch, choose_config
-from iris_gluon.gemm.sinks import AddBias
+from iris_gluon.gemm.sinks import AddBias, Scales
 from iris_gluon.info import GLUON_INFO
 from iris_triton.gemm.parts.fused import Fused, arguments_of, bind, programs_for
 from iris_triton.gemm.parts.shapes import Tiling
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 RUNTIME = (
     "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
-    "k_tiles", "rows_each", "chunk", "timeout_ns", "status",
+    "k_tiles", "rows_each", "chunk", "timeout_ns", "status", "a_scale_down", "a_scale_right", "b_scale_down",
+    "b_scale_right",
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew: a 1 would be a constant, which no order can hold."""
 
@@ -67,6 +70,17 @@ def biased(sink, bias, step, m, n, BIAS: gl.constexpr):
         return AddBias(sink, bias, gl.cast(step, gl.int64), limit, BIAS)
 
 
+@gluon.jit
+def scales_of(like, a, b, a_down, a_right, b_down, b_right, m, n, k, BLOCK_K: gl.constexpr, KIND: gl.constexpr):
+    """Return the scales of the operands; without some, an object that nobody reads, with a pointer to anything."""
+    down, right = gl.cast(b_down, gl.int64), gl.cast(b_right, gl.int64)
+    steps = gl.cdiv(k, BLOCK_K)
+    if KIND == "none":
+        return Scales(like, like, down, right, down, right, m, n, steps, KIND)
+    else:
+        return Scales(a, b, gl.cast(a_down, gl.int64), gl.cast(a_right, gl.int64), down, right, m, n, steps, KIND)
+
+
 _FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"}
 _FIELDS |= {"group_size_m": "group", "num_stages": "stages", "num_warps": "num_warps"}
 """Fields of a config that the core has, and their names there."""
@@ -74,7 +88,9 @@ _FIELDS |= {"group_size_m": "group", "num_stages": "stages", "num_warps": "num_w
 USED_CONFIG = (*_FIELDS, "num_sms")
 
 UNIT = 8
-"""Elements in 16 bytes: of what TMA wants multiples."""
+"""Elements of 16 bits in 16 bytes: of what TMA wants multiples."""
+
+_EIGHT = ("float8_e4m3fn", "float8_e5m2")
 
 _PROCESSORS = 132
 """Of an H200, for what is worth measuring."""
@@ -86,13 +102,18 @@ _WAITING = 0.5
 """Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
 
 
+def unit_of(request: FusedRequest) -> int:
+    """Elements of the operands in 16 bytes."""
+    return 2 * UNIT if request.dtype in _EIGHT else UNIT
+
+
 def _down(stride: tuple[int, ...]) -> int:
     """Elements from row to row, or from column to column of a matrix that lies by columns."""
     return stride[0] if stride[1] == 1 else stride[1]
 
 
 class Hopper(Fused):
-    """Products of 16-bit floats that lie by rows or by columns.
+    """Products of 16-bit floats that lie by rows or by columns, and of 8-bit floats, A by rows and B by columns.
 
     They are chosen by name, or where they were measured: the model knows too little of them.
     """
@@ -111,10 +132,14 @@ class Hopper(Fused):
         target = request.target
         if target.type is not DeviceType.CPU and target.arch != "sm_90":
             return f"wgmma and TMA need NVIDIA Hopper (sm_90), and this is {target.arch or 'unknown'}"
-        if request.dtype not in ("bfloat16", "float16") or request.out_dtype != request.dtype:
-            return f"its core multiplies bfloat16 and float16, not {request.dtype}"
+        halves, unit = ("bfloat16", "float16"), unit_of(request)
+        if request.out_dtype not in halves or (request.out_dtype != request.dtype and unit == UNIT):
+            given = f"{request.dtype} to {request.out_dtype}"
+            return f"its core multiplies 16-bit and 8-bit floats to 16-bit floats, not {given}"
+        if unit > UNIT and (request.a_stride[1], request.b_stride[0]) != (1, 1):
+            return "wgmma reads 8-bit floats along the inner dimension: A must lie by rows, B by columns"
         for name, stride, aligned in zip("AB", (request.a_stride, request.b_stride), request.aligned[:2], strict=True):
-            if 1 not in stride or _down(stride) <= 0 or _down(stride) % UNIT or not aligned:
+            if 1 not in stride or _down(stride) <= 0 or _down(stride) % unit or not aligned:
                 return f"TMA needs dense rows, or columns, of {name} at multiples of 16 bytes"
         if request.n % UNIT:
             return f"rows of the product must be multiples of 16 bytes, and N is {request.n}"
@@ -150,9 +175,17 @@ class Hopper(Fused):
         config, (m, n, k) = request.options["config"], request.shape
         half = self.rows_owned and m // request.group_size % _FULL_BLOCK
         given = {"block_m": _HALF_BLOCK if half else _FULL_BLOCK}
+        if unit_of(request) > UNIT:
+            given |= {"block_k": SCALED_BLOCK, "item": 1}
+        if request.scales == "blocks":
+            given["block_n"] = SCALED_BLOCK  # sums of a step and of the tile in registers
         given |= {field: config[name] for name, field in _FIELDS.items() if name in config}
+        if request.scales == "blocks" and (given["block_k"] != SCALED_BLOCK or given["block_n"] > SCALED_BLOCK):
+            raise ValueError(
+                f"scales of blocks need block_size_k {SCALED_BLOCK}, and at most as many columns of a tile"
+            )
         idle = _WAITING if request.op == "all_gather_matmul" else 0.0
-        return choose_config(m, n, processors, k=k, idle=idle, given=given)
+        return choose_config(m, n, processors, k=k * UNIT // unit_of(request), idle=idle, given=given)
 
     def _launch(self, request: FusedRequest, host: Host) -> tuple[GemmConfig, int]:
         """How the core is launched where nothing else is done beside it, and the number of programs."""
@@ -166,13 +199,14 @@ class Hopper(Fused):
         """Bind a kernel to all that it takes but the tensors of a call; `arguments` are those that others lack."""
         blocks = {"BLOCK_M": gemm.block_m, "BLOCK_N": gemm.block_n, "BLOCK_K": gemm.block_k}
         options = {"num_warps": gemm.num_warps, "maxnreg": gemm.maxnreg}
+        steps = SCALED_RUN.value if request.scales == "blocks" else 1
         tiles = Tiling(gemm.block_m, gemm.block_n, {**blocks, **gemm.options}, options)
         common = arguments_of(request, tiles, request.m, request.out_stride) | {
             "a_down": _down(request.a_stride),
             "b_down": _down(request.b_stride),
             "rows_each": request.m // request.group_size,
-            "k_tiles": -(-request.k // gemm.block_k),
+            "k_tiles": -(-request.k // gemm.block_k // steps) * steps,
             "TURNED_A": request.a_stride[1] != 1,
-            "TURNED_B": request.b_stride[1] != 1,
+            "TURNED_B": request.b_stride[1] != 1 or gemm.item == 1,
         }
         return bind(request, host, kernel, programs, common | arguments, options, WithScratch)

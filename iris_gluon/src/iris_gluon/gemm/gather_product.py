@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core.types import DeviceType
-from iris_gluon.gemm.fused import RUNTIME, UNIT, Hopper, biased, matrix_at, operand
+from iris_gluon.gemm.fused import RUNTIME, UNIT, Hopper, biased, matrix_at, operand, scales_of, unit_of
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
@@ -48,9 +48,10 @@ def _clear(flags, count, programs):
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def gather_product(
     out, a, b, bias, gathered, flags, me, rank, n, k, b_down, out_down, bias_step, rows_each, tiles_n, k_tiles,
-    timeout_ns, status,
+    timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     SIZE: gl.constexpr, BIAS: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    SCALES: gl.constexpr
 ):  # fmt: skip
     """Multiply the rows of all members with B, each when its flag says that it is there; see `ShardsInTurn`.
 
@@ -70,10 +71,13 @@ def gather_product(
     )
     rows = rows_each * SIZE
     sink = StoreTile(matrix_at(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
+    scales = scales_of(
+        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, rows, n, k, BLOCK_K, SCALES
+    )
     multiply_tiles(
         operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, biased(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
-        NUM_WARPS, False, TURNED_B, operand(a, rows_each, k, k, BLOCK_M, BLOCK_K, False),
+        NUM_WARPS, False, TURNED_B, operand(a, rows_each, k, k, BLOCK_M, BLOCK_K, False), scales, out.dtype.element_ty,
     )  # fmt: skip
     _clear(flags, rows // BLOCK_M // tiles_each, gl.num_programs(0))
 
@@ -90,8 +94,12 @@ def beside_copies(shards: Shards, kernel: Callable[..., None]) -> Callable[..., 
     done (CUDA_LAUNCH_BLOCKING, profilers), or until all kernels are (when one is loaded).
     """
 
-    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
-        kernel(stream, out, shards.move(a), b, *bias)
+    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> None:
+        if shards.scales is None:
+            kernel(stream, out, shards.move(a), b, *more)
+        else:  # the kernel reads those of all members
+            *bias, own, other = more
+            kernel(stream, out, shards.move(a, own), b, *bias, shards.scales, other)
         shards.side.join()
 
     return run
@@ -108,12 +116,13 @@ class HopperGather(Hopper):
     copy_s = COPY_S
 
     def _problem(self, request: FusedRequest) -> str:
-        if request.k % UNIT:
+        unit = unit_of(request)
+        if request.k % unit:
             return f"rows of A must be multiples of 16 bytes, and K is {request.k}"
         if request.out_stride[1] != 1 or request.out_stride[0] % UNIT or not request.aligned[2]:
             return "TMA needs dense rows of the output that begin at multiples of 16 bytes"
         # Where its rows are not dense, A is copied before, so neither its strides nor its place matter.
-        problem = super()._problem(replace(request, a_stride=(UNIT, 1), aligned=(True, *request.aligned[1:])))
+        problem = super()._problem(replace(request, a_stride=(unit, 1), aligned=(True, *request.aligned[1:])))
         return problem or copies_obstacle(request.target.type)
 
     def host_seconds(self, request: FusedRequest) -> float:

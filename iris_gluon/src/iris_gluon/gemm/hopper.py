@@ -9,6 +9,9 @@ to the caller, as aggregates: the *order* (which tile comes next, and when its o
         multiply_tiles(a, b, RowGroups(tiles_m, tiles_n, 8), StoreTile(c), tiles_m * tiles_n, k_tiles, ...)
 
 A, B and C are tensor descriptors, so what a tile has beyond their edges is read as 0 and not written.
+
+Scales of rows are applied to finished tiles.  Scales of blocks belong to a step, whose sums are added to those of the
+tile outside of the tensor cores, while these multiply the next step: as in DeepGEMM (DeepSeek, 2025).
 """
 # mypy: ignore-errors
 
@@ -22,6 +25,9 @@ from iris_gluon.bulk import await_bulk_stores
 
 _LOADER_WARPS = gl.constexpr(1)
 _LOADER_REGISTERS = gl.constexpr(40)
+
+SCALED_RUN = gl.constexpr(4)
+"""Steps of scaled blocks that are multiplied one behind the other."""
 
 
 @gluon.jit
@@ -72,32 +78,74 @@ def _store_part(part, values, sink, row, column):
 
 
 @gluon.jit
+def _begin_step(
+    a_stages, b_stages, full, step, acc, use_acc, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr
+):  # fmt: skip
+    """Begin to multiply a stage when it is full."""
+    stage = step % a_stages.type.shape[0]
+    mbarrier.wait(full.index(stage), (step // a_stages.type.shape[0]) & 1)
+    left, right = a_stages.index(stage), b_stages.index(stage)
+    left = left.permute((1, 0)) if TURNED_A else left  # M x K, and K x N, however they were stored
+    right = right.permute((1, 0)) if TURNED_B else right
+    return hopper.warpgroup_mma(left, right, acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def _add_blocks(a_stages, b_stages, full, empty, scales, row, column, step, k_tiles, acc, TURNED_B: gl.constexpr):
+    """Return the sums of a tile whose blocks are scaled; `acc` is zeros, and `SCALED_RUN` divides the steps.
+
+    None is under way from one run to the next: ptxas would not let them overlap.  What waits for a step takes the
+    tile's sums along, so that the additions before are not moved behind it.
+    """
+    STAGES: gl.constexpr = a_stages.type.shape[0]
+    spare = acc
+    for k in range(0, k_tiles, SCALED_RUN):
+        sums = _begin_step(a_stages, b_stages, full, step, spare, False, False, TURNED_B)
+        for i in gl.static_range(SCALED_RUN):
+            factors = scales.of_step(acc, row, column, k + i)
+            if i + 1 < SCALED_RUN:
+                following = _begin_step(a_stages, b_stages, full, step + 1, spare, False, False, TURNED_B)
+                spare, acc = hopper.warpgroup_mma_wait(1, deps=(sums, acc))
+                sums = following
+            else:
+                spare, acc = hopper.warpgroup_mma_wait(0, deps=(sums, acc))
+            mbarrier.arrive(empty.index(step % STAGES), count=1)
+            acc += spare * factors[:, None]
+            step += 1
+    return acc
+
+
+@gluon.jit
 def _multiply(
-    a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr
+    a_stages, b_stages, part, full, empty, order, sink, scales, first, tiles, every, k_tiles, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, SCALES: gl.constexpr
 ):  # fmt: skip
     """Run the other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
     STAGES: gl.constexpr = a_stages.type.shape[0]
     PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])
+    DEPTH: gl.constexpr = 256 // a_stages.dtype.primitive_bitwidth
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, DEPTH])
     step = 0
     for tile in range(first, tiles, every):
         row, column = order.place(tile)
         acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
-        for k in range(k_tiles):
-            stage = step % STAGES
-            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            left, right = a_stages.index(stage), b_stages.index(stage)
-            left = left.permute((1, 0)) if TURNED_A else left  # M x K, and K x N, however they were stored
-            right = right.permute((1, 0)) if TURNED_B else right
-            acc = hopper.warpgroup_mma(left, right, acc, use_acc=k > 0, is_async=True)
-            # One multiplication stays under way; the one before it is done, and its stage is empty.
-            acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
-            step += 1
-        acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if SCALES == "blocks":
+            acc = _add_blocks(
+                a_stages, b_stages, full, empty, scales, row * BLOCK_M, column * BLOCK_N, step, k_tiles, acc, TURNED_B
+            )
+            step += k_tiles
+        else:
+            for k in range(k_tiles):
+                acc = _begin_step(a_stages, b_stages, full, step, acc, k > 0, TURNED_A, TURNED_B)
+                # One multiplication stays under way; the one before it is done, and its stage is empty.
+                acc = hopper.warpgroup_mma_wait(1, deps=(acc,))
+                mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
+                step += 1
+            acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         first_row, first_column = row * BLOCK_M, column * BLOCK_N
+        if SCALES == "rows":
+            acc = scales.of_rows(acc, first_row, first_column)
         values = sink.finish(acc, first_row, first_column).to(part.dtype)
         gl.static_assert(PARTS == 1 or PARTS == 2, "a tile is stored whole or in two parts")
         if PARTS == 1:
@@ -112,7 +160,8 @@ def _multiply(
 @gluon.jit
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
-    NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False, own_desc=None
+    NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False, own_desc=None,
+    scales=None, RESULT: gl.constexpr = None
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
@@ -120,31 +169,38 @@ def multiply_tiles(
     most as many programs as there are multiprocessors: each fills one.
 
     Args:
-        a_desc: descriptor of A, row major, float16 or bfloat16; its block is BLOCK_M x BLOCK_K.  If A is stored by
-            columns, TURNED_A: the descriptor is of its transpose, with blocks of BLOCK_K x BLOCK_M.
+        a_desc: descriptor of A, row major, float16, bfloat16 or 8-bit floats; its block is BLOCK_M x BLOCK_K.  If A is
+            stored by columns, TURNED_A: the descriptor is of its transpose, with blocks of BLOCK_K x BLOCK_M.  8-bit
+            floats are not turned, and those of B are: wgmma reads both along the inner dimension.
         b_desc: descriptor of B, row major, the same type; its block is BLOCK_K x BLOCK_N.  If B is stored by columns,
             as the weight of a linear layer, TURNED_B: of its transpose, with blocks of BLOCK_N x BLOCK_K.
         order: aggregate with the methods of `RowGroups`.
         sink: aggregate with the methods of `StoreTile`; its descriptors are of parts, BLOCK_M x BLOCK_N / PARTS, in the
             default layout of such a block.
         tiles: number of tiles.
-        k_tiles: number of blocks in the inner dimension; at least 1.
+        k_tiles: number of blocks in the inner dimension; at least 1, and a multiple of `SCALED_RUN` where blocks are
+            scaled.
         STAGES: blocks of A and B that are in shared memory at the same time.
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
         TURNED_A, TURNED_B: how the operands are stored.
         own_desc: descriptor of rows of A that lie elsewhere, like that of A, which is not TURNED_A then.  The order has
             a method `own_row(row)`: which of these rows of tiles is meant by a row of C, or -1 for one of A.
+        scales: `iris_gluon.gemm.sinks.Scales` of 8-bit floats; of blocks with a BLOCK_K of 128 and a BLOCK_N that
+            divides it.
+        RESULT: type of C, of 16 bits; by default that of A.
     """
     OWN: gl.constexpr = own_desc is not None
+    SCALES: gl.constexpr = "none" if scales is None else scales.kind
     gl.static_assert(not (OWN and TURNED_A), "rows of A in two places lie by rows")
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
     gl.static_assert(BLOCK_M % (16 * NUM_WARPS) == 0, "BLOCK_M must be a multiple of 16 rows for each warp")
     a_stages = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)  # noqa: RUF005
     b_stages = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)  # noqa: RUF005
-    part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N // PARTS], a_desc.dtype)
-    part = gl.allocate_shared_memory(a_desc.dtype, [BLOCK_M, BLOCK_N // PARTS], part_layout)
+    OUT: gl.constexpr = a_desc.dtype if RESULT is None else RESULT
+    part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N // PARTS], OUT)
+    part = gl.allocate_shared_memory(OUT, [BLOCK_M, BLOCK_N // PARTS], part_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -153,8 +209,8 @@ def multiply_tiles(
     first, every = gl.program_id(0), gl.num_programs(0)
     gl.warp_specialize(
         [
-            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, first, tiles, every, k_tiles, BLOCK_M,
-                         BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B)),
+            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, order if scales is None else scales, first,
+                         tiles, every, k_tiles, BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES)),
             (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles,
                      every, k_tiles, TURNED_A, TURNED_B, OWN)),
         ],

@@ -32,12 +32,13 @@ class GemmConfig:
 
     Attributes:
         block_m, block_n: rows and columns of a tile of C.
-        block_k: step of the inner dimension.
+        block_k: step of the inner dimension; 128 of 8-bit floats.
         stages: steps that are in shared memory at the same time.
         parts: 1 or 2, parts in which a finished tile goes through shared memory.
         group: row tiles of a group; see `RowGroups`.
         num_warps: warps that multiply; one more loads.
         maxnreg: registers per thread before the warps share them out.
+        item: bytes of an element of the operands; one of the result has 2.
 
     Raises:
         ValueError: the numbers do not fit each other, or shared memory.
@@ -51,6 +52,7 @@ class GemmConfig:
     group: int = 8
     num_warps: int = 8
     maxnreg: int = 168
+    item: int = 2
 
     def __post_init__(self) -> None:
         if self.parts not in (1, 2) or self.block_n not in (64, 128, 256) or self.block_k % 64:
@@ -67,9 +69,10 @@ class GemmConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, for elements of two bytes."""
-        operands = self.stages * (self.block_m + self.block_n) * self.block_k * 2
-        return operands + self.block_m * self.block_n // self.parts * 2 + 16 * self.stages + 128
+        """Bytes of shared memory."""
+        operands = self.stages * (self.block_m + self.block_n) * self.block_k * self.item
+        scales = 4 * self.block_n if self.item == 1 else 0
+        return operands + self.block_m * self.block_n // self.parts * 2 + 16 * self.stages + 128 + scales
 
     @property
     def options(self) -> Mapping[str, int]:
@@ -100,7 +103,7 @@ def choose_config(
     Args:
         m, n: shape of C.
         processors: multiprocessors that compute.
-        k: the inner dimension.
+        k: the inner dimension, in elements of 16 bits.
         idle: time that a multiprocessor waits, in tiles: 0.5 if operands arrive while the kernel runs, as the last
             tiles cannot begin earlier.
         given: fields of the config that are fixed.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand
+from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand, scales_of
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import StoreTile
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_product(
     out, a, b, bias, control, bases, me, rank, m, n, k, a_down, b_down, out_down, bias_step, tiles_m, tiles_n, k_tiles,
-    timeout_ns, status,
+    timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     SIZE: gl.constexpr, DIM: gl.constexpr, BIAS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    PARTS: gl.constexpr, NUM_WARPS: gl.constexpr, SCALES: gl.constexpr
 ):  # fmt: skip
     """Store A @ B into its part of the outputs of all members, concatenated by rows or, with DIM 1, by columns.
 
@@ -56,10 +56,14 @@ def push_product(
         else:
             address += gl.cast(me, gl.int64) * n * ITEM
         matrices = matrices + (matrix_at(address, out, m, n, stride, BLOCK_M, BLOCK_N // PARTS),)  # noqa: RUF005
+    scales = scales_of(
+        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, k, BLOCK_K, SCALES
+    )
     multiply_tiles(
         operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         RowGroups(tiles_m, tiles_n, GROUP), biased(StoreTile(matrices), bias, bias_step, m, n, BIAS),
-        tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, TURNED_A, TURNED_B,
+        tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS, TURNED_A, TURNED_B, None, scales,
+        out.dtype.element_ty,
     )  # fmt: skip
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 

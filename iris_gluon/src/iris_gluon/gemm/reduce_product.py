@@ -14,12 +14,12 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand
+from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand, scales_of
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
 from iris_triton.collectives.parts.barrier import last_barrier
-from iris_triton.gemm.parts.fused import Plan, peer_memory
+from iris_triton.gemm.parts.fused import Plan, divided, peer_memory
 from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.gemm.parts.tiles import PER_CALL, begin_call
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def reduce_product(
     a, b, control, slots, bases, me, rank, m, n, k, a_down, b_down, rows_each, tiles_n, k_tiles, chunk, timeout_ns,
-    status,
+    status, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     SIZE: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr
+    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, NUM_WARPS: gl.constexpr,
+    SCALES: gl.constexpr
 ):  # fmt: skip
     """Store A @ B into slots of the owners of its rows, who add them up when this launch is over.
 
@@ -58,10 +59,13 @@ def reduce_product(
         matrices = matrices + (part,)  # noqa: RUF005
     tiles_each = rows_each // BLOCK_M
     order = OwnersInTurn(tiles_each, tiles_n, me, chunk, GROUP, SIZE)
+    scales = scales_of(
+        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, k, BLOCK_K, SCALES
+    )
     multiply_tiles(
         operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS,
-        TURNED_A, TURNED_B,
+        TURNED_A, TURNED_B, None, scales, slots.dtype.element_ty,
     )  # fmt: skip
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
@@ -91,7 +95,7 @@ class HopperReduce(Hopper):
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         gemm, programs = self._launch(request, host)
-        dtype: torch.dtype = getattr(torch, request.dtype)
+        dtype: torch.dtype = getattr(torch, request.out_dtype)
         rows_each = request.m // host.team.size
         memory = peer_memory(request, host, self.name, request.m * request.n * dtype.itemsize)
         slots = memory.view(dtype)
@@ -100,8 +104,11 @@ class HopperReduce(Hopper):
         product = self._bind(request, host, reduce_product, programs, gemm, slots=slots, chunk=chunk)
         add = bind_sum(request, host, slots, rows_each, request.out_stride)
 
-        def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
-            product(stream, a, b)
-            add(stream, out, *bias)
+        scaled = request.scales != "none"
+
+        def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> None:
+            bias, *scales = divided(scaled, more)
+            product(stream, a, b, *scales)
+            add(stream, out, *(() if bias is None else (bias,)))
 
         return Plan(run, aux_buffer=memory)

@@ -1,4 +1,4 @@
-"""Sinks for the finished tiles of `iris_gluon.gemm.multiply_tiles`.
+"""Sinks for the finished tiles of `iris_gluon.gemm.multiply_tiles`, and scales of its operands.
 
 A sink is any aggregate with two methods.  `store(part, row, column)` starts to copy a part of a tile from shared memory
 by TMA; `part` is reused as soon as the copies have read it.  `finish(acc, row, column)` is the epilogue: it returns a
@@ -11,7 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import base_value
 
+from iris_core.dispatch.products import SCALED_BLOCK
 from iris_gluon._compat import aggregate, tma_store
+from iris_gluon.layouts import default_layout
+
+_SCALED_BLOCK = gl.constexpr(SCALED_BLOCK)
 
 
 @aggregate
@@ -107,3 +111,44 @@ class OwnersSlot:
     def finish(self, acc, row, column):
         """Return the sums as they are."""
         return acc
+
+
+@aggregate
+class Scales:
+    """Scales of A and B.
+
+    Attributes:
+        a, b: pointers to float32.
+        a_down, a_right, b_down, b_right: elements to the next row or block down, and to the right (int64).
+        m, n, k_tiles: how many rows, columns and steps there are: beyond them nothing is loaded (int32).
+        kind: "rows": of A's rows and B's columns; "blocks": of 1 x 128 of A and 128 x 128 of B (constexpr).
+    """
+
+    a: gl.tensor
+    b: gl.tensor
+    a_down: gl.tensor
+    a_right: gl.tensor
+    b_down: gl.tensor
+    b_right: gl.tensor
+    m: gl.tensor
+    n: gl.tensor
+    k_tiles: gl.tensor
+    kind: gl.constexpr
+
+    @gluon.jit
+    def of_rows(self, acc, row, column):
+        """Return the sums of a tile that begins there, scaled."""
+        i = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
+        j = column + gl.arange(0, acc.shape[1], layout=default_layout([acc.shape[1]]))  # a thread needs many of them
+        down = gl.load(self.a + i.to(gl.int64) * self.a_down, mask=i < self.m, other=0.0)
+        right = gl.load(self.b + j.to(gl.int64) * self.b_right, mask=j < self.n, other=0.0)
+        return acc * down[:, None] * gl.convert_layout(right, gl.SliceLayout(0, acc.type.layout))[None, :]
+
+    @gluon.jit
+    def of_step(self, acc, row, column, k):
+        """Return a factor for each row of the sums of one step, of a tile that lies in one column of blocks."""
+        i = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
+        is_there = k < self.k_tiles
+        own = self.b + k * self.b_down + column // _SCALED_BLOCK * self.b_right
+        at = self.a + i.to(gl.int64) * self.a_down + k * self.a_right
+        return gl.load(at, mask=(i < self.m) & is_there, other=0.0) * gl.load(own, mask=is_there, other=0.0)

@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.dispatch.products import PLAIN, ROW_NBYTES
+from iris_core.dispatch.products import PLAIN, ROW_NBYTES, SCALED
 from iris_core.providers.baseline import multiply
 from iris_core.types import DeviceType
 from iris_triton.copies import copies_obstacle
-from iris_triton.gemm.parts.fused import Fused, Plan, bind, staged_memory
+from iris_triton.gemm.parts.fused import Fused, Plan, bind, divided, staged_memory
 from iris_triton.gemm.parts.shards import COPY_S, shards_of, side_of
 from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.language.flags import await_flag
@@ -52,12 +52,13 @@ class _CopyEngine(Fused):
     uses = ()
     measured_only = True
     efficiency: ClassVar[Mapping[str, float]] = {}
+    scaled = SCALED[:1]  # as torch._scaled_mm
     exposed = 1 / 4  # of the last product, or copy
     copy_s = COPY_S
 
     def _problem(self, request: FusedRequest) -> str:
         problem = super()._problem(request)
-        if not problem and request.dtype not in PLAIN:
+        if not problem and request.dtype not in PLAIN and request.scales == "none":
             return f"torch.matmul does not multiply {request.dtype}"
         return problem or copies_obstacle(request.target.type)
 
@@ -78,16 +79,17 @@ def multiply_shards(
         tf32: products of float32 may be of TF32.
     """
 
-    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        rows = a.shape[0]
+    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> None:
+        rows, (bias, *scales) = a.shape[0], divided(shards.scales is not None, more)
         with torch.no_grad():
-            shards.move(a)
+            shards.move(a, *scales[:1])
             for member, wait in order:
                 part = slice(member * rows, (member + 1) * rows)
                 if wait is not None:
                     wait(None)
                 added = bias if bias is None or bias.dim() < 2 or bias.shape[0] == 1 else bias[part]
-                multiply(a if wait is None else shards.matrix[part], b, added, out[part], tf32)
+                own = () if shards.scales is None else (shards.scales[part], scales[1])
+                multiply(a if wait is None else shards.matrix[part], b, added, out[part], tf32, *own)
             shards.side.join()
 
     return run
@@ -118,8 +120,9 @@ as `iris_triton.copies.handles` makes them, and the event that lets the copy beg
 
 
 def carry_products(
-    side: Side, carried: list[Carried], own: tuple[int, torch.Tensor], add: Callable[..., None], wait: bool, tf32: bool
-) -> Callable[..., None]:
+    side: Side, carried: list[Carried], own: tuple[int, torch.Tensor], add: Callable[..., None], wait: bool, tf32: bool,
+    scaled: bool = False,
+) -> Callable[..., None]:  # fmt: skip
     """Return a function that multiplies, copies each product to its owner during the next one, then sums the slots.
 
     Args:
@@ -129,24 +132,31 @@ def carry_products(
         add: the kernel that adds up; it takes the output and, if there is one, the bias.
         wait: whether to run a barrier before `add`; otherwise `add` has one itself.
         tf32: products of float32 may be of TF32.
+        scaled: calls have scales.
     """
     first, slot = own
 
-    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> None:
+    def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> None:
+        bias, *scales = divided(scaled, more)
+
+        def product_of(begin: int, end: int, product: torch.Tensor) -> None:
+            own_scales = (scales[0][begin:end], scales[1]) if scales else ()
+            multiply(a[begin:end], b, None, product, tf32, *own_scales)
+
         with torch.no_grad():
             side.follow()  # after its barrier the slots may be written
             for begin, end, product, target, source, computed in carried:
-                multiply(a[begin:end], b, None, product, tf32)
+                product_of(begin, end, product)
                 if computed is not None:
                     computed.record(torch.cuda.current_stream(side.stream.device))
                     side.stream.wait_event(computed)
                 side.copy(target, source, product.nbytes, side.raw)
             if len(slot):
-                multiply(a[first : first + len(slot)], b, None, slot, tf32)
+                product_of(first, first + len(slot), slot)
             if wait:
                 side.barrier(side.stream)  # beside the last product
             side.join()
-            add(None, out, *bias)
+            add(None, out, *([] if bias is None else [bias]))
 
     return run
 
@@ -178,5 +188,5 @@ class CopyEngineReduce(_CopyEngine):
                 carried.append((begin, end, part, target, side.address(part.data_ptr()), event))
         own = begins[me], slots[me][: begins[me + 1] - begins[me]]
         add, wait = bind_sum(request, host, slots, rows_each, stride), self.op == "matmul_reduce_scatter"
-        run = carry_products(side, carried, own, add, wait, request.options["tf32"])
+        run = carry_products(side, carried, own, add, wait, request.options["tf32"], request.scales != "none")
         return Plan(run, staged_out=staged, aux_buffer=memory)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
 from iris_core.dispatch.team import lasting
+from iris_core.providers.baseline import bind_scales
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import last_barrier, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
@@ -37,7 +38,7 @@ from iris_triton.gemm.parts.tiles import (
 from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
@@ -87,11 +88,12 @@ def _shard_at(
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def fetch_product(
     out, a, b, bias, buffer, state, control, bases, me, rank, rows, n, inner, a_down, width, b_down, b_right, out_down,
-    out_right, bias_step, tiles_m, tiles_n, timeout_ns, status,
+    out_right, bias_step, tiles_m, tiles_n, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right,
+    b_scale_down, b_scale_right,
     SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, FETCHERS: tl.constexpr, B_ALIGNED: tl.constexpr,
     OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
-    XCDS: tl.constexpr, CHUNK: tl.constexpr
+    XCDS: tl.constexpr, CHUNK: tl.constexpr, SCALES: tl.constexpr
 ):  # fmt: skip
     """Multiply the members' shards with B, while some programs copy them into local memory.
 
@@ -104,7 +106,7 @@ def fetch_product(
         rows, inner: shape of a shard.
         width: elements from row to row of `buffer`; rows begin at multiples of 16 bytes.
         tiles_m, tiles_n: of a shard's rows if DIM is 0.
-        DIM: gather_dim.
+        DIM: gather_dim; 0 with scales, of which those of A are of all members' rows.
         FETCHERS: programs that copy; the others compute.
     """
     program = tl.program_id(0)
@@ -130,10 +132,14 @@ def fetch_product(
                 where, stride = _shard_at(
                     a, a_down, buffer, width, flags, generation, shard, me, rows, down, blocks, rank, timeout_ns, status
                 )
+                scales = a_scales
+                if SCALES != "none":
+                    scales += tl.cast(shard, tl.int64) * rows * a_scale_down
                 part = b if DIM == 0 else b + tl.cast(shard, tl.int64) * inner * b_down
                 acc = add_product(
                     acc, where, wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
-                    stride, 1, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
+                    stride, 1, b_down, b_right, scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
+                    b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
                 )  # fmt: skip
             first = turn * rows if DIM == 0 else me * 0
             acc = with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
@@ -145,6 +151,16 @@ def fetch_product(
 
 _FETCHERS = 16
 """Programs that copy for the others, by default; each fills a multiprocessor."""
+
+
+def after_gathering(kernel: Callable[..., None], gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Return a function that launches a kernel with the scales of A of all members."""
+
+    def run(stream: Any, *tensors: torch.Tensor) -> None:
+        *others, a_scales, b_scales = tensors
+        kernel(stream, *others, gather(a_scales), b_scales)
+
+    return run
 
 
 class Fetch(Fused):
@@ -192,4 +208,5 @@ class Fetch(Fused):
             "FETCHERS": fetchers,
         }
         kernel = bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
-        return Plan(kernel, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])
+        run = kernel if request.scales == "none" else after_gathering(kernel, bind_scales(request, host))
+        return Plan(run, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])

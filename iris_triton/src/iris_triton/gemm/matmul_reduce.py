@@ -47,11 +47,12 @@ def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def matmul_reduce(
     out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, out_right,
-    bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status,
+    bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right,
+    b_scale_down, b_scale_right,
     SIZE: tl.constexpr, FORM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
     OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr,
-    XCDS: tl.constexpr, CHUNK: tl.constexpr
+    XCDS: tl.constexpr, CHUNK: tl.constexpr, SCALES: tl.constexpr
 ):  # fmt: skip
     """Sum A @ B over the members.
 
@@ -92,7 +93,8 @@ def matmul_reduce(
             first, end = down * BM, m
         acc = add_product(
             tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), first, right * BN, end, n, k,
-            a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
+            a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
+            b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
         )  # fmt: skip
         values = acc.to(slots.dtype.element_ty)
         tl.store(_slot(slots, bases, me, owner, me, number % per_owner, per_owner, BM, BN) + lanes, values)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def push_product(
     out, a, b, bias, control, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, bias_step,
-    tiles_m, tiles_n, timeout_ns, status,
+    tiles_m, tiles_n, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     SIZE: tl.constexpr, DIM: tl.constexpr, BIAS: tl.constexpr, A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr,
-    CHUNK: tl.constexpr
+    CHUNK: tl.constexpr, SCALES: tl.constexpr
 ):  # fmt: skip
     """Store A @ B into its part of the outputs of all members, concatenated by rows or, with DIM 1, by columns.
 
@@ -50,7 +50,8 @@ def push_product(
         down, right = place(number, tiles_m, tiles_n, GROUP)
         acc = add_product(
             tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), down * BM, right * BN, m, n, k,
-            a_down, a_right, b_down, b_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES,
+            a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
+            b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
         )  # fmt: skip
         acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
         values = acc.to(out.dtype.element_ty)

@@ -65,12 +65,12 @@ class PortedOperations(Ported, Operations):
     def _run(
         self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, async_op: bool | None,
         config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
-        layout: str = TORCH,
+        layout: str = TORCH, *scales: Any,
     ) -> FusedWorkspace | Work:  # fmt: skip
         if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
             layout = TILES if len(self.members_of(group)) > 1 else TORCH
         run = super()._run
-        call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout)
+        call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout, *scales)
         result = self._oblige(op, config, call, tiles=layout == TILES)
         if not async_op:
             if async_op is not None:  # None: it was prepared
@@ -81,7 +81,7 @@ class PortedOperations(Ported, Operations):
             pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
         if workspace is None:
             known = self._plainer.get((op, config), config)
-            pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout), None))
+            pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout, *scales), None))
         pending.work = cast("Work", result)
         self._begin(pending.work)
         return pending

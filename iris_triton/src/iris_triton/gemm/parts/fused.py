@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from iris_core.dispatch.products import SCALED
 from iris_core.errors import UnsupportedError
+from iris_core.providers.baseline import scales_shape
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.parts.collective import barrier_arguments
@@ -31,7 +33,7 @@ class Plan:
     """A prepared call.
 
     Attributes:
-        run: takes a stream (None for the current one), the output, A, B and, if there is one, the bias.
+        run: takes a stream (None for the current one), the output, A, B and, if there are any, the bias and the scales.
         staged_a: buffer to which A is copied before; None if A is read in place.
         staged_out: buffer that `run` writes and that is copied to the output; None if it writes the output itself.
         aux_buffer, locks: see FusedWorkspace.
@@ -57,6 +59,8 @@ class Fused:
 
     uses: tuple[str, ...] = USED_CONFIG
     """Fields of the config that it fulfils."""
+
+    scaled: tuple[str, ...] = SCALED
 
     serves: ClassVar[Mapping[str, Any]] = {}
     """Options of which it serves one value alone."""
@@ -125,19 +129,29 @@ class Fused:
         return [*found, {"num_xcds": _XCDS, "chunk_size": 4}] if on_amd else found
 
     def launch(
-        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+        self, plan: Plan, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        *scales: torch.Tensor,
+    ) -> None:  # fmt: skip
         if plan.staged_a is not None:
             a = plan.staged_a.copy_(a.detach())
         target = out if plan.staged_out is None else plan.staged_out
-        plan.run(None, target, a, b, *(() if bias is None else (bias,)))
+        plan.run(None, target, a, b, *(() if bias is None else (bias,)), *scales)
         if plan.staged_out is not None:
             out.detach().copy_(plan.staged_out)
+
+
+def divided(scaled: bool, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Return the bias, or None, and the scales, if a call has some, of what follows B in a launch."""
+    bias, scales = (tensors[:-2], tensors[-2:]) if scaled else (tensors, ())
+    return bias[0] if bias else None, *scales
 
 
 def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tuple[int, ...]) -> dict[str, Any]:
     """Return the common arguments of kernels by name; tiles do not cross multiples of `rows` rows."""
     tiles_m, tiles_n = tiles.tiles(rows, request.n)
+    a_scale, b_scale = request.scale_strides
+    if request.op == "all_gather_matmul" and request.scales != "none":
+        a_scale = scales_shape(request)[1], 1  # of all members
     return {
         "m": request.m,
         "n": request.n,
@@ -148,6 +162,10 @@ def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tu
         "b_right": request.b_stride[1],
         "out_down": out_stride[0],
         "out_right": out_stride[1],
+        "a_scale_down": a_scale[0],
+        "a_scale_right": a_scale[1],
+        "b_scale_down": b_scale[0],
+        "b_scale_right": b_scale[1],
         "tiles_m": tiles_m,
         "tiles_n": tiles_n,
         "A_ALIGNED": request.aligned[0],
@@ -168,13 +186,16 @@ def bind(
 ) -> BoundKernel:
     """Bind a kernel to all that it takes, of the arguments or of what every kernel has, but the tensors of a call.
 
-    These are the output, A, B and, if there is one, the bias: those of them that the kernel takes, in this order.
+    These are the output, A, B and, if there are any, the bias and the scales: those of them that the kernel takes, in
+    this order.
     """
     along = request.options["bias"]
     given = {**barrier_arguments(host.team), "bias": None, "bias_step": 0, "BIAS": along, **arguments}
+    given |= {"a_scales": None, "b_scales": None, "SCALES": request.scales}
     if request.bias_stride is not None:
         given["bias_step"] = request.bias_stride[along == "columns"]
-    tensors = ("out", "a", "b", "bias") if request.bias_stride is not None else ("out", "a", "b")
+    tensors = ["out", "a", "b", *(["bias"] if request.bias_stride is not None else [])]
+    tensors += ["a_scales", "b_scales"] if request.scales != "none" else []
     names = [name for name in tensors if name in kernel.arg_names]
     bound = {name: given[name] for name in kernel.arg_names if name not in names}
     return launcher(kernel, programs, bound, names, host.team.device, options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
-from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.dispatch.products import ROW_NBYTES, SCALED_BLOCK
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def _preferred(request: FusedRequest, rows: int, inner: int) -> tuple[int, int, 
     block_k = 128 // item  # of one line
     if rows <= 64:
         return 64, 128, block_k, 4, 3
-    if request.target.type is DeviceType.CUDA and request.n >= 256 and item <= 2:
+    is_wide = request.n >= 256 and request.scales != "blocks"  # whose sums are apart
+    if request.target.type is DeviceType.CUDA and is_wide and item <= 2:
         return 128, 256, block_k, 8, 3
     return 128, 128, block_k, 8, 3 if request.target.type is DeviceType.CUDA else 2
 
@@ -110,6 +111,9 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
             return f"{name} is {value}, and tl.dot takes powers of two from {_LEAST_BLOCK} on"
     if "num_fetch_sms" in used and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
         return "some programs fetch and the others compute: num_sms must be the larger number"
+    for name in ("block_size_n", "block_size_k") if request.scales == "blocks" else ():
+        if config.get(name, SCALED_BLOCK) > SCALED_BLOCK:
+            return f"{name} is {config[name]}, and scales are of blocks of {SCALED_BLOCK}"
     warps = config.get("num_warps", 4)
     if warps & (warps - 1):
         return f"num_warps is {warps}, which is no power of two"

@@ -9,12 +9,14 @@ it.  Only the barrier needs a free multiprocessor.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.providers.baseline import scales_shape
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.collective import bind_barrier
 from iris_triton.copies import copier, flag_writer, handles
@@ -78,18 +80,21 @@ class Shards:
         own: this rank's rows of it.
         words: symmetric memory, int32, one for each member, 1 when its rows have arrived, and one more.  They are 0
             between calls: the waiter clears them.
-        others: addresses of this rank's rows and word on each peer, in the order of the copies, as `Side.address`
-            converts them.
+        others: addresses of this rank's rows, scales and word on each peer, in the order of the copies, as
+            `Side.address` converts them.
         side: the second stream.
+        scales, own_scales: of all rows, in symmetric memory, and of this rank's; None where there are none.
     """
 
     matrix: torch.Tensor
     own: torch.Tensor
     words: torch.Tensor
-    others: list[tuple[Any, Any]]
+    others: list[tuple[Any, ...]]
     side: Side
+    scales: torch.Tensor | None = None
+    own_scales: torch.Tensor | None = None
 
-    def move(self, a: torch.Tensor) -> torch.Tensor:
+    def move(self, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
         """Enqueue the copies to all peers, each followed by its word; return this rank's rows, dense.
 
         A product of these rows need not wait.  On the CPU the copies are done on return.
@@ -97,11 +102,14 @@ class Shards:
         own, side = a, self.side
         if not a.is_contiguous() or a.data_ptr() % ROW_NBYTES:
             own = self.own.copy_(a.detach())
-        nbytes = own.numel() * own.element_size()
+        moved = [own]
+        if scales is not None and self.own_scales is not None:
+            moved.append(self.own_scales.copy_(scales.detach().view(self.own_scales.shape)))
+        parts = [(side.address(each.data_ptr()), each.nbytes) for each in moved]
         side.follow()
-        here = side.address(own.data_ptr())
-        for target, word in self.others:
-            side.copy(target, here, nbytes, side.raw)
+        for *targets, word in self.others:
+            for target, (here, nbytes) in zip(targets, parts, strict=False):
+                side.copy(target, here, nbytes, side.raw)
             side.write(word, 1, 0, side.raw)
         return own
 
@@ -118,7 +126,7 @@ def side_of(request: FusedRequest, host: Host) -> Side:
 
 
 def shards_of(request: FusedRequest, host: Host, name: str) -> Shards:
-    """Allocate the matrix of all members' rows of A (request.m x request.k), and a word for each member.  Collective.
+    """Allocate a matrix of all members' rows of A (request.m x request.k), scales, and a word for each.  Collective.
 
     Args:
         request: an all_gather_matmul with gather_dim 0.
@@ -130,13 +138,18 @@ def shards_of(request: FusedRequest, host: Host, name: str) -> Shards:
     """
     team, side = host.team, side_of(request, host)
     dtype: torch.dtype = getattr(torch, request.dtype)
-    memory = peer_memory(request, host, name, request.m * request.k * dtype.itemsize)
-    matrix = memory.view(dtype).view(request.m, request.k)
-    own = matrix.chunk(team.size)[team.rank]
+    end = request.m * request.k * dtype.itemsize
+    begin, shape = -(-end // ROW_NBYTES) * ROW_NBYTES, scales_shape(request)  # of the scales
+    memory = peer_memory(request, host, name, begin + 4 * math.prod(shape))
+    matrix, scales = memory[:end].view(dtype).view(request.m, request.k), memory[begin:].view(torch.float32).view(shape)
+    own, own_scales = (each.chunk(team.size)[team.rank] for each in (matrix, scales))
     nbytes = (team.size + 1) * _WORD
     words = team.region("ops arrived", -(-nbytes // _WORDS_NBYTES) * _WORDS_NBYTES).tensor[:nbytes].view(torch.int32)
     heap = team.base_ptrs[team.rank]
-    rows, word = own.data_ptr() - heap, words[team.rank].data_ptr() - heap  # the same on all members
-    before = (team.base_ptrs[(team.rank - step) % team.size] for step in range(1, team.size))
-    others = [(side.address(base + rows), side.address(base + word)) for base in before]
-    return Shards(matrix, own, words, others, side)
+    at = [each.data_ptr() - heap for each in (own, own_scales, words[team.rank])]  # the same on all members
+    before = [team.base_ptrs[(team.rank - step) % team.size] for step in range(1, team.size)]
+    others = [tuple(side.address(base + each) for each in at) for base in before]
+    shards = Shards(matrix, own, words, others, side)
+    if request.scales != "none":
+        shards.scales, shards.own_scales = scales, own_scales
+    return shards

@@ -7,6 +7,8 @@ Arguments that kernels have in common, in both languages:
     me, rank                      the caller's index in the team, and in the world
     m, n, k                       the product that a member computes
     a_down ... bias_step          strides in elements: to the next row (down), to the next column (right)
+    a_scales ... b_scale_right    scales, float32, and their strides, as in a request
+    SCALES                        what they belong to: "rows", "blocks" or "none"
     tiles_m, tiles_n              tiles below each other and beside each other
     timeout_ns, status            bound of waits, and where they report
     BIAS                          what the bias lies along: "columns", "rows" or "none"
@@ -21,9 +23,12 @@ Arguments that kernels have in common, in both languages:
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.products import SCALED_BLOCK
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, row_of, tell, told, told_second
 from iris_triton.collectives.parts.elements import ANEW, item_nbytes
 from iris_triton.tiles.views import chiplet_transform_chunked
+
+_SCALED_BLOCK = tl.constexpr(SCALED_BLOCK)
 
 
 @triton.jit
@@ -68,12 +73,14 @@ def place(number, tiles_m, tiles_n, GROUP: tl.constexpr):
 @triton.jit
 def add_product(
     acc, a, b, row, column, rows, columns, inner, a_down, a_right, b_down, b_right,
+    a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr
+    A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr
 ):  # fmt: skip
-    """Add the tile of A @ B that begins at (row, column) to `acc`, float32[BM, BN].
+    """Add the tile of A @ B that begins at (row, column) to `acc`, float32[BM, BN]; of scaled rows, to zeros only.
 
-    A has rows x inner elements, B inner x columns; what lies beyond them counts as 0.
+    A has rows x inner elements, B inner x columns; what lies beyond them counts as 0.  Scaled blocks are summed apart,
+    as in DeepGEMM (DeepSeek, 2025): BN and BK divide them.
     """
     i = row + tl.arange(0, BM)
     j = column + tl.arange(0, BN)
@@ -90,9 +97,18 @@ def add_product(
             b_mask = b_mask & (step[:, None] < inner - k)
         left = tl.load(a_at, mask=a_mask, other=0.0, cache_modifier=A_CACHE)
         right = tl.load(b_at, mask=b_mask, other=0.0, cache_modifier=B_CACHE)
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+        if SCALES == "blocks":
+            block = k // _SCALED_BLOCK
+            down = tl.load(a_scales + i.to(tl.int64) * a_scale_down + block * a_scale_right, mask=i < rows, other=0.0)
+            factors = down * tl.load(b_scales + column // _SCALED_BLOCK * b_scale_right + block * b_scale_down)
+            acc += tl.dot(left, right, input_precision=PRECISION) * factors[:, None]
+        else:
+            acc = tl.dot(left, right, acc, input_precision=PRECISION)
         a_at += a_step
         b_at += b_step
+    if SCALES == "rows":
+        acc *= tl.load(a_scales + i.to(tl.int64) * a_scale_down, mask=i < rows, other=0.0)[:, None]
+        acc *= tl.load(b_scales + j.to(tl.int64) * b_scale_right, mask=j < columns, other=0.0)[None, :]
     return acc
 
 
@@ -121,7 +137,7 @@ def store_tile(
     tl.store(matrix + at, values.to(matrix.dtype.element_ty), mask=(i[:, None] < rows) & (j[None, :] < columns))
 
 
-PER_CALL = ("out", "a", "b", "bias")
+PER_CALL = ("out", "a", "b", "bias", "a_scales", "b_scales")
 """Arguments that may lie anywhere."""
 
 RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
