@@ -153,6 +153,27 @@ class SupportsImportTensor(SupportsDecommit, Protocol):
         """
 
 
+class SupportsMulticast(Protocol):
+    """An allocator that can make addresses which reach the heaps of all ranks at once (`Capability.MULTICAST`).
+
+    Where `multicast` is true on all ranks, the heap calls the three steps while it opens, each on all ranks before the
+    next one on any.  From then on `commit`, `decommit` and imports keep these addresses up to date.
+    """
+
+    @property
+    def multicast(self) -> bool:
+        """Whether settings ask for it; nothing of it exists before the first step, or where it is false."""
+
+    def offer_multicast(self) -> Sequence[Segment]:
+        """Describe, on rank 0, what all ranks join; nothing on others."""
+
+    def join_multicast(self, segments: Sequence[Segment]) -> None:
+        """Take part in what rank 0 has described, also on rank 0; takes over the descriptors of another rank."""
+
+    def map_multicast(self) -> int:
+        """Return where this range, of the heap's size, begins in this process."""
+
+
 class MemoryMap(Protocol):
     """A backend's view of the heap, for bounds checks and messages."""
 

@@ -68,6 +68,7 @@ class Capability(enum.StrEnum):
     DECOMMIT = "decommit"
     IMPORT_TENSOR = "import-tensor"
     NETWORK = "network"
+    MULTICAST = "multicast"
 
 
 @dataclass(frozen=True, slots=True)
