@@ -108,11 +108,11 @@ def test_multicast_lives_on_it_and_nothing_of_it_is_looked_up_unless_it_is_asked
     assert len(module.resolved) > 20
     assert not [name for name in module.resolved if "multicast" in name.lower()]
     one, two = open_both(multicast=True)
-    offered = [*one.offer_multicast(), *two.offer_multicast()]
+    offered = [*one.multicast.offer(), *two.multicast.offer()]
     other = received(offered)
-    one.join_multicast(offered)
-    two.join_multicast(other)
-    assert one.map_multicast() != two.map_multicast()
+    one.multicast.join(offered)
+    two.multicast.join(other)
+    assert one.multicast.map() != two.multicast.map()
     two.commit(2 * GRANULE, GRANULE)
     one.decommit(GRANULE, GRANULE)
     assert sorted(offset // GRANULE for _, offset in behind.bound) == [0, 0, 1, 2]

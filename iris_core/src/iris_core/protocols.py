@@ -154,24 +154,24 @@ class SupportsImportTensor(SupportsDecommit, Protocol):
 
 
 class SupportsMulticast(Protocol):
-    """An allocator that can make addresses which reach the heaps of all ranks at once (`Capability.MULTICAST`).
-
-    Where `multicast` is true on all ranks, the heap calls the three steps while it opens, each on all ranks before the
-    next one on any.  From then on `commit`, `decommit` and imports keep these addresses up to date.
-    """
+    """An allocator that can make addresses which reach the heaps of all ranks at once (`Capability.MULTICAST`)."""
 
     @property
-    def multicast(self) -> bool:
-        """Whether settings ask for it; nothing of it exists before the first step, or where it is false."""
+    def multicast(self) -> MulticastRange | None:
+        """What makes them, where settings ask for it, which they must on all ranks; it has made nothing yet."""
 
-    def offer_multicast(self) -> Sequence[Segment]:
+
+class MulticastRange(Protocol):
+    """Makes these addresses in three steps, while the heap opens; each on all ranks before the next one on any."""
+
+    def offer(self) -> Sequence[Segment]:
         """Describe, on rank 0, what all ranks join; nothing on others."""
 
-    def join_multicast(self, segments: Sequence[Segment]) -> None:
+    def join(self, segments: Sequence[Segment]) -> None:
         """Take part in what rank 0 has described, also on rank 0; takes over the descriptors of another rank."""
 
-    def map_multicast(self) -> int:
-        """Return where this range, of the heap's size, begins in this process."""
+    def map(self) -> int:
+        """Return where this range, of the heap's size, begins in this process; it follows what the heap commits."""
 
 
 class MemoryMap(Protocol):

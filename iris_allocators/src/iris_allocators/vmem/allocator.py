@@ -127,7 +127,8 @@ class VmemAllocator:
         self._own = self._space.tables[self._rank]
         self.base_ptr = self._own.base_ptr
         if wants_multicast:
-            self._own.multicast = Multicast(self._driver, self._world_size, self.nbytes, self.granularity)
+            of = self._rank, self._world_size, self.nbytes, self.granularity
+            self._own.multicast = Multicast(self._driver, *of)
         self._lease: Lease | None = Lease(self._driver, self._space, self._device)
 
     @property
@@ -372,31 +373,9 @@ class VmemAllocator:
 
     # -- multicast ----------------------------------------------------------------------------------------------------
     @property
-    def multicast(self) -> bool:
-        """Whether IRIS_VMEM__MULTICAST asks for it; not in a world of one."""
-        return self._own.multicast is not None
-
-    def offer_multicast(self) -> Sequence[Segment]:
-        """Create the multicast object of the world, on rank 0, and describe it for the others."""
-        self._check_open()
-        assert self._own.multicast is not None
-        return [Segment(0, self.nbytes, fd=self._own.multicast.create())] if self._rank == 0 else []
-
-    def join_multicast(self, segments: Sequence[Segment]) -> None:
-        """Add this rank's device to the object that rank 0 has described."""
-        assert self._own.multicast is not None
-        (fd,) = (each.fd for each in segments if each.fd is not None)
-        try:
-            self._own.multicast.join(fd)
-        finally:
-            if self._rank != 0:
-                os.close(fd)
-
-    def map_multicast(self) -> int:
-        """Map the object, which all ranks have joined, and bind this rank's memory; returns the address."""
-        assert self._own.multicast is not None
-        pieces = self._own.within(0, self.nbytes)
-        return self._own.multicast.map([(each.offset_bytes, each.nbytes, cast("int", each.handle)) for each in pieces])
+    def multicast(self) -> Multicast | None:
+        """What makes addresses of all ranks' heaps, if IRIS_VMEM__MULTICAST asks for it; None in a world of one."""
+        return self._own.multicast
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def close(self) -> None:

@@ -14,87 +14,81 @@ import os
 from typing import TYPE_CHECKING
 
 from iris_allocators.driver.transaction import Transaction
+from iris_core.types import Segment
+from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from iris_allocators.driver import VmmDriver
 
-    Memory = Iterable[tuple[int, int, int]]  # of pieces: offset in the heap, size in bytes, the driver's handle
-
 
 class Multicast:
-    """This rank's part of the multicast object of a world.
+    """This rank's part of the multicast object of a world; satisfies `MulticastRange`."""
 
-    Attributes:
-        base_ptr: where the object is mapped in this process; None until it is.
-        fd: descriptor under which it is being offered to peers.
-    """
-
-    def __init__(self, driver: VmmDriver, num_devices: int, nbytes: int, alignment: int) -> None:
-        self._driver, self._num_devices, self._nbytes, self._alignment = driver, num_devices, nbytes, alignment
-        self._handle: int | None = None
+    def __init__(self, driver: VmmDriver, rank: int, num_devices: int, nbytes: int, alignment: int) -> None:
+        self._driver, self._rank, self._num_devices = driver, rank, num_devices
+        self._nbytes, self._alignment = nbytes, alignment
+        self._handle = self._fd = self._reserved = self._mapped = -1  # none
+        self._early: dict[int, tuple[int, int]] = {}  # to be bound when all have joined: size and memory, by offset
         self._bound: dict[int, int] = {}  # sizes by offset, in bytes
-        self._reserved: int | None = None
-        self.base_ptr: int | None = None
-        self.fd: int | None = None
 
-    def create(self) -> int:
-        """Create the object, on one rank, and return a descriptor of it, which `join` closes."""
+    def offer(self) -> Sequence[Segment]:
+        if self._rank != 0:
+            return []
         self._handle = self._driver.create_multicast(self._num_devices, self._nbytes)
-        self.fd = self._driver.export_fd(self._handle)
-        return self.fd
+        self._fd = self._driver.export_fd(self._handle)
+        return [Segment(0, self._nbytes, fd=self._fd)]
 
-    def join(self, fd: int) -> None:
-        """Add this rank's device to the object that a descriptor stands for, or that this rank has created."""
-        if self._handle is None:
-            self._handle = self._driver.import_fd(fd)
-        self._close_fd()
-        self._driver.add_device(self._handle)
+    def join(self, segments: Sequence[Segment]) -> None:
+        self._fd = -1
+        try:
+            if self._rank != 0:
+                self._handle = self._driver.import_fd(next(each.fd for each in segments if each.fd is not None))
+            self._driver.add_device(self._handle)
+        finally:
+            close_all(each.fd for each in segments if each.fd is not None)
 
-    def map(self, memory: Memory) -> int:
-        """Map the object, which all ranks have joined, and bind what this rank has; returns the address."""
-        assert self._handle is not None
+    def map(self) -> int:
+        self._reserved = self._driver.reserve(self._nbytes, self._alignment)
+        self._driver.map(self._reserved, self._nbytes, self._handle)
+        self._mapped = self._reserved
+        self._driver.set_access(self._mapped, self._nbytes)
         with Transaction() as undo:
-            self._reserved = self._driver.reserve(self._nbytes, self._alignment)
-            self._driver.map(self._reserved, self._nbytes, self._handle)
-            self.base_ptr = self._reserved
-            self._driver.set_access(self._reserved, self._nbytes)
-            self.bind(memory, undo)
+            self.bind([(offset, *memory) for offset, memory in self._early.items()], undo)
             undo.commit()
-        return self.base_ptr
+        return self._mapped
 
-    def bind(self, memory: Memory, undo: Transaction) -> None:
-        """Bind memory of this rank's heap; nothing before the object is mapped."""
-        if self.base_ptr is None or self._handle is None:
-            return
+    def bind(self, memory: Iterable[tuple[int, int, int]], undo: Transaction) -> None:
+        """Bind memory of this rank's heap, given by offset, size in bytes and handle; before `map`, note it."""
         for offset, nbytes, handle in memory:
             self.unbind(offset, offset + nbytes)  # left of an undo that failed
+            undo.add(self.unbind, offset, offset + nbytes)
+            if self._mapped < 0:
+                self._early[offset] = nbytes, handle
+                continue
             self._driver.bind(self._handle, offset, nbytes, handle)
             self._bound[offset] = nbytes
-            undo.add(self.unbind, offset, offset + nbytes)
 
     def unbind(self, start: int, end: int) -> None:
         """Unbind what has a byte in [start, end)."""
+        self._early = {at: each for at, each in self._early.items() if at >= end or at + each[0] <= start}
         for offset in [at for at, nbytes in self._bound.items() if at < end and at + nbytes > start]:
-            self._driver.unbind(self._handle, offset, self._bound[offset])  # type: ignore[arg-type]
+            self._driver.unbind(self._handle, offset, self._bound[offset])
             del self._bound[offset]
 
     def release(self) -> None:
         """Give everything back; a second call continues after a failure.  No kernel uses the addresses any more."""
-        self._close_fd()
-        if self.base_ptr is not None:
-            self._driver.unmap(self.base_ptr, self._nbytes)
-            self.base_ptr = None
-        if self._reserved is not None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._mapped >= 0:
+            self._driver.unmap(self._mapped, self._nbytes)
+            self._mapped = -1
+        if self._reserved >= 0:
             self._driver.unreserve(self._reserved, self._nbytes)
-            self._reserved = None
+            self._reserved = -1
         self.unbind(0, self._nbytes)
-        if self._handle is not None:
+        if self._handle >= 0:
             self._driver.release(self._handle)
-            self._handle = None
-
-    def _close_fd(self) -> None:
-        if self.fd is not None:
-            fd, self.fd = self.fd, None
-            os.close(fd)
+            self._handle = -1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left, bisect_right
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsMulticast, SupportsNetwork
+    from iris_core.protocols import Allocator, MulticastRange, SupportsDecommit, SupportsGrowth, SupportsNetwork
     from iris_core.types import Network, Segment
     from iris_core.world import World
 
@@ -190,26 +190,26 @@ class Backing:
             self.network = on_all_ranks(self._world, "could not connect to the other ranks", connect, PeerAccessError)
         self.exchange()
         aligned = min(self.bases[rank] & -self.bases[rank] for rank in self._world.local_members)
-        maker = cast("SupportsMulticast", self._allocator)
-        wanted = Capability.MULTICAST in self._allocator.info.provides and maker.multicast
-        rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes, int(wanted)])
+        offers = Capability.MULTICAST in self._allocator.info.provides
+        maker: MulticastRange | None = cast("Any", self._allocator).multicast if offers else None
+        rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes, int(maker is not None)])
         differ = "commit memory in pieces of different sizes (bytes)", "have heaps of different sizes (bytes)"
         for index, what in enumerate((*differ, "do not all ask for multicast (1: does)"), 1):
             if len({row[index] for row in rows}) > 1:
                 listed = ", ".join(f"rank {rank} {row[index]}" for rank, row in enumerate(rows))
                 raise RankMismatchError(f"the ranks {what}: {listed}")
         self.max_alignment = min(alignment for alignment, *_ in rows)
-        if wanted:
+        if maker is not None:
             self._open_multicast(maker)
 
-    def _open_multicast(self, maker: SupportsMulticast) -> None:
+    def _open_multicast(self, maker: MulticastRange) -> None:
         world, what = self._world, "could not make addresses that reach all heaps"
         if len(world.local_members) < world.world_size:
             raise UnsupportedError("multicast reaches the ranks of one node, and these are on several")
-        offered = on_all_ranks(world, what, maker.offer_multicast, UnsupportedError)
+        offered = on_all_ranks(world, what, maker.offer, UnsupportedError)
         first = world.exchange_segments(offered)[0]
-        on_all_ranks(world, what, partial(maker.join_multicast, first), UnsupportedError)
-        self.multicast_base = on_all_ranks(world, what, maker.map_multicast, UnsupportedError)
+        on_all_ranks(world, what, partial(maker.join, first), UnsupportedError)
+        self.multicast_base = on_all_ranks(world, what, maker.map, UnsupportedError)
 
     def close(self) -> None:
         """Give back what stands for heaps that cannot be mapped."""

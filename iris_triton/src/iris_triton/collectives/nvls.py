@@ -21,7 +21,6 @@ from iris_triton.collectives.parts.barrier import (
     barrier,
     compare_kinds,
     enter,
-    last_barrier,
     leave,
     members_of,
     tell,
@@ -102,59 +101,55 @@ def nvls(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     row, epoch = enter(control, bases, me, kind, SIZE)
     shard = tl.cast(shard, tl.int64)
+    capacity = tl.cast(capacity, tl.int64)
     begin = me * shard
-    if DIRECT:
-        here = inp.to(tl.int64) - tl.load(bases + me)
-        there = out.to(tl.int64) - tl.load(bases + me)
-        epoch += 1
-        tell(row, bases, me, here, there, SIZE)
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-        compare_kinds(row, kind, status, rank, SIZE)
-        multimem_fence()
-        piece = tl.minimum(count - begin, shard)
-        whole = piece * 0
-        members = members_of(SIZE)
-        apart = (told(row, members, SIZE) - here) | (told_second(row, members, SIZE) - there) | (here | there) % 16
-        if tl.max((apart != 0).to(tl.int32), axis=0) == 0:
-            whole = tl.maximum(piece, 0) * ITEM // 16 * 16 // ITEM
-            _through_switch(out + begin, inp + begin, whole, me, bases, multicast, SUMS, TO_ALL, SIZE, BLOCK)
-        reduce_to(
-            inp, 0, row, bases, (begin + whole) * ITEM, piece - whole, out_sizes, out_strides, 0, "sum", SIZE, BLOCK,
-            PUSH=True
-        )  # fmt: skip
-        last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    else:
-        capacity = tl.cast(capacity, tl.int64)
-        mine = stage.to(inp.dtype, bitcast=True)
-        done = capacity * 0
-        while done < shard:
+    own = tl.load(bases + me)
+    mine = stage.to(inp.dtype, bitcast=True)
+    done = capacity * 0
+    while done < shard:
+        if DIRECT:
+            tell(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
+        else:
             for i in range(SIZE):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
                 if SUMS:
                     _stage(mine + i * capacity, inp, i * shard + done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
                 elif i == me:
                     _stage(mine + i * capacity, inp, done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
-            epoch += 1
-            barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # all have staged, and taken what was there
-            if done == 0:
-                compare_kinds(row, kind, status, rank, SIZE)
-            multimem_fence()
+        epoch += 1
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are there; what came before is taken
+        if done == 0:
+            compare_kinds(row, kind, status, rank, SIZE)
+        multimem_fence()
+        piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
+        if DIRECT:
+            here, there = inp.to(tl.int64) - own, out.to(tl.int64) - own
+            apart = (told(row, members_of(SIZE), SIZE) - here) | (told_second(row, members_of(SIZE), SIZE) - there)
+            apart = apart | (here | there) % 16
+            whole = piece * 0
+            if tl.max((apart != 0).to(tl.int32), axis=0) == 0:
+                whole = tl.maximum(piece, 0) * ITEM // 16 * 16 // ITEM
+                _through_switch(out + begin, inp + begin, whole, me, bases, multicast, SUMS, TO_ALL, SIZE, BLOCK)
+            reduce_to(
+                inp, 0, row, bases, (begin + whole) * ITEM, piece - whole, out_sizes, out_strides, 0, "sum", SIZE,
+                BLOCK, PUSH=True
+            )  # fmt: skip
+        else:
             part = mine + me * capacity
-            piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
             _through_switch(part, part, piece, me, bases, multicast, SUMS, TO_ALL, SIZE, BLOCK)
-            epoch += 1
-            barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # from now on the region is this member's
+        epoch += 1
+        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # results are there; the stage is this member's
+        if not DIRECT:
             multimem_fence()
             for i in range(SIZE):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
+                part = mine + i * capacity
                 if TO_ALL:
-                    copy(
-                        out, i * shard + done, mine + i * capacity, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK
-                    )
+                    copy(out, i * shard + done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
                 elif i == me:
-                    copy(out, done, mine + i * capacity, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
-            done += capacity
-        leave(row, epoch, SIZE)
+                    copy(out, done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
+        done += capacity
+    leave(row, epoch, SIZE)
 
 
 class Nvls(KernelCollective):

@@ -67,25 +67,21 @@ def multimem_fence():
 
 # -- on the CPU, rank after rank --------------------------------------------------------------------------------------
 @triton.jit
-def _sums(pointer, rank, heap_bases, mask, world_size):
-    """Return the bits of the sums of one element of each access, as int32."""
-    total = tl.load(translate(pointer, rank, 0, heap_bases), mask=mask, other=0).to(tl.float32)
-    for other in range(1, world_size):
-        total += tl.load(translate(pointer, rank, other, heap_bases), mask=mask, other=0).to(tl.float32)
-    if pointer.dtype.element_ty.primitive_bitwidth == 32:
-        return total.to(tl.int32, bitcast=True)
-    return total.to(pointer.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-
-
-@triton.jit
 def _load_reduce(pointer, rank, heap_bases, multicast, mask, world_size: tl.constexpr):
+    kind: tl.constexpr = pointer.dtype.element_ty
+    in_word: tl.constexpr = 32 // kind.primitive_bitwidth
     words = ()
     for k in tl.static_range(4):
-        if pointer.dtype.element_ty.primitive_bitwidth == 32:
-            word = _sums(pointer + k, rank, heap_bases, mask, world_size)
-        else:
-            word = _sums(pointer + 2 * k, rank, heap_bases, mask, world_size)
-            word |= _sums(pointer + (2 * k + 1), rank, heap_bases, mask, world_size) << 16
+        word = mask.to(tl.int32) * 0
+        for j in tl.static_range(in_word):
+            total = word.to(tl.float32) * 0
+            for other in range(world_size):
+                there = translate(pointer + (k * in_word + j), rank, other, heap_bases)
+                total += tl.load(there, mask=mask, other=0).to(tl.float32)
+            if in_word == 1:
+                word = total.to(tl.int32, bitcast=True)
+            else:
+                word |= (total.to(kind).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) << (16 * j)
         words = words + (word,)  # noqa: RUF005 - the compiler knows no star
     return words
 
