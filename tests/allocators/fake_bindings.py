@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DriverError
 
-from .fake_driver import INVALID
+from .fake_driver import GRANULE, INVALID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,15 @@ class _InMemory(_Structure):
 
     def __int__(self) -> int:
         return ctypes.addressof(self.memory)
+
+
+class _Recording(types.ModuleType):
+    """A module that remembers which of its names were looked up, in `resolved`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "resolved":
+            self.resolved.add(name)
+        return super().__getattribute__(name)
 
 
 def _returns_codes(codes: type[enum.IntEnum], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,6 +172,19 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
         assert (properties.type, properties.requestedHandleTypes) == (1, 1)
         assert (properties.location.type, properties.location.id) == (1, DEVICE)
 
+    def get_attribute(attribute: Any, device: int) -> int:
+        m.resolved.add(attribute.name)
+        return attributes.get(attribute.name, 1)
+
+    def multicast(properties: Any, *option: int) -> Any:
+        assert (properties.handleTypes, properties.size % GRANULE, option in ((), (0,))) == (1, 0, True)
+        function = vmm.multicast_granularity if option else vmm.create_multicast
+        return function(properties.numDevices, properties.size)
+
+    def bind(handle: Any, offset: int, memory: Any, start: int, nbytes: int, flags: int) -> None:
+        assert start == flags == 0
+        vmm.bind(int(handle), offset, nbytes, int(memory))
+
     def set_access(ptr: int, nbytes: int, descriptions: list[Any], count: int) -> None:
         (description,) = descriptions
         assert (count, description.flags) == (1, 3)
@@ -177,13 +199,18 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
     functions = _common(vmm, check) | {
         "Init": lambda flags: None,
         "DeviceGet": lambda index: index,
-        "DeviceGetAttribute": lambda attribute, device: attributes.get(attribute.name, 1),
+        "DeviceGetAttribute": get_attribute,
         "DevicePrimaryCtxRetain": lambda device: CONTEXT if device == DEVICE else None,
         "CtxPushCurrent": lambda context: current.append(context),
         "CtxPopCurrent": lambda: current.pop(),
         "CtxSynchronize": in_context(vmm.synchronize),
         "MemSetAccess": set_access,
         "MemExportToShareableHandle": lambda handle, kind, flags: vmm.export_fd(handle),
+        "MulticastGetGranularity": multicast,
+        "MulticastCreate": lambda properties: Handle(multicast(properties)),
+        "MulticastAddDevice": lambda handle, device: vmm.add_device(handle) if device == DEVICE else None,
+        "MulticastBindMem": bind,
+        "MulticastUnbind": lambda handle, device, offset, nbytes: vmm.unbind(handle, offset, nbytes),
     }
     functions |= {name: in_context(functions[name]) for name in ("MemGetAddressRange", "MemGetInfo")}
     functions |= {} if ipc is None else _of_ipc(ipc, get_handle, lambda handle: handle.reserved)
@@ -196,14 +223,18 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
         CUmemAllocationType={"CU_MEM_ALLOCATION_TYPE_PINNED": 1},
         CUmemAccess_flags={"CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3},
         CUmemAllocationGranularity_flags={"CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0},
+        CUmulticastGranularity_flags={"CU_MULTICAST_GRANULARITY_MINIMUM": 0},
         CUipcMem_flags={"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS": 1},
         CUdevice_attribute={
             "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 102,
             "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 103,
+            "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED": 132,
         },
     )  # fmt: skip
     m.CUmemLocation, m.CUmemAllocationProp, m.CUmemAccessDesc = types.SimpleNamespace, _Structure, _Structure
-    m.CUipcMemHandle = _CudaIpcHandle
+    m.CUipcMemHandle, m.CUmulticastObjectProp = _CudaIpcHandle, types.SimpleNamespace
+    m.resolved = set()
+    m.__class__ = _Recording
     return m
 
 

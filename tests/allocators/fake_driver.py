@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import struct
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.errors import DriverError
+from iris_core.errors import DriverError, UnsupportedError
 
 if TYPE_CHECKING:
     from iris_allocators.ranges import Range
@@ -39,6 +40,7 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
+_adding = threading.Lock()
 
 
 class Faulty:
@@ -124,13 +126,17 @@ class FakeVmm(Faulty):
         takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
             sum of the reservation's first so many mappings, in their order here.
         busy: whether a kernel runs.
+        has_multicast: whether the device has it.
+        bound: what is bound to multicast objects: (size, memory) by object and offset.
     """
 
     def __init__(self, total: int = 1 << 40) -> None:
         super().__init__()
         self.total = total
         self.used = 0
-        self.exportable = self.takes_any_size = True
+        self.exportable = self.takes_any_size = self.has_multicast = True
+        self.multicast_granule = GRANULE
+        self.bound: dict[tuple[int, int], tuple[int, int]] = {}
         self.busy = False
         self._numbers = itertools.count(1000)
         self._memory: dict[int, _Memory] = {}  # by handle
@@ -175,6 +181,7 @@ class FakeVmm(Faulty):
 
     def release(self, handle: int) -> None:
         self._enter("release")
+        self._check(not any(each == handle for each, _ in self.bound))
         self._held(handle).handles -= 1
         self._let_go(handle)
 
@@ -193,6 +200,53 @@ class FakeVmm(Faulty):
         self._enter("import_fd")
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
+    # -- multicast: an object's file counts the devices, for all processes -------------------------------------------
+    def multicast_granularity(self, num_devices: int, nbytes: int) -> int:
+        self._enter("multicast_granularity")
+        if not self.has_multicast:
+            raise UnsupportedError("this device does not support multicast")
+        return self.multicast_granule
+
+    def create_multicast(self, num_devices: int, nbytes: int) -> int:
+        self._enter("create_multicast")
+        self._check(nbytes % self.multicast_granule == 0)
+        fd = os.memfd_create("fake-vmm-multicast")
+        os.ftruncate(fd, nbytes)
+        os.pwrite(fd, bytes([num_devices, 0]), 0)
+        return self._handle(_Memory(fd, nbytes, 0))
+
+    def add_device(self, multicast: int) -> None:
+        self._enter("add_device")
+        fd = self._held(multicast).fd
+        with _adding:
+            wanted, added = os.pread(fd, 2, 0)
+            self._check(added < wanted)
+            os.pwrite(fd, bytes([wanted, added + 1]), 0)
+
+    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
+        self._enter("bind")
+        self._check_complete(multicast)
+        self._check(offset % self.multicast_granule == nbytes % self.multicast_granule == 0)
+        self._check(nbytes <= self._held(handle).nbytes)
+        self._check(offset + nbytes <= self._held(multicast).nbytes)
+        ends = [(at, at + size) for (object_, at), (size, _) in self.bound.items() if object_ == multicast]
+        self._check(all(end <= offset or offset + nbytes <= at for at, end in ends))
+        self.bound[multicast, offset] = nbytes, handle
+        self._memory[handle].mappings += 1
+
+    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
+        self._enter("unbind")
+        self._held(multicast)
+        self._check(self.bound.get((multicast, offset), (0,))[0] == nbytes)
+        _, handle = self.bound.pop((multicast, offset))
+        self._memory[handle].mappings -= 1
+        self._let_go(handle)
+
+    def _check_complete(self, multicast: int) -> None:
+        """A real driver waits here; nothing may ever come to that."""
+        wanted, added = os.pread(self._held(multicast).fd, 2, 0)
+        self._check(wanted == added > 0)
+
     def memory_info(self) -> tuple[int, int]:
         self._enter("memory_info")
         return self.total - self.used, self.total
@@ -202,6 +256,8 @@ class FakeVmm(Faulty):
         self._enter("map")
         memory = self._held(handle)
         self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)
+        if "multicast" in os.readlink(f"/proc/self/fd/{memory.fd}"):
+            self._check_complete(handle)
         self._check(any(base <= ptr and ptr + nbytes <= base + size for base, (size, _, _) in self._reserved.items()))
         self._check(all(at + size <= ptr or ptr + nbytes <= at for at, (size, _) in self._mappings.items()))
         assert _libc.mmap(ptr, nbytes, _NONE, _SHARED | _FIXED, memory.fd, 0) == ptr

@@ -91,6 +91,42 @@ def test_an_allocator_lives_on_it(load, kind):
     assert (caught.value.call, caught.value.code, caught.value.name) == error, "the driver's own names"
 
 
+def test_multicast_lives_on_it_and_nothing_of_it_is_looked_up_unless_it_is_asked_for(load):
+    driver, behind = load(CUDA)
+    module = sys.modules["cuda.bindings.driver"]
+
+    def open_both(**settings):
+        settings = VmemSettings(granule=GRANULE, **settings)
+        both = [VmemAllocator(CreateRequest(CPU, rank, 2, 4 * GRANULE, settings), driver, as_bytes) for rank in (0, 1)]
+        for each in both:
+            each.commit(0, 2 * GRANULE)
+        return both
+
+    for each in open_both():
+        each.decommit(0, 2 * GRANULE)
+        each.close()
+    assert len(module.resolved) > 20
+    assert not [name for name in module.resolved if "multicast" in name.lower()]
+    one, two = open_both(multicast=True)
+    offered = [*one.multicast.offer(), *two.multicast.offer()]
+    other = received(offered)
+    one.multicast.join(offered)
+    two.multicast.join(other)
+    assert one.multicast.map() != two.multicast.map()
+    two.commit(2 * GRANULE, GRANULE)
+    one.decommit(GRANULE, GRANULE)
+    assert sorted(offset // GRANULE for _, offset in behind.bound) == [0, 0, 1, 2]
+    one.close()
+    two.close()
+    assert behind.counts() == (0, 0, 0, 0)
+    driver, _ = load(CUDA, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED=0)
+    with pytest.raises(UnsupportedError, match=f"cuda:{DEVICE} or its driver does not support multicast"):
+        open_both(multicast=True)
+    driver, _ = load(HIP)
+    with pytest.raises(UnsupportedError, match="NVIDIA"):
+        open_both(multicast=True)
+
+
 def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(load):
     """ROCm 7.0 to 7.2 compare the size with that of a reservation's first mappings, whichever the address."""
     driver, behind = load(HIP)

@@ -21,7 +21,7 @@ from iris_core.errors import (
 from iris_core.heap.heap_state import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
-from .cluster import ThreadWorld
+from .cluster import ThreadWorld, make
 from .fake_driver import GRANULE, NO_PEER_ACCESS, NOT_SUPPORTED
 
 U8 = torch.uint8
@@ -160,11 +160,11 @@ def life(made, c, sources, failing):
     return failures
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, rank):
+@table("rank, multicast", [(0, False), (1, False), (1, True)])
+def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, rank, multicast):
     number, num_calls = 1, 1000
     while number <= num_calls:
-        c = made.cluster(2, nbytes=6 * GRANULE)
+        c = made.cluster(2, nbytes=6 * GRANULE, multicast=multicast)
         sources, driver = external(made, c)[1], c.drivers[rank]
         before = len(driver.calls)
         driver.fail_at = before + number
@@ -182,10 +182,89 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, ra
         c.barriers(2)
         assert [heap.stats().free for heap in c.heaps] == [6 * GRANULE] * 2
         assert seen_everywhere(c, fill(c, 6)), number
+        assert bound(c) == [(multicast, 6 * GRANULE * multicast)] * 2, number
         del c, sources, driver
         made.finish()
         number += 1
-    assert num_calls > 80
+    assert num_calls > (100 if multicast else 80)
+
+
+# -- multicast --------------------------------------------------------------------------------------------------------
+def bound(cluster):
+    """Whether each rank has multicast addresses, and how many bytes of its heap they reach."""
+    bases = [heap.multicast_base != 0 for heap in cluster.heaps]
+    return [
+        (has, sum(size for size, _ in driver.bound.values()))
+        for has, driver in zip(bases, cluster.drivers, strict=True)
+    ]
+
+
+def test_multicast_reaches_what_all_ranks_have_at_every_moment(made):
+    c = made.cluster(3, multicast=True)
+    assert bound(c) == [(True, 0)] * 3
+    tensors, more = fill(c, 2), fill(c, 3)
+    assert bound(c) == [(True, 5 * GRANULE)] * 3
+    free(c, tensors)
+    c.barriers()
+    assert bound(c) == [(True, 3 * GRANULE)] * 3
+    assert seen_everywhere(c, more)
+    pieces = [made.pieces(driver, 2, 1) for driver in c.drivers]
+    shared = imported(c, [each.tensor(0, (8,)) for each in pieces])
+    assert bound(c) == [(True, 5 * GRANULE)] * 3, "and the piece that the tensor lies in"
+    for heap in c.heaps:
+        heap.close()
+    assert [driver.bound for driver in c.drivers] == [{}] * 3, "although tensors live on"
+    more[0].fill_(1)
+    del shared, more, tensors
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_nothing_of_multicast_is_touched_unless_it_is_asked_for_and_there_is_a_peer(made, world_size):
+    c = made.cluster(world_size, multicast=world_size == 1)
+    free(c, fill(c, 2))
+    c.barriers()
+    assert {heap.multicast_base for heap in c.heaps} == {0}
+    calls = {call for driver in c.drivers for call in driver.calls}
+    assert not calls & {"multicast_granularity", "create_multicast", "add_device", "bind", "unbind"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
+    number, names = 1, []
+    while True:
+        c = made.cluster(2, opened=False, multicast=True)
+        for allocator in c.allocators:
+            allocator.commit(0, GRANULE)  # as the system area
+        driver = c.drivers[rank]
+        driver.fail_at = len(driver.calls) + number
+        errors = c.attempt(lambda heap: heap.open())
+        if not any(errors):
+            assert bound(c) == [(True, GRANULE)] * 2
+            break
+        name, driver.fail_at = driver.calls[driver.fail_at - 1], None
+        assert {(type(each), str(each)) for each in errors} == {(type(errors[0]), str(errors[0]))}
+        assert re.match(f"rank {rank} could not .*{name} failed", str(errors[0]))
+        if name == "release":  # a handle is lost
+            made.lost.append(driver)
+        names.append(name)
+        del errors, driver
+        c.close()  # what is left is found by `made`
+        made.finish()
+        number += 1
+    assert {"add_device", "map", "reserve", "set_access", "bind"} <= set(names)
+    assert ("create_multicast" in names) == (rank == 0)
+
+
+def test_multicast_that_not_all_ranks_have_or_ask_for_is_refused(made):
+    drivers = made.driver(), made.driver()
+    drivers[1].has_multicast = False
+    with pytest.raises(UnsupportedError, match="multicast"):
+        make(rank=1, world_size=2, driver=drivers[1], multicast=True)
+    c = made.cluster(2, make=lambda *of: make(*of, multicast=of[1] == 1), opened=False)
+    c.refused(RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
+    assert not any(driver.bound for driver in c.drivers)
+    drivers[0].multicast_granule = 4 * GRANULE
+    assert made.allocator(8 * GRANULE, 0, 2, driver=drivers[0], granule=None, multicast=True).granularity == 4 * GRANULE
 
 
 def test_ranks_with_different_granules_are_told_so(made):

@@ -13,6 +13,7 @@ from emulation import emulated
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
+from iris_triton.collectives.nvls import Nvls
 from iris_triton.collectives.packets.base import PacketCollective
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -67,11 +68,11 @@ def registered():
 
 
 def kinds(family=""):
-    """(operation, algorithm) of what is registered: chosen by the library, "portable" or of an encoding, by name."""
+    """(operation, algorithm) of what is registered: chosen by the library, "portable", "nvls" or of an encoding."""
     if not family or family == "portable":
-        portable = [key for key, each in registered().items() if not isinstance(each, PacketCollective)]
+        portable = [key for key, each in registered().items() if not isinstance(each, (PacketCollective, Nvls))]
         return [key for key in portable if key[0] in OPS and key[1] not in USUAL] if family else CHOSEN
-    return [key for key in registered() if key[1].startswith(f"{family}_")]
+    return [key for key in registered() if key[1].split("_")[0] == family]
 
 
 def of(kind, dtype="float32", config=None, **fields):

@@ -107,6 +107,20 @@ def test_groups_of_named_algorithms(pool, num_ranks, encoding, members, device):
     )
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_sums_and_stores_of_a_switch(pool, some, num_ranks):
+    """As the CPU emulates it: on GPUs it needs a setting that no test sets."""
+    known = kinds("nvls")
+    assert [op for op, _ in known] == ["all_reduce", "reduce_scatter", "all_gather"]
+    cases = [*reducing_cases(known=known), *moving_cases(known), *ccl_cases.shape_cases(known)]
+    cases += [*ccl_cases.place_cases(known), *ccl_cases.way_cases(num_ranks, known)]
+    check(pool, num_ranks, "cpu", some(served(cases, num_ranks), 3, num_ranks), 2)
+    pieces = [*ccl_cases.piece_cases(known), *(ccl_cases.of(kind, shape=(3, 701), place="ordinary") for kind in known)]
+    check(pool, num_ranks, "cpu", pieces, 2, workspace="4KiB")
+    if num_ranks == 4:
+        check(pool, 4, "cpu", [ccl_cases.of(kind, shape=(77,)) for kind in known], 2, (3, 1, 0))
+
+
 @pytest.mark.parametrize("family", FAMILIES[1:])
 def test_what_each_algorithm_serves(family):
     """All that is tried above, but for what sentinels cannot tell from nothing, and halves that lie off the heap."""

@@ -10,13 +10,15 @@ import torch
 from ccl_cases import Case, kinds, registered, request
 from tables import table
 
+from iris_core.ccl import Config
 from iris_core.dispatch.choice import Chooser, Tables
+from iris_core.dispatch.requests import CollectiveCall, Here
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
 from iris_triton.collectives import collectives
 
-ALGORITHMS = {key: registered()[key] for key in kinds("portable")}
+ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvls"))}
 
 
 @table(("op", "name", "changes", "reason"), [
@@ -25,11 +27,39 @@ ALGORITHMS = {key: registered()[key] for key in kinds("portable")}
     ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
     ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
     ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
+    ("all_reduce", "nvls_two_shot", {"reduction": "max"}, "adds up float32, float16 and bfloat16"),
+    ("reduce_scatter", "nvls", {"dtype": "float64"}, "adds up float32, float16 and bfloat16"),
 ])  # fmt: skip
 def test_what_is_refused(op, name, changes, reason):
     algorithm = ALGORITHMS[op, name]
     assert algorithm.supports(request(Case(op), 4))
     assert reason in algorithm.supports(request(Case(op, **changes), 4)).reason
+
+
+@table("target", [DeviceType.CUDA, DeviceType.HIP])
+@table(("op", "name"), kinds("nvls"))
+def test_without_addresses_of_all_heaps_they_are_listed_with_the_reason_and_with_them_chosen_by_name(
+    tmp_path, op, name, target
+):
+    on_cpu = request(Case(op), 4)
+    without = replace(on_cpu, target=DeviceTarget(target))
+    chooser = Chooser(collectives(), Tables(tmp_path, [], "any"), [])
+    for asked, ok, reason in (
+        (without, False, "IRIS_VMEM__MULTICAST"),
+        (replace(without, multicast=True), True, "only by name until measured"),
+        (on_cpu, True, "only by name until measured"),
+    ):
+        explained = chooser.explain(asked, None)
+        (found,) = (each for each in explained.candidates if each.name == name)
+        assert (found.ok, reason in found.reason, explained.algorithm == name) == (ok, True, False)
+        assert ok == (chooser.explain(asked, Config(algorithm=name)).algorithm == name)
+
+
+def test_the_addresses_of_all_heaps_are_those_of_a_group_of_all_ranks():
+    call = CollectiveCall("all_reduce", torch.zeros(3), torch.ones(3), None, None)
+    for has_them, members in ((True, (0, 1, 2)), (True, (2, 0)), (False, (0, 1, 2))):
+        here = Here(0, 3, DeviceTarget(DeviceType.CPU), (0, 0), multicast=has_them)
+        assert call.describe(here, members).multicast == (has_them and len(members) == 3)
 
 
 MOVES = ("all_gather", "all_to_all")
@@ -86,13 +116,14 @@ def test_cost_grows_with_bytes_and_with_members(op, name, target):
     costs = [[cost(n, nbytes) for nbytes in sizes] for n in (2, 8)]
     for row in costs:
         assert 0 < row[0] < row[1] < row[2]
-    assert all(few < many for few, many in zip(*costs, strict=True))
+    switched = name == "nvls_two_shot" or (op, name) == ("reduce_scatter", "nvls")  # adds up however many inputs
+    assert all(few < many or (switched and few == many) for few, many in zip(*costs, strict=True))
 
 
 @table("size", [2, 3, 8])
 @table(("op", "name"), ALGORITHMS)
 def test_what_is_worth_measuring_is_served(op, name, size):
-    asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA))
+    asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA), multicast=True)
     offered = ALGORITHMS[op, name].tunings(asked)
     assert offered[0] == {}
     assert len(offered) > 1

@@ -62,7 +62,9 @@ PORTABLE = {
     **{op: ["pull"] for op in ("reduce_scatter", "reduce", "broadcast", "gather", "scatter")},
 }  # fmt: skip
 GLUON = {"all_gather": ["gluon_push"], "all_to_all": ["gluon_push"], "all_reduce": ["gluon_two_shot"]}
-for _family, _devices in ((PACKETS, [DeviceType.CPU]), (PORTABLE, DeviceType), (GLUON, DeviceType)):
+NVLS = {"all_reduce": ["nvls_two_shot"], "reduce_scatter": ["nvls"], "all_gather": ["nvls"]}
+_EMULATED = [DeviceType.CPU]
+for _family, _devices in ((PACKETS, _EMULATED), (NVLS, _EMULATED), (PORTABLE, DeviceType), (GLUON, DeviceType)):
     for _op, _names in _family.items():
         globals().update({f"{_op}_{name}": AsPlugin(_op, name, _devices) for name in _names})
 NAMES = [name for name, each in list(globals().items()) if isinstance(each, AsPlugin)]

@@ -28,6 +28,14 @@ def test_in_any_order_with_ranks_out_of_step(pool, some, encodings, num_ranks, d
     assert pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL) == [[]] * num_ranks
 
 
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_switch_in_any_order_with_ranks_out_of_step(pool, num_ranks):
+    cases = [of(kind, "bfloat16", shape=(701,), place=each) for kind in kinds("nvls") for each in ("heap", "ordinary")]
+    cases += [of(kind, shape=(5003,), place="skewed") for kind in kinds("nvls")]
+    cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary")]
+    assert pool.run(run_mixed, num_ranks, "cpu", cases, 14, 1, SMALL) == [[]] * num_ranks
+
+
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 @pytest.mark.parametrize(
     ("encoding", "epoch"),

@@ -18,7 +18,7 @@ globals().update({f"Test_{name}": suite_kit.suite(name, *_LEFT_OUT) for name in 
 @pytest.mark.exhaustive  # tests/kit has right ones of every operation
 @pytest.mark.parametrize("name", [
     "all_reduce_two_shot", "all_gather_persistent", "all_reduce_gluon_two_shot",
-    *(f"{op}_{each}" for op, names in kit_plugins.PACKETS.items() for each in names),
+    *(f"{op}_{each}" for op, names in (*kit_plugins.PACKETS.items(), *kit_plugins.NVLS.items()) for each in names),
 ])  # fmt: skip
 def test_installed(name, tmp_path):
     """In a process of its own, which finds the plugin by its entry point."""

@@ -38,6 +38,6 @@ VMEM_INFO = PluginInfo(
     kind=PluginKind.ALLOCATOR,
     summary="virtual memory that is backed as it is used, grows, shrinks and shares memory with existing tensors",
     devices=_GPUS,
-    provides=_REMOTE | {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR},
+    provides=_REMOTE | {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR, Capability.MULTICAST},
     priority=5,
 )

@@ -153,6 +153,27 @@ class SupportsImportTensor(SupportsDecommit, Protocol):
         """
 
 
+class SupportsMulticast(Protocol):
+    """An allocator that can make addresses which reach the heaps of all ranks at once (`Capability.MULTICAST`)."""
+
+    @property
+    def multicast(self) -> MulticastRange | None:
+        """What makes them, where settings ask for it, which they must on all ranks; it has made nothing yet."""
+
+
+class MulticastRange(Protocol):
+    """Makes these addresses in three steps, while the heap opens; each on all ranks before the next one on any."""
+
+    def offer(self) -> Sequence[Segment]:
+        """Describe, on rank 0, what all ranks join; nothing on others."""
+
+    def join(self, segments: Sequence[Segment]) -> None:
+        """Take part in what rank 0 has described, also on rank 0; takes over the descriptors of another rank."""
+
+    def map(self) -> int:
+        """Return where this range, of the heap's size, begins in this process; it follows what the heap commits."""
+
+
 class MemoryMap(Protocol):
     """A backend's view of the heap, for bounds checks and messages."""
 

@@ -68,6 +68,7 @@ class Capability(enum.StrEnum):
     DECOMMIT = "decommit"
     IMPORT_TENSOR = "import-tensor"
     NETWORK = "network"
+    MULTICAST = "multicast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,7 @@ class CollectiveRequest:
         nodes: the node of each of them; empty where the world is on one.
         direct_in: peers can address this rank's input: it lies on the heap and is contiguous.
         direct_out: the same of its output.
+        multicast: one address reaches the heaps of all of them at once (IRIS_VMEM__MULTICAST).
     """
 
     op: str
@@ -327,6 +329,7 @@ class CollectiveRequest:
     direct_in: bool = True
     direct_out: bool = True
     nodes: tuple[int, ...] = ()
+    multicast: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import DriverError
+from iris_core.errors import DriverError, UnsupportedError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -125,6 +125,30 @@ class VmmDriver:
         with self._current():
             free, total = self._call("MemGetInfo")
         return int(free), int(total)
+
+    # -- one address for the memory of several devices ----------------------------------------------------------------
+    def multicast_granularity(self, num_devices: int, nbytes: int) -> int:
+        """Return the smallest piece in bytes that can be bound, a power of two; UnsupportedError if there is none."""
+        raise UnsupportedError("multicast is for NVIDIA's GPUs: unset IRIS_VMEM__MULTICAST")
+
+    def create_multicast(self, num_devices: int, nbytes: int) -> int:
+        """Create a multicast object, which `export_fd`, `import_fd`, `map` and `release` take like physical memory.
+
+        Whoever binds or maps before `num_devices` have been added waits for them, without a bound.
+        """
+        raise NotImplementedError
+
+    def add_device(self, multicast: int) -> None:
+        """Add this device, for as long as the object exists."""
+        raise NotImplementedError
+
+    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
+        """Bind physical memory of this device, at an offset of the object."""
+        raise NotImplementedError
+
+    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
+        """Undo `bind`, for exactly the range that was bound."""
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

@@ -66,6 +66,7 @@ class Vmm(VmmDriver):
         for what, attribute in _NEEDED.items():
             if not _library("DeviceGetAttribute", attribute, device):
                 raise UnsupportedError(f"cuda:{index} or its driver does not support {what}; use allocator='torch'")
+        self._index, self._device = index, device
         self._context = _primary_context(int(device))
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -89,3 +90,29 @@ class Vmm(VmmDriver):
 
     def export_fd(self, handle: int) -> int:
         return int(_library("MemExportToShareableHandle", handle, self._fd, 0))
+
+    def _multicast(self, num_devices: int, nbytes: int) -> Any:
+        if not _library("DeviceGetAttribute", _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, self._device):
+            raise UnsupportedError(
+                f"cuda:{self._index} or its driver does not support multicast: unset IRIS_VMEM__MULTICAST"
+            )
+        properties = driver.CUmulticastObjectProp()
+        properties.numDevices, properties.size = num_devices, nbytes
+        properties.handleTypes = int(self._fd)
+        return properties
+
+    def multicast_granularity(self, num_devices: int, nbytes: int) -> int:
+        smallest = driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM
+        return int(_library("MulticastGetGranularity", self._multicast(num_devices, nbytes), smallest))
+
+    def create_multicast(self, num_devices: int, nbytes: int) -> int:
+        return int(_library("MulticastCreate", self._multicast(num_devices, nbytes)))
+
+    def add_device(self, multicast: int) -> None:
+        _library("MulticastAddDevice", multicast, self._device)
+
+    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
+        _library("MulticastBindMem", multicast, offset, handle, 0, nbytes, 0)
+
+    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
+        _library("MulticastUnbind", multicast, self._device, offset, nbytes)

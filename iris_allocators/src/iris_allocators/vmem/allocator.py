@@ -33,6 +33,7 @@ from iris_allocators.info import VMEM_INFO
 from iris_allocators.ranges import Range
 from iris_allocators.settings import VmemSettings
 from iris_allocators.vmem.lease import Lease, idle
+from iris_allocators.vmem.multicast import Multicast
 from iris_allocators.vmem.pieces import AddressSpace, Piece
 from iris_core.errors import (
     DriverError,
@@ -77,7 +78,8 @@ class External(NamedTuple):
 
 
 class VmemAllocator:
-    """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth` and `SupportsImportTensor`.
+    """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth`, `SupportsImportTensor` and
+    `SupportsMulticast`.
 
     Args:
         request: size, device and settings of the heap, with `VmemSettings`.
@@ -104,7 +106,11 @@ class VmemAllocator:
         self._topology = topology_command(request.target.type)
         self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
         self._driver = driver or vmm_driver(request.target)
-        self.granularity = _granule(request, self._driver.granularity())
+        wants_multicast = getattr(request.settings, "multicast", False) and self._world_size > 1
+        smallest = self._driver.granularity()
+        if wants_multicast:
+            smallest = max(smallest, self._driver.multicast_granularity(self._world_size, request.heap_nbytes))
+        self.granularity = _granule(request, smallest)
         self.nbytes = max(1, -(-request.heap_nbytes // self.granularity)) * self.granularity
         self.generation = 0  # counts commits and imports
         self._serials = itertools.count(1)
@@ -120,6 +126,9 @@ class VmemAllocator:
             raise HeapError(f"{self._device} cannot reserve {what} ({e}): choose a smaller heap_size") from e
         self._own = self._space.tables[self._rank]
         self.base_ptr = self._own.base_ptr
+        if wants_multicast:
+            of = self._rank, self._world_size, self.nbytes, self.granularity
+            self._own.multicast = Multicast(self._driver, *of)
         self._lease: Lease | None = Lease(self._driver, self._space, self._device)
 
     @property
@@ -362,6 +371,12 @@ class VmemAllocator:
             raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
         return Piece(segment.offset_bytes, segment.nbytes, serial)
 
+    # -- multicast ----------------------------------------------------------------------------------------------------
+    @property
+    def multicast(self) -> Multicast | None:
+        """What makes addresses of all ranks' heaps, if IRIS_VMEM__MULTICAST asks for it; None in a world of one."""
+        return self._own.multicast
+
     # -- the end ------------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Unmap everything and give the addresses back once the last tensor is gone.  Idempotent.
@@ -376,10 +391,12 @@ class VmemAllocator:
         self._offered.clear()
         self._imported.clear()
         peers = [table for table in self._space.tables if table is not self._own and len(table)]
-        if peers and self._lease.is_ours and idle(self._driver, self._device):
-            for table in peers:
+        drops = [] if self._own.multicast is None else [self._own.multicast.release]
+        drops += [partial(table.drop, table.within(0, self.nbytes)) for table in peers]
+        if drops and self._lease.is_ours and idle(self._driver, self._device):
+            for drop in drops:
                 try:
-                    table.drop(table.within(0, self.nbytes))
+                    drop()
                 except DriverError as e:
                     logger.warning("%s: a peer's memory stays mapped: %s", self._device, e)
         self._lease = None

@@ -15,9 +15,10 @@ from iris_allocators.driver.transaction import Transaction
 from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from iris_allocators.driver import VmmDriver
+    from iris_allocators.vmem.multicast import Multicast
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +54,7 @@ class PieceTable:
         self._pieces: dict[int, Piece] = {}
         self.base_ptr = base_ptr
         self.nbytes = 0  # sum of the pieces
+        self.multicast: Multicast | None = None  # to which the pieces are bound, too
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -76,7 +78,7 @@ class PieceTable:
         """Finish dropping doomed pieces of [start, end), before other pieces are mapped there."""
         self.drop([piece for piece in self.overlapping(start, end) if piece.doomed])
 
-    def map(self, pieces: Iterable[tuple[Piece, int]], undo: Transaction) -> None:
+    def map(self, pieces: Sequence[tuple[Piece, int]], undo: Transaction) -> None:
         """Map pieces, given with handles of their memory, and make them accessible; `undo` gets the steps that unmap.
 
         `add` follows when the transaction is committed.
@@ -89,6 +91,8 @@ class PieceTable:
             ranges.append((start, piece.end))
         for start, end in ranges:
             self._driver.set_access(self.base_ptr + start, end - start)
+        if self.multicast is not None:
+            self.multicast.bind([(piece.offset_bytes, piece.nbytes, handle) for piece, handle in pieces], undo)
 
     def _undo_map(self, piece: Piece) -> None:
         try:
@@ -113,6 +117,8 @@ class PieceTable:
 
     def _drop(self, piece: Piece) -> None:
         # Each step is remembered once taken, so that a second attempt continues where the first one failed.
+        if self.multicast is not None:
+            self.multicast.unbind(piece.offset_bytes, piece.end)
         if piece.mapped:
             self._driver.unmap(self.base_ptr + piece.offset_bytes, piece.nbytes)
             piece.mapped = False
@@ -149,6 +155,9 @@ class AddressSpace:
             each.add(self._unreserve)
             for table in reversed(self.tables):
                 each.add(table.drop, table.within(0, self._nbytes))
+            for table in self.tables:
+                if table.multicast is not None:
+                    each.add(table.multicast.release)
 
     def _unreserve(self) -> None:
         mapped = any(piece.mapped for table in self.tables for piece in table.within(0, self._nbytes))

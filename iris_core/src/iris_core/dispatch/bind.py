@@ -275,7 +275,8 @@ class Binder:
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
         given = context.settings.ccl_workspace
-        self._memory = Memory(heap, _WORKSPACE[on_cpu] if given is None else int(given), spec, reports)
+        limit, reach = _WORKSPACE[on_cpu] if given is None else int(given), heap.multicast_base
+        self._memory = Memory(heap, limit, spec, reports, reach)
         self._main = Space(world)
         self._spaces = {world.name: self._main}
         self._local = threading.local()  # the space in which a thread prepares
@@ -291,7 +292,7 @@ class Binder:
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
         where = self.processors, tuple(nodes[rank] for rank in sorted(nodes))
-        self.here = Here(self.rank, world.world_size, self.target, self.own_heap, *where)
+        self.here = Here(self.rank, world.world_size, self.target, self.own_heap, *where, multicast=reach != 0)
         self._shared: tuple[Region, ...] = self._memory.of_all(world.world_size)
         providers.open_messages(world)
 

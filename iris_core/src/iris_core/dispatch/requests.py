@@ -58,6 +58,7 @@ class Here:
     heap: tuple[int, int]  # where the rank's heap begins and ends
     processors: int = 1  # multiprocessors (SMs, CUs) of the smallest device of all ranks; on the CPU 1
     nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
+    multicast: bool = False  # whether one address reaches the heaps of all ranks
 
     def nodes_of(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Return the node of each of some ranks; empty where the world is on one."""
@@ -130,6 +131,7 @@ class CollectiveCall(NamedTuple):
         direct = [each is not None and each.is_contiguous() and here.has(each) for each in (inp, out)]
         shape, dtype, nbytes = tuple(main.shape), name_of(main.dtype), main.numel() * main.element_size()
         of: tuple[Any, ...] = options, members, *direct, here.nodes_of(members)
+        of += (here.multicast and len(members) == here.world_size,)
         return CollectiveRequest(op, shape, dtype, nbytes, rank, len(members), here.target, *of)
 
     def check(self, request: CollectiveRequest, here: Here) -> None:

@@ -102,6 +102,7 @@ class Memory:
     limit_nbytes: int  # of a workspace (IRIS_CCL_WORKSPACE)
     spec: ContextSpec
     reports: KernelReports
+    multicast_base: int  # of the heaps of all ranks; 0: there is none
     spare_nbytes: int = 0  # of the heap that stay in one piece for users; HeapExhaustedError where they could not
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
@@ -174,6 +175,7 @@ class Team:
         bases: the same as int64[size] on the device.
         device: torch's name of this rank's device.
         context: the context tensor.
+        multicast_base: where the heaps of all ranks are reached at once (`iris_triton.language.multimem`); 0: nowhere.
         timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device.context_words`).
         control: words by which the programs of portable kernels synchronise; zero at first.
         max_programs: how many programs can synchronise there.
@@ -201,7 +203,7 @@ class Team:
         self.rank, self.size = self.members.index(world_rank), len(self.members)
         self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
-        self.device, self.context = spec.device, context
+        self.device, self.context, self.multicast_base = spec.device, context, memory.multicast_base
         self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
         self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
         self.latest: Any = None

@@ -10,12 +10,12 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left, bisect_right
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from iris_core.errors import HeapError, PeerAccessError, RankMismatchError
+from iris_core.errors import HeapError, PeerAccessError, RankMismatchError, UnsupportedError
 from iris_core.types import Capability
 from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
@@ -23,7 +23,7 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from iris_core.protocols import Allocator, SupportsDecommit, SupportsGrowth, SupportsNetwork
+    from iris_core.protocols import Allocator, MulticastRange, SupportsDecommit, SupportsGrowth, SupportsNetwork
     from iris_core.types import Network, Segment
     from iris_core.world import World
 
@@ -86,6 +86,8 @@ class Backing:
         """Address of every rank's heap; those of ranks on other nodes are one range that nothing can access."""
         self._void: mmap.mmap | None = None
         self.network: Network | None = None
+        self.multicast_base = 0
+        """Address at which `multimem` instructions, and nothing else, reach the heaps of all ranks at once; 0: none."""
         self.max_alignment = 0
         self._generation = -1  # of the allocator at the last exchange
         self._committed = RangeSet()
@@ -188,12 +190,26 @@ class Backing:
             self.network = on_all_ranks(self._world, "could not connect to the other ranks", connect, PeerAccessError)
         self.exchange()
         aligned = min(self.bases[rank] & -self.bases[rank] for rank in self._world.local_members)
-        rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes])
-        for index, what in ((1, "commit memory in pieces"), (2, "have heaps")):
+        offers = Capability.MULTICAST in self._allocator.info.provides
+        maker: MulticastRange | None = cast("Any", self._allocator).multicast if offers else None
+        rows = self._world.all_gather_ints([aligned, self._allocator.granularity, self._nbytes, int(maker is not None)])
+        differ = "commit memory in pieces of different sizes (bytes)", "have heaps of different sizes (bytes)"
+        for index, what in enumerate((*differ, "do not all ask for multicast (1: does)"), 1):
             if len({row[index] for row in rows}) > 1:
                 listed = ", ".join(f"rank {rank} {row[index]}" for rank, row in enumerate(rows))
-                raise RankMismatchError(f"the ranks {what} of different sizes (bytes): {listed}")
+                raise RankMismatchError(f"the ranks {what}: {listed}")
         self.max_alignment = min(alignment for alignment, *_ in rows)
+        if maker is not None:
+            self._open_multicast(maker)
+
+    def _open_multicast(self, maker: MulticastRange) -> None:
+        world, what = self._world, "could not make addresses that reach all heaps"
+        if len(world.local_members) < world.world_size:
+            raise UnsupportedError("multicast reaches the ranks of one node, and these are on several")
+        offered = on_all_ranks(world, what, maker.offer, UnsupportedError)
+        first = world.exchange_segments(offered)[0]
+        on_all_ranks(world, what, partial(maker.join, first), UnsupportedError)
+        self.multicast_base = on_all_ranks(world, what, maker.map, UnsupportedError)
 
     def close(self) -> None:
         """Give back what stands for heaps that cannot be mapped."""

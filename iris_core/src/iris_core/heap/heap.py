@@ -459,6 +459,14 @@ class SymmetricHeap:
         """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
         return self._state.backing.network
 
+    @property
+    def multicast_base(self) -> int:
+        """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST); 0 if there is none.
+
+        For `iris_triton.language.multimem`; fixed once the heap is open.
+        """
+        return self._state.backing.multicast_base
+
     def network_words(self) -> tuple[int, ...]:
         """Return the words of the network for the context tensor; none where there is no network."""
         network = self.network

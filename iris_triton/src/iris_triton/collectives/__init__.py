@@ -14,6 +14,7 @@ TABLES = Path(__file__).parent / "tables"
 
 def collectives(*, packets: bool = True) -> list[Collective]:
     """Return the algorithms, also those of `packets`, for NVIDIA GPUs."""
+    from iris_triton.collectives.nvls import Nvls
     from iris_triton.collectives.pull import MOVES, Pull
     from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
     from iris_triton.collectives.push import FORMS, PUSHED, Push
@@ -30,6 +31,8 @@ def collectives(*, packets: bool = True) -> list[Collective]:
         *(Push(op, name) for op in PUSHED for name in FORMS),
         Mail("send", "mailbox"),
         Mail("recv", "mailbox"),
+        Nvls("all_reduce", "nvls_two_shot"),
+        *(Nvls(op, "nvls") for op in ("reduce_scatter", "all_gather")),
         *(fast_collectives() if packets else ()),
     ]
 

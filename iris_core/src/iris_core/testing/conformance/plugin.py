@@ -39,6 +39,7 @@ _PROMISED = {
     protocols.SupportsDecommit: Capability.DECOMMIT,
     protocols.SupportsImportTensor: Capability.IMPORT_TENSOR,
     protocols.SupportsNetwork: Capability.NETWORK,
+    protocols.SupportsMulticast: Capability.MULTICAST,
 }
 
 _IMPORT = """
