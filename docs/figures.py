@@ -67,8 +67,9 @@ def versions() -> str:
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+    """A table; empty cells at the end of a row are left out, as Markdown allows."""
+    lines = ("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
+    return "\n".join(re.sub(r"[ |]+$", " |", line) for line in lines)
 
 
 # -- one result a row -------------------------------------------------------------------------------------------------
