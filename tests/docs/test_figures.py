@@ -108,6 +108,23 @@ def test_peers_of_the_same_launch_and_point_are_compared(monkeypatch):
     assert found == [("graph", "heap", 4, 3.0), ("eager", "heap", 4, 0.5), ("graph", "ordinary", 4, 1.2)]
 
 
+def test_the_table_of_models(monkeypatch):
+    """Beside attention and a sum where there is one, else NCCL, eagerly where it has no graph; no heap tensors."""
+    experts, decode, place = {"tokens": 8, "what": "turn"}, {"batch": 1}, {"tokens": 8, "place": "heap"}
+    kept(
+        monkeypatch, "models-2", ("models.experts", "iris", 2.0, experts), ("models.ulysses", "iris", 9.0, place),
+        ("models.experts", "iris eager", 4.0, experts, EAGER), ("models.experts", "nccl", 8.0, experts, EAGER),
+        *(("models.decode", name, us, decode) for name, us in (("iris", 2.0), ("alone+ccl", 3.0))),
+        *(("models.decode", f"{name} eager", us, decode, EAGER) for name, us in (("iris", 5.0), ("alone+ccl", 4.0))),
+    )  # fmt: skip
+    monkeypatch.setattr(figures, "source", lambda *names, page="docs": "")
+    assert figures.models().splitlines()[0:3:2] == [
+        "| us | beside | 2 GPUs, graph | 2 GPUs, eager |",
+        "| experts, 8, turn | nccl | 2.0 (4.00) | 4.0 (2.00) |",
+    ]
+    assert "| decode, 1 | alone+ccl | 2.0 (1.50) | 5.0 (0.80) |" in figures.models()
+
+
 def test_tables_of_the_backend_of_torch(monkeypatch):
     """Beside NCCL at the same point and launch; heap tensors only, and nothing that is wrong."""
     kept(monkeypatch, "none")
@@ -126,7 +143,7 @@ def test_tables_of_the_backend_of_torch(monkeypatch):
     assert figures.torch_steps().splitlines()[:5] == [
         "| step | by | 4 GPUs, graph | 4 GPUs, eager |",
         "| --- | --- | --- | --- |",
-        "| tensor parallel | nccl | 1,000 (1.00) |  |",
-        "| tensor parallel | iris fused | 2,000 (2.00) |  |",
+        "| tensor parallel | nccl | 1,000 (1.00) |",
+        "| tensor parallel | iris fused | 2,000 (2.00) |",
         "| FSDP2 | nccl |  | 4,000 (1.00) |",
     ]
