@@ -187,6 +187,16 @@ def not_measured(cache, what):
     return right, set(launched), any(pathlib.Path(cache).rglob("*.json"))
 
 
+def little_room(cache, taken):
+    """A call that needs a workspace of the heap, while users have much of it: sums, what was launched, what is left."""
+    with measuring(cache) as ctx:
+        launched, x = watched(ctx), ctx.empty(taken, dtype=torch.uint8)
+        before = ctx.heap.stats().largest_free
+        right = total(ctx, 1 << 20) == [3.0]
+        del x
+        return right, set(launched), ctx.heap.stats().largest_free >= before // 2
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 class Odd:
     """two_shot by another name, and what some ranks raise when they prepare or launch it; None for nothing."""

@@ -138,6 +138,12 @@ def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launc
         assert not wrote
 
 
+@two_ranks
+@pytest.mark.parametrize(("mib", "launched"), [(7, WATCHED), (13, WATCHED - {"two_shot"})])
+def test_half_of_what_is_free_stays_free(pool, num_ranks, cache, mib, launched):
+    assert pool.run(jobs.little_room, num_ranks, cache, mib << 20) == [(True, launched, True)] * 2
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 @two_ranks
 @pytest.mark.parametrize(("where", "who"), [

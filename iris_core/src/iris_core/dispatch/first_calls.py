@@ -106,7 +106,7 @@ class FirstCalls:
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
         if self._mode == "first":
-            self._memory.spare_nbytes = self._memory.heap.usable_nbytes // 2
+            self._memory.spare_nbytes = self._memory.heap.stats().largest_free // 2
         try:
             times = self._times(request, call, launches, scratch, world)
         finally:
