@@ -20,7 +20,7 @@ def product(a, b, c, tiles_m, tiles_n, k_tiles, STAGES: gl.constexpr):
     order = gemm.RowGroups(tiles_m, tiles_n, 1)
     multiply_tiles(a, b, order, gemm.StoreTile(c), tiles_m * tiles_n, k_tiles, STAGES, 2, 4)
 """
-FULL = "mbarrier.wait(full.index(stage), (step // STAGES) & 1)"
+FULL = "mbarrier.wait(full.index(stage), (step // a_stages.type.shape[0]) & 1)"
 EMPTY = "mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)"
 EXPECT = "mbarrier.expect(full.index(stage), NBYTES)"
 ARRIVE = "mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)"
@@ -66,7 +66,7 @@ UNWRITTEN, TOO_FAST = (UninitializedMemoryError, RaceError), (MBarrierError, Rac
     ({EXPECT: EXPECT[:-1] + " - 16)"}, (MBarrierError,), r"'full\[0\]' brought 16 bytes more"),
     ({EXPECT: ""}, DEADLOCK, r"'full\[0\]'.*lacks 1 of 1 arrivals and an mbarrier.expect for 16384 bytes"),
     ({LOAD_B: "pass"}, DEADLOCK, r"8192 bytes that mbarrier.expect announced"),
-    ({ARRIVE: "mbarrier.arrive(empty.index(stage), count=1)", LAST_ARRIVE: "\n"}, (RaceError,),
+    ({ARRIVE: "mbarrier.arrive(empty.index(step % STAGES), count=1)", LAST_ARRIVE: "\n"}, (RaceError,),
      "TMA load overwrites '[ab]_stages.*warpgroup_mma_wait first"),
     ({ARRIVE: "", LAST_ARRIVE: "\n"}, DEADLOCK,
      r"(partition 1 \(_load\)|the default partition) waits for mbarrier 'empty\[0\]' with phase=0"),
