@@ -6,7 +6,7 @@ values summed with these weights.  The last program of a sequence's key head add
 inbox on every rank, and sets this rank's word there; once those of all ranks have come, another program adds them up.
 It is one kernel, one small partial result of each rank is all that travels, and all ranks get the same bits.
 
-BoundKernels are counted on the device, so that a graph can be replayed.  Two halves of the inbox alternate: who begins
+Launches are counted on the device, so that a graph can be replayed.  Two halves of the inbox alternate: who begins
 launch n + 2 has the results of n + 1, so all ranks have finished n and read its half.  A rank that has begun n + 1 sets
 its words while another one is late in n: each word has one sender, which raises it by one in each launch.
 
