@@ -34,7 +34,7 @@ BUDGETS = {
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3624,
-    "iris_core/heap": 2811,
+    "iris_core/heap": 2791,
     "iris_core/nn": 865,
     "iris_core/ops": 1345,
     "iris_core/providers": 1962,
