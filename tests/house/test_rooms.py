@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/heap": 2791,
     "iris_core/nn": 865,
     "iris_core/ops": 1345,
-    "iris_core/providers": 1962,
+    "iris_core/providers": 1932,
     "iris_core/registry": 942,
     "iris_core/testing": 2280,
     "iris_core/torch_backend": 2073,
