@@ -50,8 +50,9 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
 
     target = DeviceTarget(DeviceType.CUDA, 1)
     binder = types.SimpleNamespace(
-        gpu=1, own_heap=(0, 1), bound={}, fused={}, held={}, workspaces=weakref.WeakSet(), target=target
-    )
+        gpu=1, here=types.SimpleNamespace(heap=(0, 1)), target=target,
+        bound={}, fused={}, held={}, workspaces=weakref.WeakSet(),
+    )  # fmt: skip
     binder.open = lambda: None
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
     monkeypatch.setattr(Guard, "current", current)

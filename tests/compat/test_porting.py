@@ -20,7 +20,7 @@ from iris_triton.rocm_iris.collectives import PortedCollectives
 class Binder:
     """Notes what is run, in which layout, and where barriers come; `members` are those of every group."""
 
-    own_heap = (0, 0)
+    here = types.SimpleNamespace(heap=(0, 0))
     gpu = None
     rank = 0
 

@@ -23,7 +23,7 @@ from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Space, layout_of, prepare_alike
 from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
-from iris_core.dispatch.team import Host, Memory, Region, Scratch, Team
+from iris_core.dispatch.team import Host, Memory, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
 from iris_core.heap.streams import HostStreams
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
     Call = CollectiveCall | FusedCall | NormCall
+    Order = HostOrder | DeviceOrder
 
 
 GENERATION = 512
@@ -70,13 +71,7 @@ class Bound:
     reach: tuple[int, ...] = ()
 
     def __init__(
-        self,
-        algorithm: Any,
-        plan: Any,
-        order: HostOrder | DeviceOrder,
-        team: Team,
-        context: weakref.ref[Context],
-        request: Request,
+        self, algorithm: Any, plan: Any, order: Order, team: Team, context: weakref.ref[Context], request: Request
     ) -> None:
         self.algorithm: str = algorithm.name
         self.plan, self.request = plan, request
@@ -243,7 +238,6 @@ class Binder:
 
     Attributes:
         target, gpu: this rank's device, and torch's index of it; None on the CPU.
-        own_heap: where the rank's heap begins and ends.
         name: for compiled code.
         bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
         processors: multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same.
@@ -267,7 +261,6 @@ class Binder:
         self._reports, self._barriers, self.providers = reports, barriers, providers
         self.rank, self.target = world.rank, context.target
         own = heap.heap_bases[world.rank]
-        self.own_heap = own, own + heap.nbytes
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         self.bound, self.fused = Launches(), Launches()
@@ -280,7 +273,7 @@ class Binder:
         self._main = Space(world)
         self._spaces = {world.name: self._main}
         self._local = threading.local()  # the space in which a thread prepares
-        self._orders: dict[tuple[Any, ...], HostOrder | DeviceOrder] = {}
+        self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
         self.members = self._main.members
         self._barrier_words: dict[tuple[int, ...], torch.Tensor] = {}
@@ -291,9 +284,9 @@ class Binder:
         own_processors = 1 if on_cpu else context.get_cu_count()
         self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
-        where = self.processors, tuple(nodes[rank] for rank in sorted(nodes))
-        self.here = Here(self.rank, world.world_size, self.target, self.own_heap, *where, multicast=reach != 0)
-        self._shared: tuple[Region, ...] = self._memory.of_all(world.world_size)
+        where = (own, own + heap.nbytes), self.processors, tuple(nodes[rank] for rank in sorted(nodes))
+        self.here = Here(self.rank, world.world_size, self.target, *where, multicast=reach != 0)
+        self._memory.reserve_for_all()
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
@@ -330,7 +323,10 @@ class Binder:
 
     def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
         """Raise an error on all members that compare such a call; see `Members.refuse`."""
-        self.members.refuse(self.members_of(group), op, lambda: shared_facts(request), error)
+        shared: dict[str, str] = {}
+        with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
+            shared = shared_facts(request)
+        self.members.refuse(self.members_of(group), op, shared, error)
 
     def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Nothing:
         """Compare a call with empty tensors; its config may name existing algorithms only."""
@@ -344,11 +340,7 @@ class Binder:
         return Nothing()
 
     def serve(
-        self,
-        request: Request,
-        config: LaunchConfig | None = None,
-        within: Team | None = None,
-        scratch: Scratch | None = None,
+        self, request: Request, config: LaunchConfig | None, within: Team | None = None, scratch: Scratch | None = None
     ) -> Bound:
         """Choose an algorithm for a request, agree on it and on its config, and prepare it: on all members or on none.
 
@@ -361,21 +353,21 @@ class Binder:
         if within is not None and within.members != members:
             within = None  # who is in no part of this kind has come, too: see `Host.collective`
         shared, chooser = shared_facts(request), self._algorithms(request)
-        settled = agreed.settled(request, shared, config)
+        earlier = agreed.earlier(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
-            algorithm, _, wish, _ = chooser.choose(request, config, settled=settled)
+            algorithm, _, wish, _ = chooser.choose(request, config, earlier)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self._context, wish)
-        left_out, kind, layout = agreed.left_out(members, shared), (members, *shared.values()), layout_of(request)
+        kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
-                algorithm, why, wish, in_graphs = chooser.choose(request, config, left_out, settled)
+                algorithm, why, wish, in_graphs = chooser.choose(request, config, earlier)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
-                agreed.refuse(members, op, lambda: shared, error, within)
+                agreed.refuse(members, op, shared, error, within)
             is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
-            number, is_new = agreed.number(members, op, facts, within, layout, agreed.served_by.get(kind, ""))
+            number, is_new = agreed.number(members, facts, within, layout, agreed.served_by.get(kind, ""))
             team, wish = self._team(members, space), replace(wish, options={**wish.options, "kind": number})
             make = partial(self._prepare, algorithm, wish, team, scratch, is_new, whole)
             try:
@@ -384,8 +376,8 @@ class Binder:
             except UnsupportedError as error:  # memory is exhausted
                 if is_named or chooser.is_fixed(request) or not (is_new or team.size == 1):
                     raise
-                left_out[algorithm.name] = str(error).partition("\n")[0]
-                team.warn_once(f"{op} does without algorithm {algorithm.name!r}", left_out[algorithm.name])
+                earlier.left_out[algorithm.name] = reason = str(error).partition("\n")[0]
+                team.warn_once(f"{op} does without algorithm {algorithm.name!r}", reason)
         if is_new:
             agreed.add(members, facts, number, shared, {"operation": op})
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
@@ -434,10 +426,8 @@ class Binder:
         """Explain which algorithm would serve a call."""
         request: Any = call.describe(self.here, self.members_of(call.group))
         call.check(request, self.here)
-        shared = shared_facts(request)
-        left_out = self.members.left_out(request.members, shared)
-        settled = self.members.settled(request, shared, call.config)
-        return self._algorithms(request).explain(request, call.config, left_out, settled)
+        earlier = self.members.earlier(request, shared_facts(request), call.config)
+        return self._algorithms(request).explain(request, call.config, earlier)
 
     def barrier(self, group: Group, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives.
@@ -495,10 +485,6 @@ class Binder:
         self.open()
         return self._world.members_of(group)
 
-    def on_several_nodes(self, members: tuple[int, ...]) -> bool:
-        """Return whether some ranks are on several nodes."""
-        return self._world.subworld(members).spans_nodes
-
     def take(self, members: tuple[int, ...], nbytes: int, what: str) -> torch.Tensor:
         """Make memory of the heap for some ranks, of zeros, for as long as the context is open; their bytes, uint8.
 
@@ -524,12 +510,11 @@ class Binder:
         """Return the team of some ranks, which have agreed on the members and their order."""
         team = space.teams.get(members)
         if team is None:
-            shared = self._shared if members == tuple(range(self._world.world_size)) else ()
             world, words = space.world.subworld(members), self.open().get_device_context()
-            team = space.teams[members] = Team(members, world, self.rank, self._memory, words, *shared)
+            team = space.teams[members] = Team(members, world, self.rank, self._memory, words)
         return team
 
-    def _order(self, members: tuple[Any, ...]) -> HostOrder | DeviceOrder:
+    def _order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)
         if order is None:
@@ -583,7 +568,7 @@ class Binder:
                 workspace.reset()
         self.forget(_CLOSED)
         self.fused.scratch.clear()
-        self._shared = ()
+        self._memory.of_all = ()
         for order in self._orders.values():
             order.close()
         self._spaces = {"": self._main}

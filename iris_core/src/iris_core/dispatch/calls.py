@@ -31,7 +31,7 @@ class Calls:
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
         self._bound: Launches = getattr(binder, self._launches)
-        self._low, self._high = binder.own_heap
+        self._low, self._high = binder.here.heap
 
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call, why, what the others would cost, and why others cannot.

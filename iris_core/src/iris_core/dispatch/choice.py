@@ -127,6 +127,16 @@ Settled = tuple[str, Mapping[str, Any], str, Launch | None]
 """An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
 
 
+class Earlier(NamedTuple):
+    """What members know of a call from earlier ones of its kind: algorithms without memory, and what they settled."""
+
+    left_out: dict[str, str]  # with reasons
+    settled: Settled | None = None
+
+
+_FIRST = Earlier({})
+
+
 class Choice(NamedTuple):
     """The algorithm that serves a request, and why; the request has the config that was measured.
 
@@ -157,25 +167,18 @@ class Chooser:
         self._missing = "".join(f"\n  {label}: {reason}" for label, reason in unusable)
         self._reported: set[tuple[str, str]] = set()
 
-    def choose(
-        self,
-        request: Request,
-        config: LaunchConfig | None,
-        left_out: Mapping[str, str] | None = None,
-        settled: Settled | None = None,
-    ) -> Choice:
+    def choose(self, request: Request, config: LaunchConfig | None, earlier: Earlier = _FIRST) -> Choice:
         """Return the algorithm that serves a request, and why; UnsupportedError or ArgumentError if none does.
 
-        Those in `left_out`, with reasons, are only chosen by name; what the members have `settled` serves where it can.
+        Those that were left out are only chosen by name; what the members have settled serves where it can.
         """
-        left_out = left_out or {}
+        left_out, settled = earlier
         known = self._by_op.get(request.op, {})
         if config is not None and (named := config.named(request.op))[0] is not None:
             return self._named(request, config, *named)
 
         def serves(name: str, given: Mapping[str, Any]) -> bool:
-            is_known = name in known and name not in left_out
-            return is_known and bool(self._supports(known[name], with_config(request, given), config))
+            return name in known and bool(self._supports(known[name], with_config(request, given), config, left_out))
 
         if settled is not None and serves(*settled[:2]):
             name, given, why, in_graphs = settled
@@ -190,8 +193,7 @@ class Chooser:
         for by_name in (False, True):  # those that must be measured or named are asked for the message only
             for name, each in known.items():
                 if _is_by_name(each, request) is by_name:
-                    no = name in left_out
-                    answers[name] = Availability.no(left_out[name]) if no else self._supports(each, request, config)
+                    answers[name] = self._supports(each, request, config, left_out)
             usable = [name for name, answer in answers.items() if answer]
             if usable and not by_name:
                 if self.is_fixed(request):
@@ -254,17 +256,10 @@ class Chooser:
         configs = {each.algorithm: each.config for each in reversed(entries)}
         return [(name, configs.get(name, {})) for name in (*best, *always)]
 
-    def explain(
-        self,
-        request: Request,
-        config: LaunchConfig | None,
-        left_out: Mapping[str, str] | None = None,
-        settled: Settled | None = None,
-    ) -> Explanation:
+    def explain(self, request: Request, config: LaunchConfig | None, earlier: Earlier = _FIRST) -> Explanation:
         """Return what `choose` would return, and what it knows of all the others."""
-        left_out = left_out or {}
         try:
-            algorithm, why, *_ = self.choose(request, config, left_out, settled)
+            algorithm, why, *_ = self.choose(request, config, earlier)
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
@@ -272,7 +267,7 @@ class Chooser:
         tabled = {entry.algorithm: entry for entry in reversed(found.entries)}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
-            answer = Availability.no(left_out[name]) if name in left_out else self._supports(each, request, config)
+            answer = self._supports(each, request, config, earlier.left_out)
             entry = tabled.get(name) if answer else None
             seconds, reason = (each.cost(request), "") if answer else (None, answer.reason)
             if entry is not None and found.is_near:
@@ -294,8 +289,12 @@ class Chooser:
     def _nearest(self, request: Request) -> Found:
         return Found() if self.is_fixed(request) else self.tables.nearest(request)
 
-    def _supports(self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None) -> Availability:
+    def _supports(
+        self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {}
+    ) -> Availability:
         """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
+        if algorithm.name in left_out:
+            return Availability.no(left_out[algorithm.name])
         if config is not None and config.use_gluon and algorithm.info.name != "gluon":
             return Availability.no("it is not written in Gluon, and Config(use_gluon=True) wants that")
         if len(nodes := nodes_of(request)) > 1 and getattr(algorithm, "spans_nodes", False) is not True:

@@ -13,8 +13,7 @@ from torch.compiler import is_compiling
 from iris_core.errors import ArgumentError
 
 AUTO = "auto"
-_MOST_WARPS = 32
-_CACHE_MODIFIERS = ("", ".ca", ".cg", ".cv")
+_CACHE_MODIFIERS = (None, "", ".ca", ".cg", ".cv"), "one of '', '.ca', '.cg', '.cv'"
 _REDUCE_VARIANTS = (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock")
 TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
 """What layout "tiles" of `ctx.ops` means where the config does not say: the reference system's defaults."""
@@ -30,19 +29,22 @@ class LaunchConfig:
     algorithm: str | None
 
     _POSITIVE: ClassVar[tuple[str, ...]] = ()  # fields that are positive integers
+    _NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()  # fields that may be 0, too
     _VARIANTS: ClassVar[dict[str, tuple[str, ...]]] = {}  # fields that name algorithms, with what they may name
+    _KNOWN: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}  # other fields with few values, and how errors say it
     _NOT_GIVEN: ClassVar[tuple[str, ...]] = ("allow_tf32",)  # fields that algorithms do not get from the config
     _SPEAKS_OF: ClassVar[dict[str, tuple[str, ...]]] = {}  # operations of a field, where they are not all
 
     def __post_init__(self) -> None:
-        for name in self._POSITIVE:
+        for name in (*self._POSITIVE, *self._NOT_NEGATIVE):
+            value, least = getattr(self, name), int(name in self._POSITIVE)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise self._wrong(f"{name} must be {'a positive integer' if least else '0 or more'}, not {value!r}")
+        known = {name: (values, f"one of {', '.join(values)}") for name, values in self._VARIANTS.items()}
+        for name, (values, text) in (known | self._KNOWN).items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise self._wrong(f"{name} must be a positive integer, not {value!r}")
-        for name, known in self._VARIANTS.items():
-            if getattr(self, name) not in known:
-                raise self._wrong(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        self._check()
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
+                raise self._wrong(f"{name} must be {text}, not {value!r}")
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise self._wrong(f"algorithm must be a name or None, not {self.algorithm!r}")
         if is_compiling():  # calls in compiled code refuse what was made there
@@ -61,9 +63,6 @@ class LaunchConfig:
 
     def _wrong(self, text: str) -> ArgumentError:
         return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")
-
-    def _check(self) -> None:
-        """Raise ArgumentError for further impossible values."""
 
     def _variant_of(self, op: str) -> str:
         return f"{op}_variant"  # the field that names algorithms of an operation
@@ -151,28 +150,19 @@ class Config(LaunchConfig):
         "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
         "chunks",
     )  # fmt: skip
+    _NOT_NEGATIVE: ClassVar = ("waves_per_eu",)
     _VARIANTS: ClassVar = {
         "all_gather_variant": (AUTO, "persistent", "partitioned"),
         "all_reduce_variant": _REDUCE_VARIANTS,
         "reduce_scatter_variant": (AUTO, "two_shot"),
     }
+    _KNOWN: ClassVar = {
+        "num_warps": ((None, 1, 2, 4, 8, 16, 32), "a power of two up to 32"),
+        "all_reduce_distribution": ((None, 0, 1), "0 (every world_size-th tile) or 1 (a block of tiles)"),
+        "threads_per_warp": ((None, 32, 64), "32 or 64"),
+    }
     _SPEAKS_OF: ClassVar = {"all_reduce_distribution": ("all_reduce", "reduce_scatter")}
     __hash__ = LaunchConfig.__hash__
-
-    def _check(self) -> None:
-        warps = self.num_warps
-        if warps is not None and (warps & (warps - 1) or warps > _MOST_WARPS):
-            raise self._wrong(f"num_warps must be a power of two up to {_MOST_WARPS}, not {warps}")
-        if self.all_reduce_distribution not in (None, 0, 1):
-            raise self._wrong(
-                "all_reduce_distribution must be 0 (every world_size-th tile) or 1 (a block of tiles), "
-                f"not {self.all_reduce_distribution!r}"
-            )
-        if self.threads_per_warp not in (None, 32, 64):
-            raise self._wrong(f"threads_per_warp must be 32 or 64, not {self.threads_per_warp!r}")
-        waves = self.waves_per_eu
-        if waves is not None and (isinstance(waves, bool) or not isinstance(waves, int) or waves < 0):
-            raise self._wrong(f"waves_per_eu must be 0 or more, not {waves!r}")
 
 
 @dataclass(frozen=True)
@@ -227,17 +217,13 @@ class FusedConfig(LaunchConfig):
         "num_warps", "num_stages", "num_fetch_sms",
     )  # fmt: skip
     _VARIANTS: ClassVar = {"all_reduce_variant": _REDUCE_VARIANTS}
+    _KNOWN: ClassVar = {
+        "cache_modifier_a": _CACHE_MODIFIERS,
+        "cache_modifier_b": _CACHE_MODIFIERS,
+        "allow_tf32": ((True, False, None), "True, False or None"),
+        "use_gluon": ((True, False), "True or False"),
+    }
     __hash__ = LaunchConfig.__hash__
-
-    def _check(self) -> None:
-        for name in ("cache_modifier_a", "cache_modifier_b"):
-            if getattr(self, name) not in (None, *_CACHE_MODIFIERS):
-                known = ", ".join(map(repr, _CACHE_MODIFIERS))
-                raise self._wrong(f"{name} must be one of {known}, not {getattr(self, name)!r}")
-        if self.allow_tf32 is not None and not isinstance(self.allow_tf32, bool):
-            raise self._wrong(f"allow_tf32 must be True, False or None, not {self.allow_tf32!r}")
-        if not isinstance(self.use_gluon, bool):
-            raise self._wrong(f"use_gluon must be True or False, not {self.use_gluon!r}")
 
     def _variant_of(self, op: str) -> str:
         if op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:

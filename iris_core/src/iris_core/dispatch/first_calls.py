@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ _HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launche
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
 
 
+@dataclass
 class FirstCalls:
     """First calls of a kind for which no measured point is near: algorithms are measured for them (IRIS_TUNE, `mode`).
 
@@ -50,17 +52,12 @@ class FirstCalls:
     request.  While first calls are measured, half of the heap is left to users.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        world: World,
-        members: Members,
-        bind: Callable[..., Any],
-        chooser: Callable[[Any], Chooser],
-        memory: Memory,
-    ) -> None:
-        self._mode, self._world, self._members = mode, world, members
-        self._bind, self._chooser, self._memory = bind, chooser, memory
+    mode: str
+    world: World
+    members: Members
+    bind: Callable[..., Any]
+    chooser: Callable[[Any], Chooser]
+    memory: Memory
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
@@ -73,25 +70,25 @@ class FirstCalls:
         ranks, config = request.members, call.config
         if len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None:
             return None
-        if self._members.knows(ranks, shared):
+        if self.members.knows(ranks, shared):
             return None
         chosen: Settled
         try:
             if config is not None and config.named(call.op)[0] is not None:
                 return None
-            chooser, few = self._chooser(request), self._mode == "first"
+            chooser, few = self.chooser(request), self.mode == "first"
             found = chooser.tables.nearest(request)
             algorithm, why, wish, in_graphs = chooser.choose(request, config)
             chosen = algorithm.name, wish.options["config"], why, in_graphs
             launches = chooser.contenders(request, config, few=few)
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
-            self._members.refuse(ranks, call.op, lambda: shared, error)
+            self.members.refuse(ranks, call.op, shared, error)
         is_near = few and found.is_near and found.entries[0].measured
-        rows = self._members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
+        rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
             return best
-        self._members.remember(request, shared, config, tuple(rows[0]["chosen"]))
+        self.members.remember(request, shared, config, tuple(rows[0]["chosen"]))
         return None
 
     def _measure(
@@ -102,25 +99,25 @@ class FirstCalls:
         if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
             with contextlib.suppress(torch.OutOfMemoryError):
                 saved = call.inp.clone()
-        world = self._world.subworld(tuple(sorted(request.members)))
+        world = self.world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
-        if self._mode == "first":
-            self._memory.spare_nbytes = self._memory.heap.stats().largest_free // 2
+        if self.mode == "first":
+            self.memory.spare_nbytes = self.memory.heap.stats().largest_free // 2
         try:
             times = self._times(request, call, launches, scratch, world)
         finally:
-            self._memory.spare_nbytes = 0
+            self.memory.spare_nbytes = 0
             if saved is not None:
                 call.inp.copy_(saved)
         if not times:
             return None
-        chooser, first = self._chooser(request), times[0]
+        chooser, first = self.chooser(request), times[0]
         seconds, (name, given), best = min(times, key=lambda each: chooser.seconds(request, each[1][0], each[0]))
         in_graphs = first[1] if first[0] < CLEARLY * seconds else None
         if in_graphs is not None:
             best.let_capture(first[2])
-        self._members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
+        self.members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
         if request.options["layout"] == TORCH:  # tables say nothing of others
             entries = [entry_for(request, name, seconds, config=given) for seconds, (name, given), _ in times]
             chooser.tables.add(entries, write=request.rank == 0)
@@ -145,8 +142,8 @@ class FirstCalls:
             measured = zip(measure(runs, world, on_gpu=on_gpu), bounds, strict=True)
             times = sorted((*times, *((seconds, *each) for seconds, each in measured)), key=itemgetter(0))
             launches = []
-            if is_first and self._mode == "exhaustive":  # the launches that the best offer, too
-                chooser = self._chooser(request)
+            if is_first and self.mode == "exhaustive":  # the launches that the best offer, too
+                chooser = self.chooser(request)
                 names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
                 offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
                 launches = _common(world.all_gather_object(offered))
@@ -159,7 +156,7 @@ class FirstCalls:
         found: list[tuple[Launch, Any]] = []
         for name, given in launches:
             try:
-                bound = self._bind((name, given), request, call.config, scratch)
+                bound = self.bind((name, given), request, call.config, scratch)
             except (CollectiveTimeoutError, DeviceError, HeapClosedError, PeerLostError, RankMismatchError):
                 raise
             except IrisError as error:  # on all members, whatever one of them could not prepare

@@ -7,11 +7,11 @@ Where the others may have agreed on their call before, and so do not compare it,
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from iris_core.dispatch.choice import Earlier
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
 from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise_described
@@ -74,16 +74,13 @@ class Members:
         texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
 
-    def left_out(self, members: tuple[int, ...], shared: Facts) -> dict[str, str]:
-        """Return algorithms for which memory was exhausted at the first call of a kind, on all members, with reasons.
+    def earlier(self, request: Any, shared: Facts, config: Any) -> Earlier:
+        """Return for which algorithms memory was exhausted, on all members, and the choice for tensors that lie alike.
 
         A member may plan a call again that others have kept, and must choose the same algorithm.
         """
-        return self._left_out.setdefault((members, *shared.values()), {})
-
-    def settled(self, request: Any, shared: Facts, config: Any) -> Settled | None:
-        """Return the choice of the first such call with tensors that lie alike; None before it."""
-        return self._settled.get(_kind_of(request, shared, config))
+        left_out = self._left_out.setdefault((request.members, *shared.values()), {})
+        return Earlier(left_out, self._settled.get(_kind_of(request, shared, config)))
 
     def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
         """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
@@ -95,51 +92,37 @@ class Members:
         Collective: every member calls it.
         """
         order = tuple(sorted(members))
-        self._compare(members, shared["operation"], {**shared, "algorithm": "measured at the first call"})
+        self._compare(members, {**shared, "algorithm": "measured at the first call"})
         rows = self._world.subworld(order).all_gather_object(row)
         return [rows[order.index(rank)] for rank in members]
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
         """Compare facts that must be equal on all members, once: RankMismatchError on all if one differs."""
-        number, is_new = self.number(members, facts["operation"], facts)
+        number, is_new = self.number(members, facts)
         if is_new:
             self.add(members, facts, number, {"operation": facts["operation"]})
 
     def refuse(
-        self,
-        members: tuple[int, ...],
-        op: str,
-        shared: Callable[[], Facts],
-        error: Exception,
-        within: Team | None = None,
+        self, members: tuple[int, ...], op: str, shared: Facts, error: Exception, within: Team | None = None
     ) -> NoReturn:
         """Raise this member's error, on all members that compare such a call.
 
         Collective where no call of this operation was agreed on; where one was, the others may not compare theirs, and
         this member waits for none: those in a comparison, or in another exchange, learn that it has refused.
 
-        `shared` returns the facts of the call, or raises if it does not even have these.
+        `shared` are the facts of the call; none if it does not even have these.
         """
-        known = False
-        with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
-            known = self.knows(members, shared())
-        if known or len(members) == 1:
+        if self.knows(members, shared) or len(members) == 1:
             raise error
         timeout_s = 0.0 if self.knows(members, {"operation": op}) else None
         try:
-            self._compare(members, op, {}, within, error, timeout_s=timeout_s)
+            self._compare(members, {"operation": op}, within, error, timeout_s=timeout_s)
         except (CollectiveTimeoutError, PeerLostError) as absent:
             raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
         raise AssertionError("members compared a call that one of them refused")
 
     def number(
-        self,
-        members: tuple[int, ...],
-        op: str,
-        facts: dict[str, str],
-        within: Team | None = None,
-        layout: str = "",
-        before: str = "",
+        self, members: tuple[int, ...], facts: Facts, within: Team | None = None, layout: str = "", before: str = ""
     ) -> tuple[int, bool]:
         """Return a request's number, and whether the members have just compared it.
 
@@ -150,39 +133,32 @@ class Members:
         if known is not None or len(members) == 1:
             return known or 0, False
         try:
-            self._compare(members, op, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
+            self._compare(members, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
         except CollectiveTimeoutError as absent:
             if not before:
                 raise
             raise RankMismatchError(
-                f"{op}: {facts['algorithm']!r} serves this rank's call, with {layout}; on all members such a call was "
-                f"served by {before}. {name_ranks(absent.missing_ranks).capitalize()} did not come to compare, and may "
-                "wait in a kernel for this rank: tensors must have equal strides on all members, and be aligned alike; "
-                "or name the algorithm in the config"
+                f"{facts['operation']}: {facts['algorithm']!r} serves this rank's call, with {layout}; on all members "
+                f"such a call was served by {before}. {name_ranks(absent.missing_ranks).capitalize()} did not come to "
+                "compare, and may wait in a kernel for this rank: tensors must have equal strides on all members, and "
+                "be aligned alike; or name the algorithm in the config"
             ) from absent
         count = self._counts[members] = self._counts.get(members, 0) + 1
         return (count - 1) % _MOST_KINDS + 1, True
 
     def _compare(
-        self,
-        members: tuple[int, ...],
-        op: str,
-        facts: Facts,
-        within: Team | None = None,
-        error: Exception | None = None,
-        layout: str = "",
-        timeout_s: float | None = None,
-    ) -> None:
+        self, members: tuple[int, ...], facts: Facts, within: Team | None = None, error: Exception | None = None, *,
+        layout: str = "", timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
         """Compare facts that must be equal on all members, the order of the group first; all raise an error of one.
 
         Members that name the group in different orders find each other: they exchange in the order of ranks.
         """
         if within is not None:
-            within.ask(f"the {op} that is a part of another operation")
+            within.ask(f"the {facts['operation']} that is a part of another operation")
         order = tuple(sorted(members))
         refusal = None if error is None else failure_of(error)
-        group = f"ranks {', '.join(map(str, members))}"
-        row = {"refusal": refusal, "strides": layout, "group": group, **facts}
+        row = {"refusal": refusal, "strides": layout, "group": name_ranks(members), **facts}
         everyone = self._world.subworld(order).compare_calls(row, timeout_s)
         refusals, layouts = ([row.pop(name) for row in everyone] for name in ("refusal", "strides"))
         if any(refusals):
@@ -201,7 +177,8 @@ class Members:
         hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
         if "algorithm" in differing and len(set(layouts)) > 1:
             hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
-        raise RankMismatchError(f"{op}: the members of the group call differently:\n" + "\n".join(lines) + hint)
+        listed = "\n".join(lines) + hint
+        raise RankMismatchError(f"{facts['operation']}: the members of the group call differently:\n{listed}")
 
 
 class Space:

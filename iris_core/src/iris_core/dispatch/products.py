@@ -99,9 +99,6 @@ class FusedCall(NamedTuple):
             dtype=name_of(a.dtype),
             out_dtype=name_of(out.dtype),
             nbytes=m * k * a.element_size() if op == "all_gather_matmul" else m * n * out.element_size(),
-            rank=members.index(here.rank),
-            members=members,
-            target=here.target,
             a_stride=a.stride(),
             b_stride=b.stride(),
             out_stride=out.stride(),
@@ -114,8 +111,7 @@ class FusedCall(NamedTuple):
             b_dtype=name_of(b.dtype),
             scales=scales,
             scale_strides=scale_strides,
-            processors=here.processors,
-            nodes=here.nodes_of(members),
+            **here.about(members),
         )
 
     def check(self, request: FusedRequest, here: Here) -> None:
@@ -193,14 +189,10 @@ class NormCall(NamedTuple):
             weight_dtype=name_of(self.weight.dtype),
             eps=float(self.eps),
             nbytes=x.numel() * x.element_size(),
-            rank=members.index(here.rank),
-            members=members,
-            target=here.target,
             direct_in=here.has(x),
             aligned=all(each.data_ptr() % ROW_NBYTES == 0 for each in read),
             options={"layout": "torch", "in_place": True, "config": {} if config is None else config.given(op)},
-            processors=here.processors,
-            nodes=here.nodes_of(members),
+            **here.about(members),
         )
 
     def check(self, request: NormRequest, here: Here) -> None:

@@ -60,6 +60,11 @@ class Here:
     nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
     multicast: bool = False  # whether one address reaches the heaps of all ranks
 
+    def about(self, members: tuple[int, ...]) -> dict[str, Any]:
+        """Return what requests of `ctx.ops` say of where they come from."""
+        of = {"rank": members.index(self.rank), "members": members, "nodes": self.nodes_of(members)}
+        return {**of, "target": self.target, "processors": self.processors}
+
     def nodes_of(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Return the node of each of some ranks; empty where the world is on one."""
         return tuple(self.nodes[member] for member in members) if self.nodes else ()

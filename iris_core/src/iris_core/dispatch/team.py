@@ -104,6 +104,7 @@ class Memory:
     reports: KernelReports
     multicast_base: int  # of the heaps of all ranks; 0: there is none
     spare_nbytes: int = 0  # of the heap that stay in one piece for users; HeapExhaustedError where they could not
+    of_all: tuple[Region, ...] = ()  # control words and mail of the team of all ranks
 
     def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
         """Make a region for some ranks, filled on all of them; UnsupportedError if memory is exhausted.
@@ -146,15 +147,11 @@ class Memory:
             return self._at(self.heap.system_area.reserve(world, nbytes, what), nbytes)
         return None
 
-    def of_all(self, size: int) -> tuple[Region, Region]:
-        """Reserve the control words and the mail of the team of all ranks.
-
-        Collective: every rank calls it while the context is opened.
-        """
+    def reserve_for_all(self) -> None:
+        """Reserve memory for the team of all ranks.  Collective: every rank calls it while the context is opened."""
         area = self.heap.system_area
-        sizes = _control_nbytes(size, area.nbytes), area.nbytes // 8
-        control, mail = (self._at(area.reserve_at_opening(nbytes), nbytes) for nbytes in sizes)
-        return control, mail
+        sizes = _control_nbytes(len(self.heap.heap_bases), area.nbytes), area.nbytes // 8
+        self.of_all = tuple(self._at(area.reserve_at_opening(nbytes), nbytes) for nbytes in sizes)
 
     def _at(self, offset: int, nbytes: int) -> Region:
         return Region(self.heap.usable_nbytes + offset, self.heap.system_area.tensor(offset, nbytes))
@@ -163,7 +160,7 @@ class Memory:
 class Team:
     """The ranks of one group, as one member sees them.
 
-    Collective: every member makes it, unless `control` is given.
+    Collective: every member makes it, unless they are all ranks in their order, which have its memory already.
 
     Attributes:
         members: world ranks, in the group's order.
@@ -185,18 +182,10 @@ class Team:
 
     Args:
         memory: where regions come from.
-        control, mail: memory for these regions that all members have already.
     """
 
     def __init__(
-        self,
-        members: Sequence[int],
-        world: World,
-        world_rank: int,
-        memory: Memory,
-        context: torch.Tensor,
-        control: Region | None = None,
-        mail: Region | None = None,
+        self, members: Sequence[int], world: World, world_rank: int, memory: Memory, context: torch.Tensor
     ) -> None:
         spec = memory.spec
         self.members, self.world, self.world_rank = tuple(members), world, world_rank
@@ -212,14 +201,15 @@ class Team:
         self._memory = memory
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
-        if control is None and self.spans_nodes:
-            control = Region(0, torch.empty(0, dtype=torch.uint8, device=self.device))
-        elif control is None:
+        own: tuple[Region, ...] = memory.of_all if self.members == tuple(range(len(spec.heap_bases))) else ()
+        if not own and self.spans_nodes:
+            own = (Region(0, torch.empty(0, dtype=torch.uint8, device=self.device)),)
+        elif not own:
             nbytes = _control_nbytes(self.size, memory.heap.system_area.nbytes)
-            control = memory.take(world, self.members, nbytes, "a group's collectives")
-        self.control = control
-        self._regions = {_CONTROL: [control], **({_MAIL: [mail]} if mail else {})}
-        self.max_programs = control.nbytes // (control_words(self.size) * _WORD)
+            own = (memory.take(world, self.members, nbytes, "a group's collectives"),)
+        self.control = own[0]
+        self._regions = {name: [region] for name, region in zip((_CONTROL, _MAIL), own, strict=False)}
+        self.max_programs = self.control.nbytes // (control_words(self.size) * _WORD)
 
     @property
     def mail(self) -> Region:
@@ -421,6 +411,7 @@ def _power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+@dataclass
 class Host:
     """The argument of `prepare` of a `FusedOperation`, and of what `composes`: the team, memory, and the collectives.
 
@@ -430,17 +421,12 @@ class Host:
         whole: the world of all that wait if one of them is lost: of the operation that this is a part of.
     """
 
-    def __init__(
-        self,
-        serve: Callable[..., Any],
-        team: Team,
-        scratch: Scratch,
-        processors: int,
-        together: bool = True,
-        whole: World | None = None,
-    ) -> None:
-        self._serve, self._scratch, self._together = serve, scratch, together
-        self.team, self.processors, self.whole = team, processors, whole
+    _serve: Callable[..., Any]
+    team: Team
+    _scratch: Scratch
+    processors: int
+    _together: bool = True
+    whole: World | None = None
 
     def collective(self, request: CollectiveRequest | None, config: Config | None = None) -> Any:
         """Return the `Bound` of a collective, whose `launch` runs it as a part of an operation.

@@ -34,15 +34,8 @@ def trace(
     if out is None or any(each is None for each in scales) or (torch.is_grad_enabled() and needed):
         return False
     group, is_async, config, *more = arguments
-    number = None if config is None else getattr(config, "_hash", -1)  # -1 is no hash
-    torch.ops.iris.call(
-        out,
-        None if x is out else x,
-        b,
-        bias,
-        list(scales),
-        _name(binder.name, op, x is out, number, group, is_async, *more),
-    )
+    name = _name(binder.name, op, x is out, _number(config), group, is_async, *more)
+    torch.ops.iris.call(out, None if x is out else x, b, bias, list(scales), name)
     return True
 
 
@@ -50,10 +43,13 @@ def trace_norm(binder: Any, call: Any) -> bool:
     """Put an `all_reduce_rms_norm` into the graph that is being traced; see `trace`."""
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in call.tensors):
         return False
-    number = None if call.config is None else getattr(call.config, "_hash", -1)
-    name = _name(binder.name, call.op, False, number, call.group, False, call.eps)
+    name = _name(binder.name, call.op, False, _number(call.config), call.group, False, call.eps)
     torch.ops.iris.norm_call(*call.tensors, name)
     return True
+
+
+def _number(config: Any) -> int | None:
+    return None if config is None else getattr(config, "_hash", -1)  # which is no hash
 
 
 def _name(binder: str, op: str, in_place: bool, number: int | None, group: Any, is_async: bool, *more: Any) -> str:
@@ -71,16 +67,21 @@ def _name(binder: str, op: str, in_place: bool, number: int | None, group: Any, 
 _name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's decorator imports the compiler
 
 
-def _run(
-    out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None,
-    scales: list[torch.Tensor], name: str,
-) -> None:  # fmt: skip
+def _recall(name: str) -> tuple[Any, str, bool, tuple[Any, ...]]:
+    """Return the context of a call that was traced, its operation, whether it is in place, and its arguments."""
     known, op, in_place, arguments = _calls[name]
     binder = BINDERS.get(known)
     if binder is None:
         raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
+    return binder.open(), op, in_place, arguments
+
+
+def _run(
+    out: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, bias: torch.Tensor | None,
+    scales: list[torch.Tensor], name: str,
+) -> None:  # fmt: skip
+    context, op, in_place, arguments = _recall(name)
     first, product = out if in_place else x, () if b is None else (b, bias)
-    context = binder.open()
     face = context.ccl if b is None else context.ops
     face._run(op, out.detach(), first if first is None else first.detach(), *product, *arguments, *scales)
 
@@ -89,12 +90,9 @@ def _run_norm(
     out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None,
     name: str,
 ) -> None:  # fmt: skip
-    known, op, _, (group, _, config, eps) = _calls[name]
-    binder = BINDERS.get(known)
-    if binder is None:
-        raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
+    context, op, _, (group, _, config, eps) = _recall(name)
     tensors = (None if each is None else each.detach() for each in (out, residual, x, weight, scales))
-    binder.open().ops._run_norm(NormCall._make((op, *tensors, eps, group, config)), False)
+    context.ops._run_norm(NormCall._make((op, *tensors, eps, group, config)), False)
 
 
 _LIBRARY.define(

@@ -49,33 +49,23 @@ class Stream(Protocol):
         """Let later work wait for an event; the host goes on."""
 
 
-class Streams(Protocol):
-    """The streams of one device."""
-
-    def current(self) -> Stream:
-        """Return the stream on which this thread launches."""
-
-    def is_capturing(self) -> bool:
-        """Whether that stream is being captured into a graph."""
-
-    def synchronize(self, stream: Any = None) -> None:
-        """Wait for everything that was launched on the device, or on one stream."""
-
-
 class TorchStreams:
-    """torch's streams of the GPU with an index; see `Streams`."""
+    """torch's streams of the GPU with an index."""
 
     def __init__(self, index: int) -> None:
         self._target = DeviceTarget(DeviceType.CUDA, index)
 
     def current(self) -> Stream:
+        """Return the stream on which this thread launches."""
         return torch.cuda.current_stream(self._target.index)
 
     def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a graph."""
         with on_device(self._target):
             return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self, stream: Any = None) -> None:
+        """Wait for everything that was launched on the device, or on one stream."""
         if stream is not None:
             stream.synchronize()
         else:
@@ -163,7 +153,7 @@ class HostStream:
 
 
 class HostStreams:
-    """The streams of a CPU rank; see `Streams`."""
+    """The streams of a CPU rank; see `TorchStreams`."""
 
     def __init__(self) -> None:
         self._host = Host()
@@ -199,6 +189,7 @@ class HostStreams:
         self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
 
 
+Streams = TorchStreams | HostStreams
 Uses = tuple[tuple[Stream, Any], ...]
 """Streams that have used a block, each with the moment of its last use."""
 

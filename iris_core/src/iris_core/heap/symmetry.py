@@ -39,42 +39,31 @@ class Step(NamedTuple):
     op: int
     calls: int  # length and digest of its history
     digest: int
-    nbytes: int  # asked for, by steps that allocate
-    alignment: int
-    ok: int  # 0 if its local part of the step failed
-    dirty: int  # 1 if its allocator has something new for the peers
-    floor: int  # where the lowest region of a group begins on it
-    num_dropped: int  # blocks that it has dropped since the last step
-    num_idle: int  # freed blocks, the oldest first, that its streams no longer use
-    signature: int  # what else must be equal, for steps that compare it themselves
+    nbytes: int = 0  # asked for, by steps that allocate
+    alignment: int = 0
+    ok: int = 1  # 0 if its local part of the step failed
+    dirty: int = 0  # 1 if its allocator has something new for the peers
+    floor: int = 0  # where the lowest region of a group begins on it
+    num_dropped: int = 0  # blocks that it has dropped since the last step
+    num_idle: int = 0  # freed blocks, the oldest first, that its streams no longer use
+    signature: int = 0  # what else must be equal, for steps that compare it themselves
 
 
-def agree(
-    state: HeapState,
-    op: Op,
-    nbytes: int = 0,
-    alignment: int = 0,
-    label: Label = (),
-    *,
-    ok: bool = True,
-    num_dropped: int = 0,
-    num_idle: int = 0,
-    signature: int = 0,
-) -> list[Step]:
-    """Take a step together and compare histories; `label` is what asks for it, the others are as of `Step`.
+def agree(state: HeapState, op: Op, label: Label = (), **said: int) -> list[Step]:
+    """Take a step together and compare histories; `label` is what asks for it, `said` are fields of `Step`.
 
     Collective: every rank calls it.  One exchange when all agree.
 
     Raises:
         SymmetryError: the histories or the steps differ; raised on every rank, naming the first differing call.
     """
-    calls, digest, dirty = state.blocks.history.calls, state.blocks.history.digest, state.backing.dirty
-    mine = (op, calls, digest, nbytes, alignment, ok, dirty, state.floor, num_dropped, num_idle, signature)
+    calls, digest = state.blocks.history.calls, state.blocks.history.digest
+    mine = Step(op, calls, digest, dirty=state.backing.dirty, floor=state.floor, **said)
     steps = [Step(*row) for row in state.world.all_gather_ints(mine)]
     if all(step[:5] == mine[:5] for step in steps):
         return steps
     # what this rank is about to do stands for its next call, so that "barrier here, zeros() there" reads like any other
-    now = Call(calls + 1, op, nbytes, alignment, -1, label, digest)
+    now = Call(calls + 1, op, mine.nbytes, mine.alignment, -1, label, digest)
     recent = [*state.blocks.history.recent(), now]
     everyone = state.world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))

@@ -391,18 +391,8 @@ class Operations(Calls):
         return context.ccl.all_to_all(*parts, group, async_op, config)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _describe(
-        op: str,
-        out: Any,
-        a: Any,
-        b: Any,
-        bias: Any,
-        group: Group,
-        async_op: Any,
-        config: Any,
-        workspace: Any,
-        *how: Any,
-    ) -> tuple[FusedCall, bool]:
+    def _describe(*arguments: Any) -> tuple[FusedCall, bool]:
+        op, out, a, b, bias, group, async_op, config, workspace, *how = arguments
         return FusedCall(op, out, a, b, bias, group, config, *how), bool(async_op) or workspace is not None
 
     def experts(

@@ -53,7 +53,7 @@ class Made:
             if not hasattr(backend, "group_kernels"):
                 raise CapabilityError(f"{name}: backend {backend.info.name!r} has no kernels for it")
             check(members)
-            if binder.on_several_nodes(members):
+            if len(set(binder.here.nodes_of(members))) > 1:
                 raise UnsupportedError(f"{name}: the ranks are on several nodes, and kernels reach those of one only")
         except Exception as error:  # noqa: BLE001 - raised again, on all members
             binder.refuse(name, error, members)

@@ -101,7 +101,8 @@ class Providers:
         if is_fused:
             own = [kind(op) for kind in (Unfused, *([Overlapped] * self._spans_nodes)) for op in PRODUCTS]
             own.append(UnfusedNorm())
-            torchs = torch_distributed.products(self._torch, self._ranks)
+            torchs = [torch_distributed.UnfusedTorch(op, self._torch, self._ranks) for op in PRODUCTS]
+            torchs += [torch_distributed.AsyncProduct(op, self._torch) for op in torch_distributed.SYMMETRIC]
         else:
             own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
             kinds = OPS if self._spans_nodes else torch_distributed.IN_NODES

@@ -154,11 +154,8 @@ class Unfused:
             if plan.gathered is not None:
                 if plan.gather_scales is not None:
                     scales = plan.gather_scales(scales[0]), scales[1]
-                return Begun(
-                    partial(
-                        self._end, plan, go(plan.gathered[1], a.view(plan.gathered[1].dtype)), out, b, bias, *scales
-                    )
-                )
+                work = go(plan.gathered[1], a.view(plan.gathered[1].dtype))
+                return Begun(partial(self._end, plan, work, out, b, bias, *scales))
             parts, rows, columns = out, a.shape[0], b.shape[1]
             if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
                 below = out.shape[1] == columns
@@ -273,11 +270,7 @@ def _chunk_of(request: FusedRequest, lines: int) -> FusedRequest:
     nbytes, (rows, columns) = request.nbytes // _lines(request) * lines, request.out_shape
     if _is_by_columns(request):
         return replace(request, n=lines, nbytes=nbytes, out_shape=(rows, lines))
-    m = (
-        lines * request.group_size
-        if request.op == "all_gather_matmul" and request.options["gather_dim"] == 0
-        else lines
-    )
+    m = request.m // _lines(request) * lines
     return replace(request, m=m, nbytes=nbytes, out_shape=(m, columns))
 
 

@@ -7,17 +7,15 @@ and reductions, floats of less than 32 bits as float32, and promises the bits of
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Begun, dense, part_of, scratch_of
-from iris_core.types import REDUCIBLE, Availability
+from iris_core.providers.parts import Begun, Composed, dense, part_of, scratch_of
+from iris_core.types import REDUCIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,28 +44,15 @@ class _Plan:
     pending: Begun | None = None
 
 
-class Exchanged:
-    """One reduction as an all_to_all, a local reduction and, where all or the root get it, an all_gather or gather.
-
-    Args:
-        op: the operation.
-    """
+class Exchanged(Composed):
+    """One reduction as an all_to_all, a local reduction and, where all or the root get it, an all_gather or gather."""
 
     name = "exchanged"
     info = everywhere("exchanged", "an exchange of parts, which are reduced in the group's order")
-    spans_nodes = composes = deterministic = True
+    deterministic = True
 
-    def __init__(self, op: str) -> None:
-        self.op = op
-
-    def supports(self, request: CollectiveRequest) -> Availability:
-        if len(nodes_of(request)) < 2:
-            return Availability.no("it is offered between nodes only")
-        if request.options.get("config"):
-            return Availability.no(f"it has no use for {', '.join(request.options['config'])} of the config")
-        if request.options.get("layout", "torch") != "torch":
-            return Availability.no("it divides tensors in equal parts, along the first dimension")
-        return Availability(request.dtype in REDUCIBLE, f"elements of {request.dtype} cannot be reduced")
+    def _problem(self, request: CollectiveRequest) -> str:
+        return "" if request.dtype in REDUCIBLE else f"elements of {request.dtype} cannot be reduced"
 
     def cost(self, request: CollectiveRequest) -> float:
         return 2 * between_nodes_s(request, flat=True)
@@ -75,9 +60,7 @@ class Exchanged:
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
         """Find memory for the parts, and bind the collectives."""
         options, dtype, size = request.options, request.dtype, request.group_size
-        reduction = (
-            _OF_BOOL.get(options["reduction"], options["reduction"]) if dtype == "bool" else options["reduction"]
-        )
+        reduction = (_OF_BOOL if dtype == "bool" else {}).get(options["reduction"], options["reduction"])
         kind, part = getattr(torch, dtype), -(-math.prod(request.shape) // size)
         wide = "float32" if kind.is_floating_point and kind.itemsize < 4 else dtype
         whole: Side = (size, part), dense((size, part)), False
@@ -96,10 +79,6 @@ class Exchanged:
         total, result = scratch_of(host, "exchanged total", part, wide), scratch_of(host, "exchanged", part, dtype)
         is_average = reduction == "avg"
         return _Plan(exchange, gather, _COMBINE[reduction], is_average, given, received, total, result)
-
-    def launch(self, plan: _Plan, out: Any, inp: Any, stream: Any = None) -> None:
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self.begin(plan, out, inp).wait()
 
     def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
         """Send the parts, and return a handle: they are reduced and gathered when it is waited for."""

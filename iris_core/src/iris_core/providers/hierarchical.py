@@ -11,7 +11,6 @@ has nothing to gain from levels: see `straight`.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +19,7 @@ import torch
 
 from iris_core.dispatch.requests import REDUCING, nodes_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, part_of, scratch_of, staged
-from iris_core.types import Availability
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Composed, Staged, dense, part_of, scratch_of, staged
 from iris_core.world.scaling import CHUNKS
 
 if TYPE_CHECKING:
@@ -109,35 +107,20 @@ class _Plan:
     latest: Any = None  # the steps of what is pending
 
 
-class Hierarchical:
-    """One collective by levels.
-
-    16-bit floats are rounded once in each node, and along the rail as torch.distributed does it.
-
-    Args:
-        op: the operation.
-    """
+class Hierarchical(Composed):
+    """One collective by levels: 16-bit floats are rounded once in each node, and along the rail as torch does it."""
 
     name = "hierarchical"
     info = everywhere("hierarchical", "collectives within nodes and along rails, in chunks")
-    spans_nodes = composes = always_measured = True
+    always_measured = True
+    fields = ("chunks",)
 
-    def __init__(self, op: str) -> None:
-        self.op = op
-
-    def supports(self, request: CollectiveRequest) -> Availability:
-        options = request.options
-        if len(nodes_of(request)) < 2:
-            return Availability.no("it is offered between nodes only")
+    def _problem(self, request: CollectiveRequest) -> str:
         if grid_of(request) is None:
-            return Availability.no("the group has not equally many ranks, and two at least, on each node")
-        if unused := [name for name in options.get("config", {}) if name != "chunks"]:
-            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
-        if options.get("layout", "torch") != "torch" or options.get("uneven"):
-            return Availability.no("it divides tensors in equal parts, along the first dimension")
-        if options.get("reduction") == "avg" and not getattr(torch, request.dtype).is_floating_point:
-            return Availability.no("an average of integers is rounded once, and not in each node")
-        return Availability.yes()
+            return "the group has not equally many ranks, and two at least, on each node"
+        is_whole = not getattr(torch, request.dtype).is_floating_point
+        is_average = request.options.get("reduction") == "avg"
+        return "an average of integers is rounded once, and not in each node" if is_average and is_whole else ""
 
     def cost(self, request: CollectiveRequest) -> float:
         return between_nodes_s(request, flat=False)
@@ -250,10 +233,6 @@ class Hierarchical:
         return bound_first, rail, in_node(last, one, all_out)
 
     # -- launching ----------------------------------------------------------------------------------------------------
-    def launch(self, plan: _Plan, out: Any, inp: Any, stream: Any = None) -> None:
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self.begin(plan, out, inp).wait()
-
     def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
         """Launch all but the end of the last chunk, and return a handle for that.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
+from iris_core.dispatch.requests import nodes_of
+from iris_core.types import Availability, CollectiveRequest, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,6 +143,41 @@ def staged(
     if order is None and stride is not None and is_dense(shape, stride):
         return Staged()
     return Staged(scratch_of(host, what, math.prod(shape), dtype), order, splits, is_columns)
+
+
+class Composed:
+    """A collective between nodes that is made of others.
+
+    Args:
+        op: the operation.
+    """
+
+    spans_nodes = composes = True
+    fields: tuple[str, ...] = ()
+    """Fields of a config that it has a use for."""
+
+    begin: Callable[..., Begun]
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def supports(self, request: CollectiveRequest) -> Availability:
+        if len(nodes_of(request)) < 2:
+            return Availability.no("it is offered between nodes only")
+        if unused := [name for name in request.options.get("config", {}) if name not in self.fields]:
+            return Availability.no(f"it has no use for {', '.join(unused)} of the config")
+        if request.options.get("layout", "torch") != "torch":
+            return Availability.no("it divides tensors along the first dimension")
+        problem = self._problem(request)
+        return Availability(not problem, problem)
+
+    def _problem(self, request: CollectiveRequest) -> str:
+        """Return why it cannot serve such a request; empty if it can."""
+        raise NotImplementedError
+
+    def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            self.begin(plan, out, inp).wait()
 
 
 class Begun:

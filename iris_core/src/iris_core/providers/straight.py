@@ -7,17 +7,15 @@ network as in a flat all_to_all, with the same bytes, and torch.distributed has 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Begun, Staged, dense, part_of, scratch_of, staged
-from iris_core.types import Availability
+from iris_core.providers.parts import Begun, Composed, Staged, dense, part_of, scratch_of, staged
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Host
@@ -45,31 +43,25 @@ class _Plan:
     pending: Begun | None = None
 
 
-class StraightAllToAll:
+class StraightAllToAll(Composed):
     """An all_to_all of a group of which two members at least share a node.
 
     Args:
         flat: the all_to_all of torch.distributed.
     """
 
-    op, name = "all_to_all", "hierarchical"
+    name = "hierarchical"
     info = everywhere("hierarchical", "an exchange within nodes, and beside it one with other nodes")
-    spans_nodes: ClassVar = True
-    composes: ClassVar = True
-    always_measured: ClassVar = True
+    always_measured = True
 
     def __init__(self, flat: TorchCollective) -> None:
+        super().__init__("all_to_all")
         self._flat = flat
 
-    def supports(self, request: CollectiveRequest) -> Availability:
-        nodes = nodes_of(request)
-        if len(nodes) < 2:
-            return Availability.no("it is offered between nodes only")
-        if len(nodes) == request.group_size:
-            return Availability.no("no two members of the group are on one node")
-        if request.options.get("layout", "torch") != "torch":
-            return Availability.no("its parts are rows, in torch's order")
-        return self._flat.supports(request)
+    def _problem(self, request: CollectiveRequest) -> str:
+        if len(nodes_of(request)) == request.group_size:
+            return "no two members of the group are on one node"
+        return self._flat.supports(request).reason
 
     def cost(self, request: CollectiveRequest) -> float:
         return between_nodes_s(request, flat=False)
@@ -111,10 +103,6 @@ class StraightAllToAll:
         return _Plan(self._flat.prepare(replace(request, options={**options, **far}), host), bound, sides[0], sides[1])
 
     # -- launching ----------------------------------------------------------------------------------------------------
-    def launch(self, plan: _Plan, out: Any, inp: Any, stream: Any = None) -> None:
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self.begin(plan, out, inp).wait()
-
     def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
         """Begin with the other nodes, exchange within the node, and return a handle for the end."""
         if plan.pending is not None:  # two calls cannot use the buffers at the same time

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from iris_core.dispatch.config import Config
-from iris_core.dispatch.products import OPS
 from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import DeviceError, IrisError
@@ -42,7 +41,7 @@ IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadca
 """Operations that it is offered for where the world is on one node, beside the backend's algorithms."""
 
 _IN_OUTPUT = ("all_reduce", "reduce")  # which torch does in place: they begin with a copy
-_SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
 _LOOK_S = 0.5  # between two looks whether a rank has died that a call waits for
 _LEARN_S = 2.0  # after torch has failed, for the world to learn of a rank that has died
 
@@ -466,7 +465,7 @@ class AsyncProduct(UnfusedTorch):
         group = _group_of(request.members, self._ranks, self.backend, host.team.world)
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer versions of torch need it not
             symmetric.enable_symm_mem_for_group(group.group_name)
-        return getattr(torch.ops.symm_mem, _SYMMETRIC[self.op]), group.group_name
+        return getattr(torch.ops.symm_mem, SYMMETRIC[self.op]), group.group_name
 
     def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
         """Multiply and communicate, and copy the result, which torch allocates, to the output."""
@@ -477,9 +476,3 @@ class AsyncProduct(UnfusedTorch):
             else:
                 found = operator(a, b, "sum", scatter_dim=0, group_name=group)
             out.copy_(found)
-
-
-def products(backend: str, ranks: tuple[int, ...] | None) -> list[Any]:
-    """Return the algorithms for `ctx.ops`."""
-    own = [UnfusedTorch(op, backend, ranks) for op in OPS]
-    return [*own, *(AsyncProduct(op, backend) for op in _SYMMETRIC)]

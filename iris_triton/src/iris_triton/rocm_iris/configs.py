@@ -75,8 +75,8 @@ class Config(CoreConfig):
     _NOT_GIVEN = _RINGS
     __hash__ = CoreConfig.__hash__
 
-    def _check(self) -> None:
-        super()._check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         part, columns = self.all_reduce_ring_slice_n, self.block_size_n or 64
         if part is not None and (columns % part or part & (part - 1)):
             raise ArgumentError(
