@@ -360,18 +360,17 @@ def models() -> str:
     """Tokens to experts and back, heads for tokens, attention to a divided cache, beside their peers."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for file in files("models"):
-        points: dict[str, dict[str, float]] = {}
+        points: dict[tuple[str, int], dict[str, float]] = {}
         for each in results(file)["results"]:
             if each["params"].get("place") == "heap":
                 continue  # in the file alone
             name = ", ".join((each["benchmark"].removeprefix("models."), *map(str, each["params"].values())))
-            points.setdefault(name, {})[each["provider"]] = each["time_us"]
-        for name, times in points.items():
+            points.setdefault((name, each["num_ranks"]), {})[each["provider"]] = each["time_us"]
+        for (name, gpus), times in points.items():
             for how, suffix in (("graph", ""), ("eager", " eager")):
                 beside = next(peer for peer in ("alone+ccl", "nccl") if f"{peer}{suffix}" in times or peer in times)
                 other = times.get(f"{beside}{suffix}") or times[beside]
                 cell = f"{times[f'iris{suffix}']:.1f} ({other / times[f'iris{suffix}']:.2f})"
-                gpus = re.findall(r"-(\d+)", file)[0]
                 rows.setdefault((name, beside), {})[f"{gpus} GPUs, {how}"] = cell
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]

@@ -112,14 +112,14 @@ def test_the_table_of_models(monkeypatch):
     """Beside attention and a sum where there is one, else NCCL, eagerly where it has no graph; no heap tensors."""
     experts, decode, place = {"tokens": 8, "what": "turn"}, {"batch": 1}, {"tokens": 8, "place": "heap"}
     kept(
-        monkeypatch, "models-2", ("models.experts", "iris", 2.0, experts), ("models.ulysses", "iris", 9.0, place),
+        monkeypatch, "models-4", ("models.experts", "iris", 2.0, experts), ("models.ulysses", "iris", 9.0, place),
         ("models.experts", "iris eager", 4.0, experts, EAGER), ("models.experts", "nccl", 8.0, experts, EAGER),
         *(("models.decode", name, us, decode) for name, us in (("iris", 2.0), ("alone+ccl", 3.0))),
         *(("models.decode", f"{name} eager", us, decode, EAGER) for name, us in (("iris", 5.0), ("alone+ccl", 4.0))),
     )  # fmt: skip
     monkeypatch.setattr(figures, "source", lambda *names, page="docs": "")
     assert figures.models().splitlines()[0:3:2] == [
-        "| us | beside | 2 GPUs, graph | 2 GPUs, eager |",
+        "| us | beside | 4 GPUs, graph | 4 GPUs, eager |",
         "| experts, 8, turn | nccl | 2.0 (4.00) | 4.0 (2.00) |",
     ]
     assert "| decode, 1 | alone+ccl | 2.0 (1.50) | 5.0 (0.80) |" in figures.models()

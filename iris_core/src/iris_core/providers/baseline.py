@@ -153,8 +153,8 @@ class Unfused:
         with torch.no_grad():
             if plan.gathered is not None:
                 if plan.gather_scales is not None:
-                    scales = plan.gather_scales(scales[0]), scales[1]
-                work = go(plan.gathered[1], a.view(plan.gathered[1].dtype))
+                    scales, a = (plan.gather_scales(scales[0]), scales[1]), a.view(torch.uint8)
+                work = go(plan.gathered[1], a)
                 return Begun(partial(self._end, plan, work, out, b, bias, *scales))
             parts, rows, columns = out, a.shape[0], b.shape[1]
             if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)

@@ -108,7 +108,7 @@ class Shards:
         parts = [(side.address(each.data_ptr()), each.nbytes) for each in moved]
         side.follow()
         for *targets, word in self.others:
-            for target, (here, nbytes) in zip(targets, parts, strict=False):
+            for target, (here, nbytes) in zip(targets, parts, strict=True):
                 side.copy(target, here, nbytes, side.raw)
             side.write(word, 1, 0, side.raw)
         return own
@@ -146,10 +146,8 @@ def shards_of(request: FusedRequest, host: Host, name: str) -> Shards:
     nbytes = (team.size + 1) * _WORD
     words = team.region("ops arrived", -(-nbytes // _WORDS_NBYTES) * _WORDS_NBYTES).tensor[:nbytes].view(torch.int32)
     heap = team.base_ptrs[team.rank]
-    at = [each.data_ptr() - heap for each in (own, own_scales, words[team.rank])]  # the same on all members
+    scaled = () if request.scales == "none" else (scales, own_scales)
+    at = [each.data_ptr() - heap for each in (own, *scaled[1:], words[team.rank])]  # the same on all members
     before = [team.base_ptrs[(team.rank - step) % team.size] for step in range(1, team.size)]
     others = [tuple(side.address(base + each) for each in at) for base in before]
-    shards = Shards(matrix, own, words, others, side)
-    if request.scales != "none":
-        shards.scales, shards.own_scales = scales, own_scales
-    return shards
+    return Shards(matrix, own, words, others, side, *scaled)
