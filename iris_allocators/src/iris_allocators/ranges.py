@@ -31,8 +31,8 @@ class Range:
     def tensor(self, as_bytes: Callable[[Range], torch.Tensor], on_release: Callable[[], None]) -> torch.Tensor:
         """Return a 1-D uint8 tensor, which `as_bytes` makes; `on_release` is called when its storage is gone.
 
-        What torch keeps of the interface for ever is given back: from 2.11 on it takes references to the tuples in it
-        and drops none (pytorch/pytorch#194877), 140 bytes for each tensor.
+        References that torch leaks are released: from 2.11 on it takes some to the tuples of the interface and drops
+        none (pytorch/pytorch#194877), 140 bytes for each tensor.
         """
         shape, data = (self.__cuda_array_interface__[name] for name in ("shape", "data"))
         before = sys.getrefcount(shape), sys.getrefcount(data)

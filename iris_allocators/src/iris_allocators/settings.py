@@ -40,4 +40,4 @@ class VmemSettings(PluginSettings):
     """Bytes by which memory is committed and given back, a power of two; by default a 64th of the heap, 2 to 64 MiB."""
     multicast: bool = False
     """Make addresses that reach the heaps of all ranks at once (NVLink SHARP, on Hopper and newer).  Where a device has
-    no multicast, no rank opens; a rank alone makes none."""
+    no multicast, all ranks raise UnsupportedError; a world of one makes none."""

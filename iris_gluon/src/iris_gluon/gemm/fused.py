@@ -72,7 +72,7 @@ def biased(sink, bias, step, m, n, BIAS: gl.constexpr):
 
 @gluon.jit
 def scales_of(like, a, b, a_down, a_right, b_down, b_right, m, n, k, BLOCK_K: gl.constexpr, KIND: gl.constexpr):
-    """Return the scales of the operands; without some, an object that nobody reads, with a pointer to anything."""
+    """Return the scales of the operands; without some, an unused object, with a pointer to anything."""
     down, right = gl.cast(b_down, gl.int64), gl.cast(b_right, gl.int64)
     steps = gl.cdiv(k, BLOCK_K)
     if KIND == "none":

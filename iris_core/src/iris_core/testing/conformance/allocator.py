@@ -173,21 +173,23 @@ class AllocatorConformance(PluginConformance):
 
     def test_host_release_is_told_once_after_the_last_view(self, allocator: Any) -> None:
         """Not when the tensor goes but a view stays; then once, and never again; also of two on the same range."""
-        told: list[str] = []
-        first, second = (allocator.tensor(0, 256, functools.partial(told.append, each)) for each in ("first", "second"))
+        released: list[str] = []
+        first, second = (
+            allocator.tensor(0, 256, functools.partial(released.append, each)) for each in ("first", "second")
+        )
         view = first.view(torch.float32)[3:5]
         del first
         gc.collect()
-        assert told == [], "a view of the tensor is still alive"
+        assert released == [], "a view of the tensor is still alive"
         del view
         gc.collect()
-        assert told == ["first"]
+        assert released == ["first"]
         del second
         gc.collect()
-        assert told == ["first", "second"]
+        assert released == ["first", "second"]
         allocator.close()
         gc.collect()
-        assert told == ["first", "second"], "told again by close()"
+        assert released == ["first", "second"], "released again by close()"
 
     def test_host_commit_is_idempotent(self, opened: Open, read: Read, write: Write) -> None:
         """Committing again, also a larger range, keeps the contents."""
@@ -226,11 +228,11 @@ class AllocatorConformance(PluginConformance):
 
         There it is found again, also by a part of it, which shares the memory; not when it was taken off.
         """
-        allocator, told = opened(), list[int]()
+        allocator, released = opened(), list[int]()
         tensor, size, start = self._importable(allocator, info, make_importable)
         tensor.copy_(_pattern(tensor.numel(), seed=1))
         offset = allocator.nbytes // 2 // allocator.granularity * allocator.granularity
-        out = allocator.import_tensor(offset, tensor.view(-1, 100), lambda: told.append(1))
+        out = allocator.import_tensor(offset, tensor.view(-1, 100), lambda: released.append(1))
         assert (out.shape, out.dtype, out.stride()) == (tensor.view(-1, 100).shape, tensor.dtype, (100, 1))
         assert out.data_ptr() == allocator.base_ptr + offset + start
         assert out.cpu().flatten().equal(_pattern(tensor.numel(), seed=1))
@@ -246,10 +248,10 @@ class AllocatorConformance(PluginConformance):
         part.fill_(4)
         del part
         gc.collect()
-        assert told == [], "a release of the part was told as one of the whole"
+        assert released == [], "a release of the part was reported as one of the whole"
         del out
         gc.collect()
-        assert told == [1], "its release was not told, although the tensor itself lives"
+        assert released == [1], "its release was not reported, although the tensor itself lives"
         allocator.decommit(offset, size)
         assert allocator.import_extent(tensor)[2] == -1
         assert set(tensor[500:].tolist()) == {4}, "the tensor's own memory went with it"
@@ -369,7 +371,7 @@ class AllocatorConformance(PluginConformance):
         offsets = (0, 2 * granule, granule)
         for turn, offset in enumerate(offsets):
             owner.commit(offset, granule)
-            assert owner.generation > before, "peers are not told of the new memory"
+            assert owner.generation > before, "no new generation for the new memory"
             before = owner.generation
             for _ in range(2):
                 for earlier in offsets[: turn + 1] if turn < 2 else [offset]:
@@ -399,7 +401,7 @@ class AllocatorConformance(PluginConformance):
         tensor, _, start = self._importable(owner, info, make_importable)
         before = owner.generation
         out = owner.import_tensor(owner.granularity, tensor, _nothing)
-        assert owner.generation > before, "peers are not told of the imported memory"
+        assert owner.generation > before, "no new generation for the imported memory"
         mapping, described = _exchange(owner, me)
         _check_described(described, owner.granularity + start, tensor.numel())
         tensor.copy_(_pattern(tensor.numel(), seed=5))
