@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +74,17 @@ class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.watcher is None or not (read or written):
             return func(*args, **kwargs)
         return self.watcher.host_operation(functools.partial(func, *args, **kwargs), name, read, written)
+
+
+def _dispatch(self: HostOperations, *call: Any) -> Any:
+    """Handle an operation outside of torch's compiler: its wrapper imports that first, a second in every process."""
+    is_there = "torch._dynamo" in sys.modules
+    return (_WRAPPED if is_there else _PLAIN)(self, *call)
+
+
+_WRAPPED = HostOperations.__torch_dispatch__
+_PLAIN = inspect.unwrap(_WRAPPED)
+HostOperations.__torch_dispatch__ = _dispatch  # type: ignore[assignment]
 
 
 def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
