@@ -111,8 +111,8 @@ class Iris(TensorFactories, OneSided, NodeMembers):
     ) -> None:
         self.settings = open_context.settings_of(asked)
         with contextlib.ExitStack() as undo:
-            tell = partial(_tell_allocated, weakref.ref(self))
-            opened = open_context.open_heap(self.settings, options, arrival, on_allocated=tell, undo=undo)
+            notice = partial(_notify_allocated, weakref.ref(self))
+            opened = open_context.open_heap(self.settings, options, arrival, on_allocated=notice, undo=undo)
             self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
             self._device_barriers, self._context = opened.device_barriers, opened.context_tensor
             self._log = rank_logger(self._world.rank, self._world.world_size)
@@ -580,7 +580,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _tell_allocated(context: weakref.ref[Iris], offset_bytes: int, nbytes: int) -> None:
+def _notify_allocated(context: weakref.ref[Iris], offset_bytes: int, nbytes: int) -> None:
     """Notify observers of an allocation, by a function that does not keep the context alive."""
     if "iris_allocated" in MAY_BE_WATCHED and (found := context()) is not None:
         notify("iris_allocated", context=found, offset_bytes=offset_bytes, nbytes=nbytes)

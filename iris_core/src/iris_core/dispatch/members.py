@@ -208,7 +208,7 @@ def layout_of(request: Any) -> str:
 def prepare_alike(team: Team, what: str, make: Callable[[], Any]) -> Any:
     """Make a plan on all members, or raise on all of them; `make` may ask for regions of the team."""
 
-    def tell(error: Exception | None) -> list[bool]:
+    def exchange(error: Exception | None) -> list[bool]:
         if isinstance(error, StepsDifferError):
             steps = error.steps
         else:
@@ -216,4 +216,4 @@ def prepare_alike(team: Team, what: str, make: Callable[[], Any]) -> Any:
         bad = Step.FAILED if Step.FAILED in steps else Step.ASKS  # those that asked in vain did so for others' failures
         return [step != bad for step in steps]
 
-    return on_all_ranks(team.world, f"could not prepare {what}", make, IrisError, team.members, tell)
+    return on_all_ranks(team.world, f"could not prepare {what}", make, IrisError, team.members, exchange)

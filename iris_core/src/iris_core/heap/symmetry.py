@@ -86,11 +86,11 @@ def together(
     def run() -> None:
         arguments.update(local() or {})
 
-    def tell(error: Exception | None) -> list[int]:
+    def exchange(error: Exception | None) -> list[int]:
         steps.extend(agree(state, op, ok=error is None, **arguments))
         return [step.ok for step in steps]
 
-    on_all_ranks(state.world, what, run, otherwise, tell=tell)
+    on_all_ranks(state.world, what, run, otherwise, exchange=exchange)
     return steps
 
 

@@ -57,7 +57,7 @@ def on_all_ranks(
     step: Callable[[], T],
     otherwise: type[errors.IrisError] = errors.HeapError,
     ranks: Sequence[int] | None = None,
-    tell: Callable[[Exception | None], Sequence[bool | int]] | None = None,
+    exchange: Callable[[Exception | None], Sequence[bool | int]] | None = None,
 ) -> T:
     """Do a local step; if it fails on any rank, all ranks raise the same error.
 
@@ -70,7 +70,7 @@ def on_all_ranks(
         step: what this rank does, alone.
         otherwise: raised where the first rank that failed had an error that is not one of `_KINDS`.
         ranks: the numbers of the ranks in the message; their ranks in `world` by default.
-        tell: gets this rank's error, exchanges it with whatever else there is to be exchanged, and returns, per rank,
+        exchange: gets this rank's error, exchanges it with what else there is to exchange, and returns, per rank,
             whether its step counts as done; by default, steps that raised nothing do.
 
     Raises:
@@ -85,7 +85,7 @@ def on_all_ranks(
         raise
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error = e
-    oks = [ok for (ok,) in world.all_gather_ints([error is None])] if tell is None else tell(error)
+    oks = [ok for (ok,) in world.all_gather_ints([error is None])] if exchange is None else exchange(error)
     if all(oks):
         return result  # type: ignore[no-any-return]
     own = None if oks[world.rank] else error

@@ -123,12 +123,12 @@ class StoreExchanges:
         self.check_usable()
         if far:
             self._post(world, number, mine, far)
-        told: list[bool] = []
+        published: list[bool] = []
 
         def look() -> None:
             self._look(peers)
-            if far and not told and time.monotonic() >= begin + LOOK_S:
-                told.append(self._tell_wait(mine.call.decode(), far))
+            if far and not published and time.monotonic() >= begin + LOOK_S:
+                published.append(self._publish_wait(mine.call.decode(), far))
 
         found: dict[int, Frame] = {}
         missing: list[int] = []
@@ -137,9 +137,9 @@ class StoreExchanges:
             found, missing = self._local.gather(world, number, mine, near, timeout_s, look)
             late = self._collect(world, number, far, found, begin + timeout_s, look) if far else []
         finally:
-            if told:
+            if published:
                 with contextlib.suppress(PeerLostError):  # what is raised says so already
-                    self._tell_wait("", ())
+                    self._publish_wait("", ())
             if late and not missing:
                 close_all([fd for frame in found.values() for fd in frame.fds])
         return found, sorted([*missing, *late])
@@ -184,7 +184,7 @@ class StoreExchanges:
             self._seen[world, peer] = number
         return [peer for peer in far if peer not in keys]
 
-    def _tell_wait(self, call: str, far: Sequence[int]) -> bool:
+    def _publish_wait(self, call: str, far: Sequence[int]) -> bool:
         """Let ranks of other nodes know in which call this one waits for them."""
         return bool(self._store.set(f"waits/{self._rank}", json.dumps([call, list(far)]).encode()))
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy, reduce_to
-from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, send, sent, sent_second
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import item_nbytes
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of, pieces, rounded_up
@@ -61,7 +61,7 @@ def two_shot(
         first = inp.to(gl.int64) - own
     if OUT_DIRECT:
         second = out.to(gl.int64) - own
-    tell(row, bases, me, first, second, SIZE)
+    send(row, bases, me, first, second, SIZE)
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are ready, outputs and landing regions free
     begin = me * shard
     done = count * 0
@@ -72,7 +72,7 @@ def two_shot(
                 member = (me + 1 + i) % SIZE
                 at = member * shard + done
                 piece = gl.minimum(gl.minimum(count - at, shard - done), capacity)
-                there = gl.load(bases + member) + told(row, member, SIZE) + me * capacity * ITEM
+                there = gl.load(bases + member) + sent(row, member, SIZE) + me * capacity * ITEM
                 copy(
                     there.to(inp.dtype), done * 0, in_sizes, in_strides, inp, at, in_sizes, in_strides, piece, part,
                     parts, 0, IN_DIMS, BLOCK
@@ -83,11 +83,11 @@ def two_shot(
         targets = ()
         for i in gl.static_range(SIZE):
             if IN_DIRECT:
-                src = gl.load(bases + i) + told(row, i, SIZE) + (begin + done) * ITEM
+                src = gl.load(bases + i) + sent(row, i, SIZE) + (begin + done) * ITEM
             else:
                 src = stage.to(gl.int64) + i * capacity * ITEM
             member = (me + 1 + i) % SIZE
-            to = gl.load(bases + member) + told_second(row, member, SIZE)
+            to = gl.load(bases + member) + sent_second(row, member, SIZE)
             if OUT_DIRECT:
                 to += (begin + done) * ITEM
             else:

@@ -24,9 +24,9 @@ from iris_triton.collectives.parts.barrier import (
     leave,
     members_of,
     row_of,
-    tell,
-    told,
-    told_second,
+    send,
+    sent,
+    sent_second,
 )
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
@@ -89,9 +89,9 @@ def push(
         places = stage.to(gl.int64) - own + members * capacity * ITEM
         own_rounds = (gl.max(wants, axis=0) + capacity - 1) // capacity
         wants = wants | (own_rounds << _ROUNDS_AT)
-    tell(row, bases, me, places, wants, SIZE)
+    send(row, bases, me, places, wants, SIZE)
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    rounds = gl.maximum(gl.max(told_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
+    rounds = gl.maximum(gl.max(sent_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
     turn = capacity * 0
     while turn < rounds:
         half = turn % 2 * half_nbytes
@@ -99,8 +99,8 @@ def push(
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             begin = gl.load(table + member)
-            there = gl.load(bases + member) + told(row, member, SIZE)
-            wanted = told_second(row, member, SIZE)
+            there = gl.load(bases + member) + sent(row, member, SIZE)
+            wanted = sent_second(row, member, SIZE)
             piece = gl.minimum(gl.load(table + SIZE + member), wanted & _COUNT_MASK)  # never more than has room
             part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
             to = begin * 0

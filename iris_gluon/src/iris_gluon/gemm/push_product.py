@@ -16,7 +16,7 @@ from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand, s
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import StoreTile
-from iris_triton.collectives.parts.barrier import last_barrier, told, told_second
+from iris_triton.collectives.parts.barrier import last_barrier, sent, sent_second
 from iris_triton.gemm.parts.fused import Plan, staged_memory
 from iris_triton.gemm.parts.tiles import PER_CALL, begin_call
 
@@ -49,8 +49,8 @@ def push_product(
     matrices = ()
     for i in gl.static_range(SIZE):  # the next member first, the own output last
         peer = (me + 1 + i) % SIZE
-        stride = told_second(row, peer, SIZE)
-        address = gl.load(bases + peer) + told(row, peer, SIZE)
+        stride = sent_second(row, peer, SIZE)
+        address = gl.load(bases + peer) + sent(row, peer, SIZE)
         if DIM == 0:
             address += gl.cast(me, gl.int64) * m * stride * ITEM
         else:

@@ -23,9 +23,9 @@ from iris_triton.collectives.parts.barrier import (
     enter,
     leave,
     members_of,
-    tell,
-    told,
-    told_second,
+    send,
+    sent,
+    sent_second,
 )
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
@@ -108,7 +108,7 @@ def nvls(
     done = capacity * 0
     while done < shard:
         if DIRECT:
-            tell(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
+            send(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
         else:
             for i in range(SIZE):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
@@ -124,7 +124,7 @@ def nvls(
         piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
         if DIRECT:
             here, there = inp.to(tl.int64) - own, out.to(tl.int64) - own
-            apart = (told(row, members_of(SIZE), SIZE) - here) | (told_second(row, members_of(SIZE), SIZE) - there)
+            apart = (sent(row, members_of(SIZE), SIZE) - here) | (sent_second(row, members_of(SIZE), SIZE) - there)
             apart = apart | (here | there) % 16
             whole = piece * 0
             if tl.max((apart != 0).to(tl.int32), axis=0) == 0:

@@ -26,10 +26,10 @@ from iris_triton.collectives.parts.barrier import (
     members_of,
     report_difference,
     row_of,
-    tell,
-    tell_kind,
-    told,
-    told_second,
+    send,
+    send_kind,
+    sent,
+    sent_second,
 )
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
@@ -145,13 +145,13 @@ def pull(
                 place += inp.to(tl.int64) - own + begin * ITEM
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
-            tell(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
-            tell_kind(row, bases, me, kind, SIZE)
+            send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
+            send_kind(row, bases, me, kind, SIZE)
         epoch += 1
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
-            longest = tl.max(-1 - told(row, members, SIZE), axis=0)
-            said = told_second(row, members, SIZE)
+            longest = tl.max(-1 - sent(row, members, SIZE), axis=0)
+            said = sent_second(row, members, SIZE)
             compare_kinds(row, kind, status, rank, SIZE)
             if table is not None:
                 begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
@@ -159,10 +159,10 @@ def pull(
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
-            said = told_second(row, member, SIZE)
+            said = sent_second(row, member, SIZE)
             number = tl.minimum(number, said & ((1 << _NUMBER_BITS) - 1))  # never more than the member has
             number = tl.where(said >> _NUMBER_BITS == kind, number, 0)  # and nothing of another call
-            place = told(row, member, SIZE)
+            place = sent(row, member, SIZE)
             if place < 0:
                 place = staging + half
                 if not SHARED:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell
+from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, layout_arguments, layouts_of, pieces
@@ -58,11 +58,11 @@ def pull_reduce(
         if done == 0:
             members = members_of(SIZE).to(tl.int64)
             if not STAGED:
-                tell(row, bases, me, inp.to(tl.int64) - own + members * apart * ITEM, members, SIZE)
+                send(row, bases, me, inp.to(tl.int64) - own + members * apart * ITEM, members, SIZE)
             elif SHARED:
-                tell(row, bases, me, stage.to(tl.int64) - own + members * 0, members, SIZE)
+                send(row, bases, me, stage.to(tl.int64) - own + members * 0, members, SIZE)
             else:
-                tell(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
+                send(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
         epoch += 1
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell, told
+from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
 from iris_triton.collectives.parts.sizes import (
@@ -40,7 +40,7 @@ def _in_heap(row, bases, member, place, TOLD: tl.constexpr, SIZE: tl.constexpr):
     """Return addresses at heap offset `place` of members (scalar or block); TOLD: plus the offset they published."""
     there = tl.load(bases + member) + place
     if TOLD:
-        there += told(row, member, SIZE)
+        there += sent(row, member, SIZE)
     return there
 
 
@@ -150,7 +150,7 @@ def push(
     capacity = tl.cast(capacity, tl.int64)
     if DIRECT:
         epoch += 1
-        tell(row, bases, me, out.to(tl.int64) - tl.load(bases + me), 0, SIZE)
+        send(row, bases, me, out.to(tl.int64) - tl.load(bases + me), 0, SIZE)
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         compare_kinds(row, kind, status, rank, SIZE)
         _push(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, tell
+from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces, rounded_up
@@ -51,7 +51,7 @@ def two_shot(
     begin = tl.cast(me, tl.int64) * shard
     if DIRECT:
         epoch += 1
-        tell(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
+        send(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         compare_kinds(row, kind, status, rank, SIZE)
         piece = tl.minimum(count - begin, shard)
@@ -71,9 +71,9 @@ def two_shot(
             if done == 0:
                 members = members_of(SIZE).to(tl.int64)
                 if IN_STAGED:
-                    tell(row, bases, me, stage.to(tl.int64) - own + (members + 1) * capacity * ITEM, members, SIZE)
+                    send(row, bases, me, stage.to(tl.int64) - own + (members + 1) * capacity * ITEM, members, SIZE)
                 else:
-                    tell(row, bases, me, inp.to(tl.int64) - own + members * shard * ITEM, members, SIZE)
+                    send(row, bases, me, inp.to(tl.int64) - own + members * shard * ITEM, members, SIZE)
             epoch += 1
             barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
             if done == 0:

@@ -68,8 +68,8 @@ def matmul_reduce(
             tiles are runs of equal length, and they keep the sum at the tile's own place; "two_shot": the same, and the
             owner stores the sum into the outputs of all.
     """
-    told = out if FORM == "two_shot" else None
-    row, epoch = begin_call(control, bases, me, told, out_down, timeout_ns, status, rank, SIZE)
+    shown = out if FORM == "two_shot" else None
+    row, epoch = begin_call(control, bases, me, shown, out_down, timeout_ns, status, rank, SIZE)
     program = own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
     if FORM == "rows":

@@ -78,14 +78,14 @@ class Row:
         return self.words + 2 * self.size + 2
 
     @triton.jit
-    def tell(self, word, rank):
+    def publish(self, word, rank):
         """Set one word of a rank to the stamp; releases the stores ordered by `gather_stores`."""
         target = translate(word, self.rank, rank, self.heap_bases)
         set_flag(target, self.stamp, "release", "sys")
 
     @triton.jit
-    def tell_all(self, word):
-        """Set the same word of every rank to the stamp; see `tell`."""
+    def publish_to_all(self, word):
+        """Set the same word of every rank to the stamp; see `publish`."""
         tell_members(word, 0, self.stamp, self.rank, 0, 1, self.size, self.heap_bases)
 
     @triton.jit

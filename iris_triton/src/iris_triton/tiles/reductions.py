@@ -125,12 +125,12 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
         row = begin(locks, number, ctx, ONE_READS)
         tile.publish(src_view)
         gather_stores()
-        row.tell_all(row.arrived(ctx.rank))
+        row.publish_to_all(row.arrived(ctx.rank))
         if own:
             row.wait_all(row.arrived(0))
             _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
             gather_stores()
-            row.tell_all(row.done())
+            row.publish_to_all(row.done())
         row.end()
 
 
@@ -311,18 +311,18 @@ class Reductions(Moves):
             row = begin(locks, number, self, ALL_READ)
             tile.publish(src_view)
             gather_stores()
-            row.tell_all(row.arrived(self.rank))
+            row.publish_to_all(row.arrived(self.rank))
             row.wait_all(row.arrived(0))
             acc = _sum(tile, src_view, self)
             if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
                 gather_stores()
-                row.tell_all(row.passed(self.rank))
+                row.publish_to_all(row.passed(self.rank))
                 row.wait_all(row.passed(0))
                 _store_own(tile, dst_view, acc)
             else:
                 _store_own(tile, dst_view, acc)
                 gather_stores()
-                row.tell_all(row.passed(self.rank))
+                row.publish_to_all(row.passed(self.rank))
             row.end()
 
     @triton.jit
@@ -351,7 +351,7 @@ class Reductions(Moves):
             if row.is_last(number % self.world_size):
                 _store_to_all(tile, dst_view, _sum(tile, src_view, self), self)
                 gather_stores()
-                row.tell_all(row.done())
+                row.publish_to_all(row.done())
             row.end()
 
     @triton.jit
@@ -382,7 +382,7 @@ class Reductions(Moves):
         if position < size - 1:
             _keep_sum(tile, src_view, dst_view, acc)
             gather_stores()
-            row.tell(row.arrived(self.rank), after)
+            row.publish(row.arrived(self.rank), after)
             row.wait(row.passed(before))
             result = tl.load(ptr, mask=mask)
         else:
@@ -390,7 +390,7 @@ class Reductions(Moves):
         if (size > 1) & (position != size - 2):  # the next position has computed the result
             store(ptr, result, self.rank, after, self.heap_bases, mask)
             gather_stores()
-            row.tell(row.passed(self.rank), after)
+            row.publish(row.passed(self.rank), after)
         row.end()
 
     @triton.jit
@@ -420,7 +420,7 @@ class Reductions(Moves):
                 ptr, mask = dst_view.tile_ptr(tile)
                 store(ptr, acc.to(dst_view.ptr.dtype.element_ty), self.rank, owner, self.heap_bases, mask)
                 gather_stores()
-                row.tell_all(row.done())
+                row.publish_to_all(row.done())
             row.end()
 
     @triton.jit

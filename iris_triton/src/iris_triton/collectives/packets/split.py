@@ -33,7 +33,7 @@ from iris_triton.collectives.packets.mailbox import (
     pick,
 )
 from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
-from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, tell, told
+from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.flags import await_flag, set_flag
@@ -95,7 +95,7 @@ def split(
     row = control + pair * row_words(N)  # pairs are numbered like the programs of other kernels
     if program % 2 == 0:
         turn = last_epoch(row, N)
-        tell(row, bases, me, to - own, 0, N)
+        send(row, bases, me, to - own, 0, N)
         turn += 1
         arrive(row, bases, me, turn, N)
         claim(row, me, turn, status, rank, N)
@@ -119,7 +119,7 @@ def split(
             if c > 0:
                 await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):
-                    there = pick(peers, i, N) + told(row, (me + 1 + i) % N, N)
+                    there = pick(peers, i, N) + sent(row, (me + 1 + i) % N, N)
                     whole = there % alignment(ENC) == 0
                     for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)

@@ -77,8 +77,8 @@ def at_member(pointer, bases, me, member):
 
 
 @triton.jit
-def tell(row, bases, me, first, second, SIZE: tl.constexpr):
-    """Publish two words to each member, scalars or blocks over `members_of`; visible after the next barrier."""
+def send(row, bases, me, first, second, SIZE: tl.constexpr):
+    """Send two words to each member, scalars or blocks over `members_of`; visible after the next barrier."""
     lanes, members = lanes_for(SIZE), members_of(SIZE)
     place = at_member(row + SIZE + me, bases, me, members)
     nothing = members.to(tl.int64) * 0
@@ -87,14 +87,14 @@ def tell(row, bases, me, first, second, SIZE: tl.constexpr):
 
 
 @triton.jit
-def told(row, member, SIZE: tl.constexpr):
-    """Load the first word that a member published (scalar or block)."""
+def sent(row, member, SIZE: tl.constexpr):
+    """Load the first word that a member sent (scalar or block)."""
     return tl.load(row + SIZE + member)
 
 
 @triton.jit
-def told_second(row, member, SIZE: tl.constexpr):
-    """Load the second word that a member published (scalar or block)."""
+def sent_second(row, member, SIZE: tl.constexpr):
+    """Load the second word that a member sent (scalar or block)."""
     return tl.load(row + 2 * SIZE + member)
 
 
@@ -123,8 +123,8 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 
 @triton.jit
-def tell_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Publish the ID of the call signature before the first barrier; only the first program does so."""
+def send_kind(row, bases, me, kind, SIZE: tl.constexpr):
+    """Send the ID of the call signature before the first barrier; only the first program does so."""
     if tl.program_id(0) == 0:
         lanes = lanes_for(SIZE)
         number = members_of(SIZE).to(tl.int64) * 0 + kind
@@ -136,7 +136,7 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
     """Begin a call and publish its signature; return this program's row and the epoch of the last barrier."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
-    tell_kind(row, bases, me, kind, SIZE)
+    send_kind(row, bases, me, kind, SIZE)
     return row, epoch
 
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import members_of, told, told_second
+from iris_triton.collectives.parts.barrier import members_of, sent, sent_second
 
 ANEW = tl.constexpr(tl.pointer_type(tl.int1))
 """A cast to this type and back makes a pointer of which nothing is known; Triton 3.8 sees through one to numbers."""
@@ -212,7 +212,7 @@ def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.
         ALIGNED: they begin at multiples of 16 bytes.
     """
     for i in tl.static_range(SIZE):
-        src = (tl.load(bases + i) + told(row, i, SIZE) + shift).to(like.dtype)
+        src = (tl.load(bases + i) + sent(row, i, SIZE) + shift).to(like.dtype)
         if ALIGNED:
             src = tl.multiple_of(src, 16)
         value = widened(tl.load(src + index, mask=mask))
@@ -249,7 +249,7 @@ def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
 def _store_to_all(row, bases, shift, like, index, value, mask, ALIGNED: tl.constexpr, SIZE: tl.constexpr):
     """Store a block of elements at the heap offset in each member's second published word; see `reduced`."""
     for i in tl.static_range(SIZE):
-        to = (tl.load(bases + i) + told_second(row, i, SIZE) + shift).to(like.dtype)
+        to = (tl.load(bases + i) + sent_second(row, i, SIZE) + shift).to(like.dtype)
         if ALIGNED:
             to = tl.multiple_of(to, 16)
         tl.store(to + index, value, mask=mask)
@@ -276,8 +276,8 @@ def reduce_to(
         heaps = tl.load(bases + members) + shift
         targets = out.to(tl.int64)
         if PUSH:
-            targets = heaps + told_second(row, members, SIZE)
-        if are_aligned(heaps + told(row, members, SIZE) | targets):
+            targets = heaps + sent_second(row, members, SIZE)
+        if are_aligned(heaps + sent(row, members, SIZE) | targets):
             wide = tl.multiple_of(out.to(ANEW).to(out.dtype), 16)
             while at + BLOCK <= count:
                 total = reduced(row, bases, shift, out, at + lanes, None, True, OP, SIZE)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import SCALED_BLOCK
-from iris_triton.collectives.parts.barrier import barrier, last_epoch, row_of, tell, told, told_second
+from iris_triton.collectives.parts.barrier import barrier, last_epoch, row_of, send, sent, sent_second
 from iris_triton.collectives.parts.elements import ANEW, item_nbytes
 from iris_triton.tiles.views import chiplet_transform_chunked
 
@@ -153,7 +153,7 @@ def begin_call(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE:
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE) + 1
     if matrix is not None:
-        tell(row, bases, me, matrix.to(tl.int64) - tl.load(bases + me), down, SIZE)
+        send(row, bases, me, matrix.to(tl.int64) - tl.load(bases + me), down, SIZE)
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     return row, epoch
 
@@ -161,8 +161,8 @@ def begin_call(control, bases, me, matrix, down, timeout_ns, status, rank, SIZE:
 @triton.jit
 def announced(row, bases, peer, like, SIZE: tl.constexpr):
     """Return (pointer, row stride) of the matrix that a member published."""
-    theirs = (tl.load(bases + peer) + told(row, peer, SIZE)).to(like.dtype)
-    return tl.multiple_of(theirs, 16), whole_rows(told_second(row, peer, SIZE), like)
+    theirs = (tl.load(bases + peer) + sent(row, peer, SIZE)).to(like.dtype)
+    return tl.multiple_of(theirs, 16), whole_rows(sent_second(row, peer, SIZE), like)
 
 
 @triton.jit
