@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from compile_tiles import default_layout
 from jobs_common import environment
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
+import iris_gluon
 from iris_core import Iris
 from iris_core.errors import DeviceTimeoutError
-from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import DeviceContext, x
 from iris_triton.language.sync import gather_stores
+from iris_triton.testing.languages import in_gluon, open_context
 from iris_triton.tiles import AllReduceConfig, Tile, TileView, make_locks, make_tensor_view
 
 BLOCK_M, BLOCK_N = 8, 16
@@ -47,9 +47,9 @@ def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
         ptr, mask = dst.tile_ptr(mem)
         tl.store(ptr, ctx.gather(mem, src, number), mask=mask)
     elif op == "atomic":
-        ctx.all_reduce_atomic(tile, dst)
+        ctx.all_reduce(tile, src, dst, config=AllReduceConfig("atomic"))
     elif op == "spinlock":
-        ctx.all_reduce_spinlock(tile, dst, locks)
+        ctx.all_reduce(tile, src, dst, config=AllReduceConfig(4, locks))
     elif op == "one_shot":
         ctx.all_reduce_one_shot(tile, src, dst, locks)
     elif op == "two_shot":
@@ -64,7 +64,7 @@ def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
         ctx.await_tile(mem, dst, locks)
     elif op == "default":
         ctx.all_reduce(tile, src, dst)
-    else:  # a variant by name or number
+    else:  # a variant by its number
         ctx.all_reduce(tile, src, dst, config=AllReduceConfig(op, locks))
 
 
@@ -77,57 +77,37 @@ def publish(tile, src, flag):
 
 
 @triton.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
-def run_triton(
-    op: tl.constexpr, form: tl.constexpr, data, src, dst, locks, context, world: tl.constexpr, M, N, data_m, data_n,
-    src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+def run(
+    Context: tl.constexpr, op: tl.constexpr, form: tl.constexpr, data, src, dst, locks, context, world: tl.constexpr,
+    M, N, data_m, data_n, src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Programs take tiles of `data` in turn.
+    """Programs take tiles of `data` in turn; in Gluon, data has another layout than a tile without data.
 
     `form`: where the parts are: in the "tile", in src ("memory"), or in src with a flag ("raised").
     """
-    ctx = DeviceContext.from_tensor(context, world)
+    ctx = open_context(Context, context, world)
+    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=2)
+    other: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=4)
     view = make_tensor_view(data, M, N, data_m, data_n)
     src_view = make_tensor_view(src, M, N, src_m, src_n)
     dst_view = make_tensor_view(dst, dst_M, dst_N, dst_m, dst_n)
     tiles_n = tl.cdiv(N, BLOCK_N)
     for i in range(tl.program_id(0), view.number_of_tiles(BLOCK_M, BLOCK_N), tl.num_programs(0)):
-        mem = TileView(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N)
-        if form == "memory":
-            call(ctx, op, mem, mem, src_view, dst_view, locks, ctx.rank, world, number)
-        else:
-            ptr, mask = view.tile_ptr(mem)
-            tile = Tile(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N, tl.load(ptr, mask=mask))
-            if form == "raised":
-                publish(tile, src_view, locks + i)
-            call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.rank, world, number)
-
-
-@gluon.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
-def run_gluon(
-    op: gl.constexpr, form: gl.constexpr, data, src, dst, locks, context, world: gl.constexpr, M, N, data_m, data_n,
-    src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
-):  # fmt: skip
-    """The same, in layouts of the kernel's own: one of the data, another one of a tile without data."""
-    ctx = IrisDeviceCtx.initialize(context)
-    layout: gl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=2)
-    other: gl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=4)
-    view = make_tensor_view(data, M, N, data_m, data_n)
-    src_view = make_tensor_view(src, M, N, src_m, src_n)
-    dst_view = make_tensor_view(dst, dst_M, dst_N, dst_m, dst_n)
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    for i in range(gl.program_id(0), view.number_of_tiles(BLOCK_M, BLOCK_N), gl.num_programs(0)):
         mem = TileView(i // tiles_n, i % tiles_n, BLOCK_M, BLOCK_N, other)
         if form == "memory":
-            call(ctx, op, mem, mem, src_view, dst_view, locks, ctx.cur_rank, world, number)
+            call(ctx, op, mem, mem, src_view, dst_view, locks, ctx.rank, world, number)
         else:
             place = TileView(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, layout)
             tile = Tile(mem.pid_m, mem.pid_n, BLOCK_M, BLOCK_N, place.partial(view))
             if form == "raised":
                 publish(tile, src_view, locks + i)
-            call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.cur_rank, world, number)
+            call(ctx, op, tile, mem, src_view, dst_view, locks, ctx.rank, world, number)
 
 
-KERNELS = {"triton": run_triton, "gluon": run_gluon}
+KERNELS = {
+    "triton": (run, DeviceContext),
+    "gluon": (in_gluon(run, default_layout=iris_gluon.default_layout), iris_gluon.IrisDeviceCtx),
+}
 
 
 # -- a case -----------------------------------------------------------------------------------------------------------
@@ -273,9 +253,10 @@ def run_case(ctx, language, case, problems, sums):
     number = {"gather": (rank + 1) % world, "all_to_all": 7}.get(case.op, 0)
 
     def launch(op):
-        KERNELS[language][(2,)](
-            op, case.form, data, src.inner, dst.inner, locks, ctx.get_device_context(), world, m, n, *data.stride(),
-            *src.inner.stride(), dst_m, dst_n, *dst.inner.stride(), number, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+        kernel, context = KERNELS[language]
+        kernel[(2,)](
+            context, op, case.form, data, src.inner, dst.inner, locks, ctx.get_device_context(), world, m, n,
+            *data.stride(), *src.inner.stride(), dst_m, dst_n, *dst.inner.stride(), number, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
     ctx.barrier()
@@ -336,10 +317,10 @@ def run_case(ctx, language, case, problems, sums):
 # -- other jobs -------------------------------------------------------------------------------------------------------
 def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):
     """Launch on contiguous matrices of the same shape."""
-    m, n = data.shape
-    KERNELS[language][(programs,)](
-        op, form, data, src, dst, locks, ctx.get_device_context(), ctx.num_ranks, m, n, *data.stride(), *src.stride(),
-        m, n, *dst.stride(), number, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+    (m, n), (kernel, context) = data.shape, KERNELS[language]
+    kernel[(programs,)](
+        context, op, form, data, src, dst, locks, ctx.get_device_context(), ctx.num_ranks, m, n, *data.stride(),
+        *src.stride(), m, n, *dst.stride(), number, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
@@ -402,23 +383,6 @@ def sequence(language, ops, start, device):
         wants = [sum(r + turn for r in range(world)) for turn in range(len(ops))]
         wrong = [op for op, want, result in zip(ops, wants, results, strict=True) if not (result == want).all()]
         return wrong, int(stamps[0, 2 * world])
-
-
-def by_config(language, device):
-    """Every variant by name and by number; returns those that are wrong."""
-    wrong = []
-    for number, name in enumerate(("atomic", "ring", "one_shot", "two_shot", "spinlock")):
-        for variant in (number, {"atomic": "default"}.get(name, name)):
-            with opened(language, device, name) as (ctx, src, dst, locks, part):
-                data = part(ctx.cur_rank + 1)
-                src.copy_(data)
-                ctx.barrier()
-                form = "memory" if variant == number else "tile"
-                simple_launch(ctx, language, variant, data, src, dst, locks, form=form)
-                ctx.barrier()
-                if not (dst == ctx.num_ranks * (ctx.num_ranks + 1) / 2).all():
-                    wrong.append((ctx.cur_rank, variant))
-    return wrong
 
 
 def nobody_else_calls(language, op, device):

@@ -4,18 +4,18 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from compile_tiles import default_layout
 from gluon_kernels import said_by_the_compiler
 from jobs_tiles import call
 from tables import table
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
-import iris_gluon.interpreter  # noqa: F401 - the executor knows Gluon
-import iris_triton
+import iris_gluon.interpreter
 from iris_core import Iris
 from iris_core.errors import NotOnHeapError
-from iris_gluon import IrisDeviceCtx, default_layout
-from iris_triton import DeviceContext, interpreter, tiles, x
+from iris_gluon import IrisDeviceCtx
+from iris_triton import DeviceContext, interpreter, x
+from iris_triton.testing.languages import in_gluon
 from iris_triton.tiles import (
     AllReduceConfig,
     TensorView,
@@ -73,28 +73,22 @@ def copy_by(form: tl.constexpr, view, out, pid_m, pid_n, BM: tl.constexpr, BN: t
 
 
 @triton.jit
-def copy_triton(
+def copy(
     form: tl.constexpr, inp, out, M: tl.constexpr, N: tl.constexpr, in_m: tl.constexpr, in_n: tl.constexpr, out_m,
     out_n, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Sizes and strides may be constants."""
+    layout: tl.constexpr = default_layout([BM, BN], vector=2)
     view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
     for i in range(view.number_of_tiles(BM, BN)):
-        copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, None)
+        copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, layout)
 
 
-@gluon.jit
-def copy_gluon(
-    form: gl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: gl.constexpr, BN: gl.constexpr
-):  # fmt: skip
-    layout: gl.constexpr = default_layout([BM, BN])
-    view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
-    for i in range(view.number_of_tiles(BM, BN)):
-        copy_by(form, view, to, i // gl.cdiv(N, BN), i % gl.cdiv(N, BN), BM, BN, layout)
+KERNELS = [copy, in_gluon(copy, default_layout=iris_gluon.default_layout)]
 
 
 @table("form", ["view", "tile", "functions", "offsets", "layout", "offset"])
-@pytest.mark.parametrize("kernel", [copy_triton, copy_gluon], ids=["triton", "gluon"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=["triton", "gluon"])
 def test_every_way_to_a_tile(kernel, form):
     plain, transposed = torch.arange(float(M * N)).view(M, N), torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t()
     for inp in (plain, transposed):
@@ -205,12 +199,3 @@ def test_locks_are_checked_on_the_host():
             check_locks(ctx, ctx.zeros(60, dtype=torch.int64)[::2], 9, 33, 8, 16)
         with pytest.raises(NotOnHeapError, match="symmetric heap"):
             check_locks(ctx, torch.zeros(30, dtype=torch.int64), 9, 33, 8, 16)
-
-
-# -- names ------------------------------------------------------------------------------------------------------------
-def test_every_exported_name_can_be_had():
-    for module in [tiles, x, iris_triton]:
-        for name in module.__all__:
-            assert getattr(module, name) is not None
-        with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
-            module.no_such_name  # noqa: B018
