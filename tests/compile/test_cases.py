@@ -6,12 +6,8 @@ import re
 
 import compile_language
 import gluon_cases
-import jobs_atomics
-import jobs_sync
 import pytest
 import torch
-from gluon_kernels import kernels_of
-from jobs_sync import BLOCK
 
 from iris_core.types import CompileCase, DeviceType
 from iris_gluon import IrisDeviceCtx
@@ -28,28 +24,25 @@ INT32, INT64 = torch.int32, torch.int64
 
 def self_test_cases():
     """The kernels of `iris doctor`, and how they reach the other rank."""
+    numel, additions, message = selftest.NUMEL, selftest.ADDITIONS, selftest.MESSAGE
     kernels = {
-        "write": (selftest.move, (INT32, INT32, selftest.NUMEL, INT64, 8, 3, False), {"BLOCK": 4096}),
-        "read": (selftest.move, (INT32, INT32, selftest.NUMEL, INT64, 8, 3, True), {"BLOCK": 4096}),
-        "add": (selftest.add, (INT32, INT64, selftest.ADDITIONS, INT64, 8), {"BLOCK": 128}),
-        "hand-over": (selftest.hand_over, (INT32, INT32, INT32, INT64, INT64, 8, 3, 5), {"BLOCK": selftest.MESSAGE}),
-    }
-    cuda = {
-        "write": r"st\.global\.v4\.b32",
-        "read": r"ld\.global\.v4\.b32",
-        "add": r"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.u32(.|\n)*\.add\.u64",
-        "hand-over": r"st\.release\.sys\.global(.|\n)*ld\.acquire\.sys\.global",
-    }
+        "write": (selftest.move, (INT32, INT32, numel, INT64, 8, 3, False), {"BLOCK": 4096}, r"st\.global\.v4\.b32"),
+        "read": (selftest.move, (INT32, INT32, numel, INT64, 8, 3, True), {"BLOCK": 4096}, r"ld\.global\.v4\.b32"),
+        "add": (selftest.add, (INT32, INT64, additions, INT64, 8), {"BLOCK": 128},
+                r"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.u32(.|\n)*\.add\.u64"),
+        "hand-over": (selftest.hand_over, (INT32, INT32, INT32, INT64, INT64, 8, 3, 5), {"BLOCK": message},
+                      r"st\.release\.sys\.global(.|\n)*ld\.acquire\.sys\.global"),
+    }  # fmt: skip
     return [
-        CompileCase(f"selftest-{name}", *call, expect={DeviceType.CUDA: (cuda[name],), DeviceType.HIP: ("global_",)})
-        for name, call in kernels.items()
+        CompileCase(f"selftest-{name}", *call, expect={DeviceType.CUDA: (ptx,), DeviceType.HIP: ("global_",)})
+        for name, (*call, ptx) in kernels.items()
     ]
 
 
 LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases.compile_cases()}
 CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
 
-RARE = {f"collective-{name}" for name in ("pull-bytes", "pull-nothing", "reduce-direct", "push-members", "push-tiles")}
+RARE = {"collective-reduce-direct", "collective-push-members"}
 RARE |= {"operation-reduce-rows", "collective-gluon-push-landing", "collective-gluon-two-shot-reading"}
 """Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
@@ -114,24 +107,3 @@ def test_every_device_function_has_a_case_and_a_method(of):
             assert [name for name in CASES[of] if name.startswith(f"{function}-") and f"-{form}" in name], function
     methods = {name for name in vars(CONTEXTS[of]) if not name.startswith("_")}
     assert methods >= {*language.__all__, "initialize", *(["from_tensor"] if of == "triton" else [])}
-
-
-def test_what_the_tests_in_gluon_launch_compiles(some):
-    """So that no time on GPUs is lost with what does not."""
-    kernels = kernels_of(jobs_sync) | kernels_of(jobs_atomics)
-    words = (INT64,) * 5
-    ring, sizes = (INT32, INT64, INT32, INT64), {"BLOCK": BLOCK}
-    orders = (100, "put_signal", True, "add", "relaxed")
-    launched = [
-        ("hammer", (torch.bfloat16, INT64, 0, 2, 8), {}),
-        ("ring", (*ring, 0, 4, 5, "put_signal"), sizes),
-        ("ring", (*ring, 1, 4, 5, "store"), sizes),
-        ("compare", (INT32, 5, INT32, 10**9), {"cmp": "ne"}),
-        ("handshake", (INT32, INT32, *words, 0, 1, 2, *orders), {"wait_sem": "acquire", "scope": "gpu", **sizes}),
-        ("barriers", (INT64, INT32, INT32, INT64, 1, 4, 5, 0, 2, 2), {}),
-        ("count_signals", (INT64, INT64, 0, 4, 5), {}),
-        ("locked_increment", (INT32, INT32, INT64, 0, 2, 8), {}),
-        ("wait_for_nothing", (INT64, INT64, 0, 2), {}),
-    ]
-    for name, args, constants in some(launched, 3, 1):
-        assert assembly(compile_for(kernels[name], args, constants, "sm_90"))

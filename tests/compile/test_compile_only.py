@@ -10,11 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from compile_language import compile_cases
-from recording import record
 from tables import table
 from triton.runtime import driver
 
-from iris_triton import interpreter
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 
@@ -39,33 +37,6 @@ def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
     assert driver._active is before
     with pytest.raises(KeyError, match="gfx1"):
         compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
-
-
-def test_record_compiles_what_is_launched_and_launches_it():
-    x = torch.zeros(100)
-    with record() as compilations:
-        add_one[(2,)](x, 100, BLOCK=64)
-        add_one[(2,)](x, 100, BLOCK=64)
-    assert x.tolist() == [2.0] * 100
-    assert [(c.kernel, c.target) for c in compilations] == 2 * [("add_one", target) for target in TARGETS]
-    assert "st.global" in assembly(compilations[0].compiled)
-    count = len(compilations)
-    add_one[(2,)](x, 100, BLOCK=64)
-    assert len(compilations) == count
-    assert interpreter.is_enabled()
-
-
-def test_record_survives_disabling_the_executor_within_and_shows_what_does_not_compile():
-    one = {"sm_90": TARGETS["sm_90"]}
-    interpreter.enable()
-    with record(one), pytest.raises(triton.CompilationError):
-        broken[(1,)](torch.zeros(1))
-    try:
-        with record(one):
-            interpreter.disable()
-        assert triton.runtime.jit.JITFunction.run.__module__ == "triton.runtime.jit"
-    finally:
-        interpreter.enable()
 
 
 def _compile_intrinsics(errors, found):

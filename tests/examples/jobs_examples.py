@@ -1,15 +1,11 @@
 """Rank jobs of the tests of examples."""
 
 import importlib.util
-import os
 import pathlib
-import runpy
 import socket
 import sys
 
-from recording import record
-
-from iris_triton.testing.compile_only import TARGETS
+from jobs_common import environment
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -28,29 +24,14 @@ def load(path):
 
 def call(path, function, args, device):
     """Do what `iris_core.run` does in a rank: call a function of an example."""
-    before = os.environ.get("IRIS_DEVICE")
-    os.environ["IRIS_DEVICE"] = device
-    try:
+    with environment(IRIS_DEVICE=device):
         return getattr(load(path), function)(*args)
-    finally:
-        if before is None:
-            del os.environ["IRIS_DEVICE"]
-        else:
-            os.environ["IRIS_DEVICE"] = before
-
-
-def script(path):
-    """Run an example as python does."""
-    runpy.run_path(str(path), run_name="__main__")
 
 
 def train(name, steps, port, nodes="", *more):
     """Do what torchrun does in a rank: run an example that trains; with `nodes`, as if the ranks were on several."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes)
-    try:
+    with environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes):
         return load(EXAMPLES / name).main(steps, *more)
-    finally:
-        del os.environ["IRIS_NODES"]
 
 
 _taken = []  # as long as this process lives, the system gives their ports to nobody who asks for any
@@ -63,10 +44,3 @@ def free_port():
     taken.bind(("127.0.0.1", 0))
     _taken.append(taken)
     return taken.getsockname()[1]
-
-
-def compile_too(path, targets):
-    """Run an example, and compile what it launches for these targets.  Returns pairs of kernel and target."""
-    with record({target: TARGETS[target] for target in targets}) as compilations:
-        call(path, "main", (), "cpu")
-    return sorted({(each.kernel, each.target) for each in compilations})

@@ -1,4 +1,4 @@
-"""Kernels of the examples compile for GPUs: GEMMs with the tiles that they have there, the others as they are run."""
+"""Kernels of examples 20 to 38 compile for GPUs, with the tiles that they have there."""
 
 import re
 
@@ -8,12 +8,13 @@ import torch
 import triton
 from tables import table
 
+from iris_gluon import IrisDeviceCtx
 from iris_triton.testing.compile_only import assembly, compile_for
 
 EXAMPLES = jobs_examples.EXAMPLES
 TARGETS = ("sm_90", "gfx942")
 SHARED_MEMORY = {"sm_90": 227 << 10, "gfx942": 64 << 10}  # bytes that a program can have
-PRODUCTS = {"sm_90": "wgmma", "gfx942": "v_mfma"}
+PRODUCTS = {"sm_90": r"wgmma|mma\.sync", "gfx942": "v_mfma"}
 RELEASE = {
     ("sm_90", "gpu"): r"st\.release\.gpu\.global",
     ("sm_90", "sys"): r"st\.release\.sys\.global",
@@ -27,12 +28,6 @@ ACQUIRE = {
     ("gfx942", "sys"): r"buffer_inv sc0 sc1",
 }
 WIDE = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_(load|store)_dwordx4"}
-
-AS_RUN = {
-    "01_load.py": 1, "03_all_load.py": 1, "04_all_store.py": 1, "05_atomic_add.py": 1, "06_atomic_xchg.py": 1,
-    "10_message_passing_load_store.py": 2, "11_message_passing_put.py": 2, "12_message_passing_context.py": 1,
-}  # fmt: skip
-"""And on how many ranks."""
 
 GEMMS = sorted(path.name for path in EXAMPLES.glob("[23]*.py") if "gemm_options" in path.read_text())
 
@@ -65,13 +60,13 @@ def compile_gemm(name, module, kernel, target):
     return compile_for(kernel, [types[arg] for arg in kernel.arg_names if arg not in given], given, target)
 
 
-def cases():
-    """Every GEMM for one of the targets; for the other one with --exhaustive."""
-    every = [(i + j, name, target) for i, name in enumerate(GEMMS) for j, target in enumerate(TARGETS)]
-    return [pytest.param(name, target, marks=[pytest.mark.exhaustive] * (k % 2)) for k, name, target in every]
+def for_a_target(rows):
+    """Every row for one of the targets; for the other one with --exhaustive."""
+    every = [(i + j, row, target) for i, row in enumerate(rows) for j, target in enumerate(TARGETS)]
+    return [pytest.param(*row, target, marks=[pytest.mark.exhaustive] * (k % 2)) for k, row, target in every]
 
 
-@table(("name", "target"), cases())
+@table(("name", "target"), for_a_target((name,) for name in GEMMS))
 def test_gemms(name, target):
     module, kernels = kernels_of(name)
     texts = []
@@ -81,7 +76,7 @@ def test_gemms(name, target):
         texts.append(assembly(compiled))
     assert len(texts) == len(re.findall(r"^@triton.jit", (EXAMPLES / name).read_text(), re.M))
     text = "\n".join(texts)
-    assert PRODUCTS[target] in text
+    assert re.search(PRODUCTS[target], text)
     assert "atomics" in name or re.search(WIDE[target], text)
     source = (EXAMPLES / name).read_text()
     if "ctx.signal" in source:
@@ -90,16 +85,37 @@ def test_gemms(name, target):
         assert re.search(ACQUIRE[target, scope], text)
 
 
-@table("name", AS_RUN)
-def test_the_others(pool, name):
-    compiled = pool.run(jobs_examples.compile_too, AS_RUN[name], str(EXAMPLES / name), TARGETS)
-    launched = set(re.findall(r"^ +(\w+)\[", (EXAMPLES / name).read_text(), re.M))
-    assert {pair for pairs in compiled for pair in pairs} == {(each, target) for each in launched for target in TARGETS}
+LONG, INT, FLOAT, HALF = torch.int64, torch.int32, torch.float32, torch.float16
+TYPES = {
+    **dict.fromkeys(("x", "out", "inbox", "back", "w1", "w2"), HALF),
+    **dict.fromkeys(("parts", "sums", "residual", "weight", "weights", "tiles", "changes"), FLOAT),
+    **dict.fromkeys(("own", "counts", "table", "origin"), INT),
+    **dict.fromkeys(("arrived", "turns", "context", "state", "met", "returned", "done"), LONG),
+    **dict.fromkeys(("order", "first", "starts", "totals"), LONG),
+    **dict.fromkeys(("hidden", "ffn", "tokens", "slots", "max_slots", "first_step"), 4096),
+    **{"eps": 1e-6, "WORLD": 8, "BLOCK_H": 256, "EXPERTS": 64, "TOP_K": 2, "BLOCK_ROWS": 64},
+}
+MODELS = [
+    ("33_moe.py", "exchange", {"BLOCK": 64}), ("33_moe.py", "dispatch", {"rows": LONG}),
+    ("33_moe.py", "run_experts", {"BLOCK_FFN": 32, "num_warps": 8}), ("33_moe.py", "combine", {}),
+    ("34_norm.py", "reduce_norm_gather_kernel", {"rows": 256, "BLOCK_ROWS": 1, "BLOCK_H": 4096}),
+    ("38_jacobi.py", "jacobi", {"STEPS": 500, "RANKS_X": 4, "TILES_Y": 4, "TILES_X": 8, "ROWS": 8, "COLUMNS": 16}),
+]  # fmt: skip
 
 
-def test_every_example_of_a_kernel_is_compiled():
-    """13 and 24 are made of functions of iris_gluon, which are compiled in its own tests."""
-    names = {path.name for path in EXAMPLES.glob("[012]*.py")} | {"30_all_gather_gemm_push.py"}
-    assert names - set(GEMMS) - set(AS_RUN) == {
-        "02_store.py", "07_memory.py", "13_message_passing_gluon.py", "24_gluon_gemm_all_scatter.py",
-    }  # fmt: skip
+@table(("name", "kernel", "given", "target"), for_a_target(MODELS))
+def test_models(name, kernel, given, target):
+    function, values = vars(jobs_examples.load(EXAMPLES / name))[kernel], {**TYPES, **given}
+    options = {key: value for key, value in given.items() if key not in function.arg_names}
+    compiled = compile_for(function, [values[each] for each in function.arg_names], options, target)
+    assert compiled.metadata.shared <= SHARED_MEMORY[target]
+    assert kernel != "run_experts" or re.search(PRODUCTS[target], assembly(compiled))
+
+
+@table("target", SHARED_MEMORY)
+def test_the_traced_kernel(target):
+    function = jobs_examples.load(EXAMPLES / "37_gluon_tracing.py").ring_sum
+    for tracing in (False, True):
+        arguments = (IrisDeviceCtx, LONG, FLOAT, FLOAT, LONG, FLOAT, 2)
+        text = assembly(compile_for(function, arguments, {"BLOCK": 512, "WORK": 20, "TRACING": tracing}, target))
+        assert (("globaltimer" if target == "sm_90" else "s_memrealtime") in text) or not tracing

@@ -1,61 +1,52 @@
 """Every example runs as it is run by a reader, on CPU ranks and on GPUs, and says in its first lines what it shows."""
 
-import os
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-import forked
 import jobs_examples
 import pytest
+import torch
 from tables import table
 
 import iris_core
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
-SHARED = {"example_tools.py", "torch_training.py"}
 
 EXPECTED = {
-    "01_load.py": "rank 3 of 4 on cpu read 5000 numbers of rank 0", "02_store.py": "rank 3 of 4 on cpu got 2",
-    "03_all_load.py": "rank 3 of 4 on cpu added 5000 numbers of 4 ranks",
-    "04_all_store.py": "rank 3 of 4 on cpu has 4 rows of 5000 numbers",
-    "05_atomic_add.py": "rank 0 of 3 on cpu has 12000 numbers in 16 bins",
-    "06_atomic_xchg.py": "rank 0 of 3 on cpu: 150 nodes in one list", "07_memory.py": "[4096, 8192, 4096, 0]",
+    "01_load.py": r"read \d+ numbers of rank \d", "02_store.py": r"got \d",
+    "03_all_load.py": r"added \d+ numbers of \d ranks", "04_all_store.py": r"has \d rows of \d+ numbers",
+    "05_atomic_add.py": r"(has \d+ numbers in 16 bins: .*|counted 4000 numbers)",
+    "06_atomic_xchg.py": r"(\d+ nodes in one list, which changes ranks \d+ times|pushed 50 nodes)",
+    "07_memory.py": "[4096, 8192, 4096, 0]",
     "10_message_passing_load_store.py": "rank 1 used 6 blocks of 1024 numbers",
     "11_message_passing_put.py": "rank 1 received 8 messages of 1024 numbers",
-    "12_message_passing_context.py": "rank 2 of 3 on cpu: the sum came around 3 times",
-    "13_message_passing_gluon.py": "rank 2 of 3 on cpu used 57 blocks",
-    "20_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "21_gemm_all_scatter_producer_consumer.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "22_gemm_all_scatter_specialised.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "23_gemm_all_scatter_bulk_synchronous.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "24_gluon_gemm_all_scatter.py": "rank 1 of 2 on cpu: C is right; the portable kernel, because wgmma and TMA",
-    "25_gemm_all_reduce.py": "rank 1 of 2 on cpu: C is right 3 times, and the same on all ranks",
-    "26_gemm_all_reduce_atomics.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "27_gemm_all_reduce_one_shot.py": "rank 1 of 2 on cpu: C is right 4 times",
-    "28_gemm_all_reduce_ring.py": "rank 1 of 2 on cpu: C is right 3 times",
-    "29_all_gather_gemm_pull.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "30_all_gather_gemm_push.py": "rank 1 of 2 on cpu: C is right 2 times",
-    "31_flash_decode.py": "tokens for 3 sequences, error", "32_ring_attention.py": "rank 1 of 2 on cpu: error",
-    "33_moe.py": "experts, error", "34_norm.py": "norms of", "35_collectives.py": "18 calls are right",
-    "36_operations.py": "rank 1 of 2 on cpu: matmul_all_reduce, matmul_reduce_scatter, all_gather_matmul",
-    "38_jacobi.py": "rank 0 of 1 on cpu: 4 x 8 cells", "40_overlap.py": "rank 2 of 3 on cpu: the sum is right 3 times",
-    "54_mem_pool.py": "rank 1 of 2 on cpu added 2 products of torch",
+    "12_message_passing_context.py": "the sum came around 3 times", "13_message_passing_gluon.py": "used 57 blocks",
+    "20_gemm_all_scatter.py": "C is right 2 times", "21_gemm_all_scatter_producer_consumer.py": "C is right 2 times",
+    "22_gemm_all_scatter_specialised.py": "C is right 2 times",
+    "23_gemm_all_scatter_bulk_synchronous.py": "C is right 2 times",
+    "24_gluon_gemm_all_scatter.py": "C is right; the (kernel for Hopper|portable kernel, because .*)",
+    "25_gemm_all_reduce.py": "C is right 3 times, and the same on all ranks",
+    "26_gemm_all_reduce_atomics.py": "C is right 2 times", "27_gemm_all_reduce_one_shot.py": "C is right 4 times",
+    "28_gemm_all_reduce_ring.py": "C is right 3 times", "29_all_gather_gemm_pull.py": "C is right 2 times",
+    "30_all_gather_gemm_push.py": "C is right 2 times",
+    "31_flash_decode.py": r"\d tokens for \d sequences, error \S+", "32_ring_attention.py": r"error \S+",
+    "33_moe.py": r"3 calls, \d+ experts, error \S+", "34_norm.py": r"3 norms of \d+ tokens, error \S+",
+    "35_collectives.py": r"\d+ calls are right", "38_jacobi.py": r"\d+ x \d+ cells, \d+ steps, error \S+",
+    "36_operations.py": "matmul_all_reduce, .*, layers, sequence-parallel layers are right",
+    "40_overlap.py": "the sum is right 3 times", "54_mem_pool.py": r"added \d products of torch",
 }  # fmt: skip
-"""What an example prints on CPU ranks, among other things.  test_models looks closer at 31 to 38, and runs 37."""
+"""What a rank prints behind its number and device, and before times; test_models runs 37."""
 
-ANY_NUMBER = [
-    name
-    for name in EXPECTED
-    if "[ranks]" in (ROOT / "examples" / name).read_text() and (name < "31" or name.startswith(("40", "54")))
-]
+ONE_LINE = [name for name in EXPECTED if name[:2] in ("07", "10", "11")]
+"""Those of which one line of all is looked for."""
+
+ANY_NUMBER = [name for name in EXPECTED if "[ranks]" in (ROOT / "examples" / name).read_text()]
 """Those that are told how many ranks they get."""
 
-# What makes an example compute nonsense, and it has to say so.  Each on two ranks, of which both notice.
+# What makes an example compute nonsense, and it has to say so.  Each on two ranks, but for a small plate on one.
 MISTAKES = [
     ("01_load.py", "(ctx.rank + 1) % WORLD, mask", "ctx.rank, mask"),
     ("03_all_load.py", "(ctx.rank + step) % WORLD, mask", "ctx.rank, mask"),
@@ -70,6 +61,13 @@ MISTAKES = [
     ("28_gemm_all_reduce_ring.py", "total += tl.load(arrival", "total = tl.load(arrival"),
     ("29_all_gather_gemm_pull.py", "b_tile, acc)", "b_tile)"),
     ("30_all_gather_gemm_push.py", "range(tl.cdiv(K, BLOCK_K))", "range(1, tl.cdiv(K, BLOCK_K))"),
+    ("31_flash_decode.py", "sum(t < n for t", "sum(t <= n for t"),
+    ("32_ring_attention.py", "causal=causal", "causal=not causal"),
+    ("33_moe.py", "inner * tl.sigmoid(inner)", "inner"),
+    ("34_norm.py", "stream += part", "stream = part"),
+    ("35_collectives.py", "op=ReduceOp.MAX", "op=ReduceOp.MIN"),
+    ("36_operations.py", "gather_dim=0)  # shards are rows", "gather_dim=0, bias=on(bias))  # shards are rows"),
+    ("38_jacobi.py", "column[None, :] == COLUMNS - 1", "column[None, :] == 0"),
 ]
 
 GPU_TIERS = [
@@ -98,23 +96,10 @@ def run_example(pool, monkeypatch, capsys):
     return run
 
 
-# -- the collection ---------------------------------------------------------------------------------------------------
-def test_examples_are_numbered():
-    for path in (ROOT / "examples").glob("*.py"):
-        assert path.name in SHARED or re.fullmatch(r"\d\d_[a-z0-9_]+\.py", path.name), path.name
-    numbers = [path.name[:2] for path in EXAMPLES]
-    assert len(numbers) == len(set(numbers))
-
-
-def test_every_example_is_tested():
-    tests = "".join(path.read_text() for path in pathlib.Path(__file__).parent.glob("test_*.py"))
-    for path in EXAMPLES:
-        assert f'"{path.name}"' in tests, f"no test names {path.name}"
-    assert set(EXPECTED) <= {path.name for path in EXAMPLES}
-
-
 @table("path", EXAMPLES)
-def test_an_example_says_what_it_is_and_how_it_is_run(path):
+def test_an_example_has_a_number_and_a_test_and_says_how_it_is_run(path):
+    assert [other.name[:2] for other in EXAMPLES].count(path.name[:2]) == 1
+    assert any(f'"{path.name}"' in test.read_text() for test in pathlib.Path(__file__).parent.glob("test_*.py"))
     text = path.read_text()
     header = re.match(r'"""(.+?)"""', text, re.DOTALL)
     assert header, "no docstring"
@@ -123,48 +108,30 @@ def test_an_example_says_what_it_is_and_how_it_is_run(path):
     assert 'if __name__ == "__main__":' in text
 
 
+def check(name, lines, device="cpu"):
+    """Whether an example has said what it should; each rank has checked its own data."""
+    if name in ONE_LINE:
+        assert EXPECTED[name] in "\n".join(lines)
+        return
+    for rank, line in enumerate(lines):
+        where = device if device == "cpu" else f"cuda:{rank % torch.cuda.device_count()}"  # some ranks may share a GPU
+        assert re.fullmatch(rf"rank {rank} of {len(lines)} on {where}:? {EXPECTED[name]}(; .*)?", line), line
+
+
 # -- running them -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(run_example, name):
-    arguments = (
-        (1,) if name == "38_jacobi.py" else ()
-    )  # four ranks need many steps: test_models has them on a small plate
-    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name, *arguments))
+    arguments = (1,) if name == "38_jacobi.py" else ()  # four ranks need many steps: test_models has a small plate
+    check(name, run_example(ROOT / "examples" / name, *arguments))
 
 
 @table("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])
 @table("name", ANY_NUMBER)
 def test_on_other_numbers_of_ranks(run_example, name, count):
-    """Each rank checks its own data; a rank alone is its own neighbour."""
+    """A rank alone is its own neighbour."""
     lines = run_example(ROOT / "examples" / name, count)
-    assert [line[: len(f"rank {rank} ")] for rank, line in enumerate(lines)] == [f"rank {r} " for r in range(count)]
-
-
-@table(("name", "count"), [
-    pytest.param("13_message_passing_gluon.py", 5, marks=pytest.mark.exhaustive),
-    pytest.param("24_gluon_gemm_all_scatter.py", 3, marks=pytest.mark.exhaustive),
-    pytest.param("24_gluon_gemm_all_scatter.py", 5, marks=pytest.mark.exhaustive),
-])  # fmt: skip
-def test_on_more_ranks(run_example, name, count):
-    """Those that no test gives other sizes."""
-    assert len(run_example(ROOT / "examples" / name, count)) == count
-
-
-@pytest.mark.parametrize("launcher", ["its variables", pytest.param("itself", marks=pytest.mark.exhaustive)])
-def test_message_passing_under_torchrun(launcher):
-    path = ROOT / "examples" / "11_message_passing_put.py"
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("IRIS_")} | {"CUDA_VISIBLE_DEVICES": ""}
-    if launcher == "itself":
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
-        ended = [subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)]
-    else:
-        variables |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2") | {"TORCHELASTIC_RUN_ID": "test"}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs_examples.free_port())}
-        ranks = [variables | dict.fromkeys(("RANK", "LOCAL_RANK"), rank) for rank in "01"]
-        with ThreadPoolExecutor(2) as threads:
-            ended = list(threads.map(lambda each: forked.run(jobs_examples.script, path, environ=each), ranks))
-    assert [each.returncode for each in ended] == [0] * len(ended), ended
-    assert "rank 1 received 8 messages of 1024 numbers" in ended[-1].stdout
+    assert len(lines) == count
+    check(name, lines)
 
 
 @table(("name", "right", "wrong"), MISTAKES)
@@ -174,45 +141,21 @@ def test_an_example_notices_its_mistakes(run_example, tmp_path, name, right, wro
     path = tmp_path / name
     path.write_text(text.replace(right, wrong))
     with pytest.raises(iris_core.errors.IrisError, match="AssertionError"):
-        run_example(path, 2)
+        run_example(path, 1 if name == "38_jacobi.py" else 2)
 
 
 # -- on GPUs ----------------------------------------------------------------------------------------------------------
-ON_GPUS = {
-    "01_load.py": r"read 16777216 numbers of rank \d; [\d.]+ us, [\d.]+ GB/s",
-    "03_all_load.py": r"added 16777216 numbers of \d ranks; .*",
-    "04_all_store.py": r"has \d rows of 8388608 numbers; .*",
-    "05_atomic_add.py": r"(has \d+ numbers in 16 bins: .*|counted 4000 numbers)",
-    "06_atomic_xchg.py": r"(\d+ nodes in one list, which changes ranks \d+ times|pushed 50 nodes)",
-    "12_message_passing_context.py": "the sum came around 3 times",
-    "13_message_passing_gluon.py": "used 57 blocks",
-    "24_gluon_gemm_all_scatter.py": "C is right; the (kernel for Hopper|portable kernel, because .*)",
-    "25_gemm_all_reduce.py": r"C is right 3 times, and the same on all ranks; [\d.]+ us, \d+ TFLOP/s",
-} | {
-    name: r"C is right \d times; [\d.]+ us, \d+ TFLOP/s"
-    for name in EXPECTED
-    if name[:2] in ("20", "21", "22", "23", "26", "27", "28", "29", "30")
-}
-"""Behind the rank and its device."""
-
-
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
-@pytest.mark.parametrize("name", ON_GPUS)
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name[:2] not in ("02", "07", "10", "11", "40", "54")])
 def test_on_gpus(run_example, name, num_ranks):
-    import torch
-
-    if name.startswith("24") and torch.cuda.get_device_capability() == (9, 0):
-        wanted = "C is right; the kernel for Hopper"
-    else:
-        wanted = ON_GPUS[name]
     lines = run_example(ROOT / "examples" / name, num_ranks, device="cuda")
     assert len(lines) == num_ranks
-    for rank, line in enumerate(lines):  # with --ranks-per-gpu, some ranks share a GPU
-        where = f"cuda:{rank % torch.cuda.device_count()}"
-        assert re.fullmatch(rf"rank {rank} of {num_ranks} on {where}:? {wanted}", line), line
+    check(name, lines, "cuda")
+    if name.startswith("24") and torch.cuda.get_device_capability() == (9, 0):
+        assert all("kernel for Hopper" in line for line in lines)
 
 
 @pytest.mark.multigpu(2)
 @pytest.mark.parametrize("name", ["10_message_passing_load_store.py", "11_message_passing_put.py"])
 def test_message_passing_between_gpus(run_example, name):
-    assert EXPECTED[name] in "\n".join(run_example(ROOT / "examples" / name, device="cuda"))
+    check(name, run_example(ROOT / "examples" / name, device="cuda"), "cuda")

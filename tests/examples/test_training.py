@@ -34,9 +34,9 @@ def test_training_is_as_alone(ranks, name, num_ranks, steps):
 @pytest.mark.parametrize("num_ranks", [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")])
 def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, tmp_path):
     """Layers are divided within the nodes, and parameters between them."""
-    for steps in (2, 4):
+    for steps in (1, 2):
         train = (
             jobs_examples.train, num_ranks, "60_two_nodes.py", steps, jobs_examples.free_port(), "2x2", str(tmp_path),
         )  # fmt: skip
         lines = ranks.run(*train)
-        assert [line.partition(": ")[2] for line in lines] == ["2 nodes, 2 losses as alone"] * num_ranks
+        assert [line.partition(": ")[2] for line in lines] == ["2 nodes, 1 losses as alone"] * num_ranks

@@ -1,20 +1,15 @@
 """Rank jobs of test_attention: `ctx.ops.flash_decode` and `ctx.ops.ring_attention`, against torch in float64."""
 
-import contextlib
 import random
 import time
-from unittest import mock
 
 import delays
 import torch
 from jobs_ccl import unlike
-from jobs_examples import load
 from jobs_experts import current_rank
 
 from iris_core import Iris
 from iris_core.nn import ring_attention
-from iris_triton.gemm import flash_decode as decode_kernels
-from iris_triton.gemm import ring_attention as ring_kernels
 
 UNITS = {"float32": 4e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """Of the sums of absolute values: what weights and results may lose when they are rounded."""
@@ -35,10 +30,10 @@ def problems(name, got, want, bound):
     return [(name, int(wrong.sum()), error[wrong].max().item())] if wrong.any() else []
 
 
-def decodes(device, group, case, turns, path=""):
+def decodes(device, group, case, turns):
     """What is wrong with tokens of sequences that are spread over the members, each late at random."""
     wrong = []
-    with _kernels(path), Iris("16MiB", device=device) as ctx:
+    with Iris("16MiB", device=device) as ctx:
         everyone = group or list(range(ctx.num_ranks))
         if ctx.cur_rank not in everyone:
             return wrong
@@ -77,10 +72,10 @@ def decodes(device, group, case, turns, path=""):
     return wrong
 
 
-def rings(device, group, case, turns, path=""):
+def rings(device, group, case, turns):
     """What is wrong with outputs and gradients of layers of attention that share a ring, each rank late at random."""
     wrong = []
-    with _kernels(path), Iris("16MiB", device=device) as ctx:
+    with Iris("16MiB", device=device) as ctx:
         everyone = group or list(range(ctx.num_ranks))
         if ctx.cur_rank not in everyone:
             return wrong
@@ -137,19 +132,6 @@ def late_inside(file, case, rounds, job):
     """What is wrong where programs are late at random in the middle of kernels, too."""
     with delays.late_after_signals(file, *current_rank(), 0.1):
         return job("cpu", None, case, rounds)
-
-
-@contextlib.contextmanager
-def _kernels(path):
-    """Kernels of a file instead of the library's, if there is one."""
-    if not path:
-        yield
-        return
-    module = load(path)
-    for ours, name in ((decode_kernels, "DecodeKernels"), (ring_kernels, "RingKernels")):
-        if hasattr(module, name):
-            with mock.patch.object(ours, name, getattr(module, name)):
-                yield
 
 
 def refused():

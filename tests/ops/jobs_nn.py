@@ -4,7 +4,7 @@ import copy
 
 import torch
 import torch.distributed as dist
-from jobs_ccl import kind_of, on_heap, said_by
+from jobs_ccl import kind_of, on_heap
 from torch.nn.functional import gelu
 
 from iris_core import Iris
@@ -86,20 +86,15 @@ def frozen(ctx):
 
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30")
 def refused_by_one(ctx):
-    """Layers whose x has too few features on rank 1, then right ones; what was raised."""
+    """What was raised by layers whose x has too few features on rank 1, then right ones, and none can be divided."""
     weight = torch.ones(4, 4, device=ctx.device)
     functions = (linear_all_gather, linear_all_reduce, all_gather_linear, linear_reduce_scatter)
     layers = [lambda x, each=each: each(ctx, x, weight=weight) for each in functions]
     kwargs = {"bias": False, "input_is_parallel": False}
     layers += [RowParallelLinear(ctx, 4, 4, sequence_parallel=each, **kwargs) for each in (False, True)]
     features = (4 - ctx.cur_rank, 4)
-    return [kind_of(layer, torch.ones(6, n, device=ctx.device)) for layer in layers for n in features]
-
-
-@on_heap("1MiB")
-def indivisible(ctx):
-    """What is said of features that two ranks cannot divide."""
-    return said_by(ColumnParallelLinear, ctx, 4, 5), said_by(RowParallelLinear, ctx, 5, 4)
+    raised = [kind_of(layer, torch.ones(6, n, device=ctx.device)) for layer in layers for n in features]
+    return [*raised, kind_of(ColumnParallelLinear, ctx, 4, 5), kind_of(RowParallelLinear, ctx, 5, 4)]
 
 
 @on_heap("8MiB")

@@ -1,13 +1,11 @@
 """Rank jobs of tests/ops; they run on CPU ranks and on GPUs."""
 
 import math
-from unittest import mock
 
 import torch
-from ops_cases import UNTOUCHED, Case, operand, wrong_elements
+from ops_cases import UNTOUCHED, operand, wrong_elements
 
 from iris_core import Iris
-from iris_core.dispatch import bind
 from iris_core.ops import FusedConfig
 
 
@@ -107,30 +105,11 @@ def float32_precisions(device, algorithms):
     return errors
 
 
-def rare_kinds(device):
-    """More kinds than are remembered, other ones on each rank: the most that were known, and what was wrong."""
-    most, wrong = 0, []
-    with mock.patch.object(bind, "GENERATION", 4), Iris("24MiB", device=device) as ctx:
-        algorithms = ("two_shot", "unfused", "copy_engine")
-        cases = [Case("matmul_all_reduce", name, (m, 20, 9), "bfloat16") for m in (17, 24, 40) for name in algorithms]
-        plays = [(case, Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)) for case in cases]
-        for turn in range(3):
-            for number, (case, tensors) in enumerate(plays):
-                again = (
-                    turn + number
-                ) % 3 == 0 and ctx.cur_rank % 2  # where B is aligned otherwise, it is another kind
-                if again:
-                    tensors.b = torch.empty(9 * 20 + 1, dtype=torch.bfloat16, device=ctx.device)[1:].view(9, 20)
-                tensors.fill(turn)
-                call(ctx, case, tensors)
-                wrong += verify(case, tensors, turn, f" in turn {turn}")
-                most = max(most, len(ctx.ops._bound) + len(ctx.ops._bound.old))
-        ctx.barrier()
-    return most, wrong
-
-
 def run_cases(device, cases, turns, members=None, backend="auto", heap="24MiB"):
-    """Call every case `turns` times with new data, on these ranks in this order or on all; returns what was wrong."""
+    """Call every case `turns` times with new data, on these ranks in this order or on all; returns what was wrong.
+
+    What is the sum of all is the same on all, bit by bit.
+    """
     wrong = []
     with Iris(heap, device=device, backend=backend) as ctx:
         everyone = list(members or range(ctx.num_ranks))
@@ -142,5 +121,10 @@ def run_cases(device, cases, turns, members=None, backend="auto", heap="24MiB"):
                     tensors.fill(turn)
                     call(ctx, case, tensors, members)
                     wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
+                    if case.op == "matmul_all_reduce":
+                        bits = tensors.out.contiguous().view(torch.uint8)
+                        of_all = bits.new_empty(len(everyone), *bits.shape)
+                        ctx.ccl.all_gather(of_all, bits, members)
+                        wrong += [f"{case}: other bits"] * (not (of_all == bits).all())
         ctx.barrier()
     return wrong

@@ -41,12 +41,6 @@ class Case:
     scales: str = ""  # "rows" or "blocks"
     config: dict = field(default_factory=dict, hash=False)
 
-    def __str__(self):
-        parts = [self.op, self.algorithm or "auto", "x".join(map(str, self.shape)), self.dtype, self.out_dtype]
-        parts += [self.place, self.out_place, self.bias, self.layout, "" if self.dim is None else f"dim {self.dim}"]
-        parts += [self.scales and f"scaled by {self.scales}"]
-        return " ".join(filter(None, [*parts, str(self.config or "")]))
-
     def shapes(self, size):
         """Shapes of A, B and the output of a rank."""
         m, n, k = self.shape
@@ -101,50 +95,37 @@ def piece_cases(size):
             yield Case(op, "copy_engine", shape, dtype, bias=bias, out_place=place)
 
 
-def die_cases(size):
-    """Tiles dealt out to dies: as right as without, whatever is left over."""
-    for op, algorithm, dim in kinds(size):
-        if algorithm not in ("unfused", None):
-            config = {**SEVERAL, "num_sms": 5, "num_xcds": 2, "chunk_size": 2}  # the fifth program stays where it is
-            yield Case(op, algorithm, (50, 40, 16), "bfloat16", dim=dim, config=config)
+DIES = {**SEVERAL, "num_sms": 5, "num_xcds": 2, "chunk_size": 2}
+"""Tiles are dealt out to dies; the fifth program stays where it is."""
+
+FORMS = (
+    ((1, 1, 1), "float32", "", "heap", {}), ((17, 33, 29), "float32", "", "ordinary", SEVERAL),
+    ((40, 48, 64), "float16", "", "transposed", SEVERAL), ((5, 130, 3), "bfloat16", "", "skewed", {}),
+    ((9, 26, 21), "bfloat16", "", "gaps", {"num_sms": 2}), ((50, 40, 16), "bfloat16", "", "heap", DIES),
+    ((18, 24, 40), "float32", "", "transposed", {}), ((18, 24, 40), "float8_e4m3fn", "bfloat16", "gaps", {}),
+    ((18, 24, 40), "float8_e5m2", "float32", "ordinary", {}),
+)  # fmt: skip
+"""Shapes, element types of operands and of outputs if they differ, places and configs."""
 
 
-def shape_cases(size):
-    """Odd, small and larger shapes, in one program and in several."""
-    shapes = ((1, 1, 1), (17, 33, 29), (40, 48, 64), (5, 130, 3))
+def form_cases(size):
+    """Odd, small and larger shapes, every element type, place and bias, in one program and in several."""
     for number, (op, algorithm, dim) in enumerate(kinds(size)):
-        config = SEVERAL if algorithm not in ("unfused", None) else {}
-        for i, shape in enumerate(shapes):
-            bias = ("", "columns", "rows")[(number + i) % 3]
-            yield Case(op, algorithm, shape, dim=dim, bias=bias, config=config if i % 2 else {})
+        is_fused = algorithm not in ("unfused", None)
+        for i, (shape, dtype, out_dtype, place, config) in enumerate(FORMS):
+            if out_dtype and algorithm == "unfused" and size > 1:
+                continue  # torch multiplies no such operands without scales
+            how = {"out_place": PLACES[(number + i) % len(PLACES)], "bias": ("", "columns", "rows")[(number + i) % 3]}
+            yield Case(op, algorithm, shape, dtype, out_dtype, place, dim=dim, config=config if is_fused else {}, **how)
     if size > 1:  # a row for each member, with a bias of its own
         for algorithm in ("unfused", "push"):
             yield Case("matmul_reduce_scatter", algorithm, (1, 20, 3), bias="rows", out_place="ordinary")
 
 
-def dtype_cases(size):
-    """Every element type."""
-    for op, algorithm, dim in kinds(size):
-        for dtype in ("float32", "float16", "bfloat16"):
-            yield Case(op, algorithm, (18, 24, 40), dtype, dim=dim, bias="columns", out_place="ordinary")
-        if algorithm != "unfused" or size == 1:
-            yield Case(op, algorithm, (18, 24, 40), "float8_e4m3fn", "bfloat16", dim=dim)
-            yield Case(op, algorithm, (18, 24, 40), "float8_e5m2", "float32", dim=dim, place="ordinary")
-
-
-def place_cases(size):
-    """Wherever tensors may lie."""
-    for number, (op, algorithm, dim) in enumerate(kinds(size)):
-        config = {"num_sms": 2} if algorithm not in ("unfused", None) else {}
-        for i, place in enumerate(PLACES):
-            out_place = PLACES[(number + i) % len(PLACES)]
-            yield Case(op, algorithm, (9, 26, 21), "bfloat16", place=place, out_place=out_place, dim=dim, config=config)
-
-
 def all_cases(size):
     """Everything that can vary."""
-    for make in (shape_cases, dtype_cases, place_cases, layout_cases, piece_cases, scaled_cases):
-        yield from make(size)
+    for make in (form_cases, layout_cases, piece_cases, scaled_cases):
+        yield from (case for case in make(size) if size > 1 or "copy_engine" not in str(case.algorithm))
 
 
 def thinned(cases, size):

@@ -4,35 +4,27 @@ import jobs_experts as jobs
 import pytest
 from rank_counts import rank_counts
 
-exhaustive, seldom = pytest.mark.exhaustive, pytest.mark.exhaustive(device="cpu")
+exhaustive = pytest.mark.exhaustive
 # experts of a rank, choices, elements, most tokens, dtype, scales
 ONE, MANY, FP8 = (1, 1, 32, 5, "float32", 0), (2, 4, 1200, 9, "bfloat16", 0), (3, 2, 48, 30, "float8_e4m3fn", 3)
 
 
-@pytest.mark.parametrize(("case", "num_ranks", "group"), [
-    (ONE, 2, None), (MANY, 4, [3, 1, 0]), (FP8, 3, None),
-    *(pytest.param(case, 2, None, marks=exhaustive) for case in (MANY, FP8)),
-])  # fmt: skip
+@pytest.mark.parametrize(("case", "num_ranks", "group"), [(ONE, 2, None), (MANY, 4, [3, 1, 0]), (FP8, 3, None)])
 def test_tokens_reach_their_experts_and_come_back(pool, device, case, num_ranks, group):
     turns = 3 if device == "cpu" else 4
     assert pool.run(jobs.passes, num_ranks, device, group, case, turns) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize(("case", "num_ranks", "group"), [
-    pytest.param(MANY, 2, None, marks=seldom), (ONE, 3, None), (MANY, 4, [3, 1, 0]),
-    pytest.param(MANY, 4, None, marks=exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(("case", "num_ranks", "group"), [(ONE, 3, None), (MANY, 4, [3, 1, 0])])
 def test_gradients(pool, device, case, num_ranks, group):
     turns = 2 if device == "cpu" else 3
     assert pool.run(jobs.differentiates, num_ranks, device, group, case, turns) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize(("num_ranks", "group", "gone"), [
-    pytest.param(3, None, (1,), marks=seldom), (4, [2, 0, 3, 1], (0, 3)),
-])  # fmt: skip
-def test_members_that_are_gone(pool, device, num_ranks, group, gone):
+@pytest.mark.parametrize("num_ranks", [4])
+def test_members_that_are_gone(pool, device, num_ranks):
     turns = 4 if device == "cpu" else 6
-    assert pool.run(jobs.passes, num_ranks, device, group, MANY, turns, gone) == [[]] * num_ranks
+    assert pool.run(jobs.passes, num_ranks, device, [2, 0, 3, 1], MANY, turns, (0, 3)) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
@@ -47,12 +39,10 @@ def test_programs_that_are_late(pool, tmp_path, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=exhaustive)])
-def test_training_is_that_of_one_process(pool, device, num_ranks):
-    for losses, error, text in pool.run(jobs.trains, num_ranks, device, 4 if device == "cpu" else 6):
-        for ours, theirs in losses:
-            assert ours == pytest.approx(theirs, rel=1e-5)
-        assert losses[-1][1] < 0.7 * losses[0][1]
-        assert error < 1e-4
+def test_a_layer_is_that_of_one_process(pool, device, num_ranks):
+    for errors, text in pool.run(jobs.of_one_process, num_ranks, device):
+        assert len(errors) == 4
+        assert max(errors) < 1e-4
         assert f"experts={2 * num_ranks}, hidden=16, top_k=2" in text
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from cubins import assembler_says, resources
 from jobs_hopper import one_of_each, refused, run
-from jobs_sequences_ops import asynchronous, back_to_back, captured, in_groups
+from jobs_sequences_ops import back_to_back, captured, in_groups
 from tables import table
+from test_choice_ops import REQUEST
 
-from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_gluon.gemm import GemmConfig, operations
 from iris_gluon.gemm.gather_product import _BESIDE_BARRIER, gather_product
 from iris_gluon.gemm.push_product import push_product
@@ -50,9 +50,7 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
     if on_cpu and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
     cases = list(one_of_each(on_cpu))
-    for wrong in pool.run(
-        back_to_back, num_ranks, device, 0, 12 if on_cpu else 400, True, cases, GLUON, timeout_s=300.0
-    ):
+    for wrong in pool.run(back_to_back, num_ranks, device, 0, 12 if on_cpu else 400, cases, GLUON, timeout_s=300.0):
         assert wrong == []
 
 
@@ -62,12 +60,6 @@ def test_replays_with_changing_data(pool, num_ranks):
     for said, wrong in pool.run(captured, num_ranks, "cuda", list(one_of_each(False)), 50, GLUON, timeout_s=500.0):
         assert len(said) == 1
         assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_asynchronous_calls(pool, num_ranks, device):
-    cases = [case for case in one_of_each(device == "cpu") if device != "cpu" or case.op == "all_gather_matmul"]
-    assert pool.run(asynchronous, num_ranks, device, cases, GLUON) == [[]] * num_ranks
 
 
 @pytest.mark.multigpu
@@ -89,6 +81,20 @@ KERNELS = {
 }  # fmt: skip
 
 
+def compiled(name, config, *, turned=False, scales="none", eight_bits=False, **more):
+    """A kernel for Hopper with a core; `turned`: operands by columns."""
+    kernel, arguments, constants = KERNELS[name]
+    gathers = name == "gather"
+    if eight_bits:
+        operands = {1, 2, 4} if gathers else {0, 1} if name == "reduce" else {1, 2}
+        arguments = tuple(F8 if place in operands else each for place, each in enumerate(arguments))
+        constants = {**constants, "BIAS": "none"} if "BIAS" in constants else constants  # with one, a few are spilled
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SCALES": scales}
+    turns = {"TURNED_B": turned} | ({} if gathers else {"TURNED_A": turned and not eight_bits})
+    options = {"SIZE": 8, **blocks, **constants, **turns, **config.options, **more}
+    return compile_for(kernel, (*arguments, *SCALES[scales]), options, "sm_90")
+
+
 _OF_A_QUARTER = 512 * 32
 """Registers of each quarter of a multiprocessor, which takes every fourth warp."""
 
@@ -99,11 +105,7 @@ _OF_A_QUARTER = 512 * 32
     ids=["128x256", "64x256"],
 )
 def test_a_barrier_fits_beside_a_product(config):
-    kernel, arguments, constants = KERNELS["gather"]
-    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "TURNED_B": False}
-    constants = {**constants, "SCALES": "none"}
-    options = {**config.options, "maxnreg": _BESIDE_BARRIER[config.num_warps]}
-    product = compile_for(kernel, (*arguments, *SCALES["none"]), {"SIZE": 8, **blocks, **constants, **options}, "sm_90")
+    product = compiled("gather", config, maxnreg=_BESIDE_BARRIER[config.num_warps])
     meeting = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
     (many, spilled), (few, _) = resources(product), resources(meeting)
     assert spilled == 0
@@ -113,8 +115,6 @@ def test_a_barrier_fits_beside_a_product(config):
 
 SMALL = GemmConfig(block_n=128, parts=1, stages=5)
 LOW = GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255)
-
-
 FORMS = {
     "128x256 rows": (GemmConfig(), False),
     "128x128 columns": (SMALL, True),
@@ -134,15 +134,9 @@ FORMS = {
     ],
 )
 def test_assembly(name, config, turned):
-    kernel, arguments, constants = KERNELS[name]
-    gathers = name == "gather"
-    constants = {**constants, "TURNED_B": turned} | ({} if gathers else {"TURNED_A": turned})
-    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-    constants["SCALES"] = "none"
-    arguments = (*arguments, *SCALES["none"])
-    compiled = compile_for(kernel, arguments, {"SIZE": 8, **blocks, **constants, **config.options}, "sm_90")
-    text = assembly(compiled)
-    assert compiled.metadata.shared <= 227 * 1024
+    made = compiled(name, config, turned=turned)
+    text, gathers = assembly(made), name == "gather"
+    assert made.metadata.shared <= 227 * 1024
     assert "wgmma.mma_async" in text
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", text)
     assert (re.search(r"st\.release\.sys\.global\.b64", text) is None) == gathers
@@ -152,28 +146,19 @@ def test_assembly(name, config, turned):
         assert re.search(r"atom\.global\.gpu\.acq_rel\.add\.[su]32", text)  # who has waited
 
 
-EIGHT = {
-    "rows": GemmConfig(block_k=128, item=1), "blocks": GemmConfig(block_n=128, block_k=128, parts=1, stages=5, item=1)
-}  # fmt: skip
+EIGHT = {"rows": GemmConfig(block_k=128, item=1), "blocks": replace(SMALL, block_k=128, item=1)}
 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("scales", EIGHT)
 def test_products_of_8_bit_floats(name, scales):
     """Nothing is spilled, beside the barrier, too, and the assembler lets steps overlap."""
-    (kernel, arguments, constants), config = KERNELS[name], EIGHT[scales]
-    operands = {1, 2, 4} if name == "gather" else {0, 1} if name == "reduce" else {1, 2}
-    arguments = [F8 if place in operands else each for place, each in enumerate(arguments)]
-    turned = {"TURNED_B": True} | ({} if name == "gather" else {"TURNED_A": False})
-    constants = {**constants, "BIAS": "none"} if "BIAS" in constants else constants  # with one, a few are spilled
-    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SCALES": scales}
-    options = {"SIZE": 8, **blocks, **constants, **turned, **config.options, "maxnreg": _BESIDE_BARRIER[8]}
-    compiled = compile_for(kernel, (*arguments, *SCALES[scales]), options, "sm_90")
-    assert re.search(r"wgmma\.mma_async\S*k32\.f32\.e4m3\.e4m3", assembly(compiled))
-    assert compiled.metadata.shared <= config.shared_bytes
-    assert compiled.metadata.shared + 2 * 1024 <= 228 * 1024
-    assert resources(compiled)[1] == 0
-    assert "serialized" not in assembler_says(assembly(compiled))
+    made = compiled(name, EIGHT[scales], turned=True, scales=scales, eight_bits=True, maxnreg=_BESIDE_BARRIER[8])
+    assert re.search(r"wgmma\.mma_async\S*k32\.f32\.e4m3\.e4m3", assembly(made))
+    assert made.metadata.shared <= EIGHT[scales].shared_bytes
+    assert made.metadata.shared + 2 * 1024 <= 228 * 1024
+    assert resources(made)[1] == 0
+    assert "serialized" not in assembler_says(assembly(made))
 
 
 # -- what `iris tune` measures ----------------------------------------------------------------------------------------
@@ -189,14 +174,10 @@ def copies(monkeypatch):
 
 def asked(op, m, n, k, config=None):
     """What a rank of 8 asks for of M rows and its own part of a weight, of K x N."""
-    dim, out = {GATHERS: ({"gather_dim": 0}, (m, n)), SCATTERS: ({}, (m // 8, n))}.get(
-        op, ({"gather_dim": 1}, (m, 8 * n))
-    )
-    return FusedRequest(
-        op=op, m=m, n=n, k=k, dtype="bfloat16", out_dtype="bfloat16", nbytes=m * (k if op == GATHERS else n) * 2,
-        rank=0, members=tuple(range(8)), target=DeviceTarget(DeviceType.CUDA, 0, "sm_90"), a_stride=(k, 1),
-        b_stride=(n, 1), out_stride=(out[1], 1), out_shape=out, bias_stride=None, reach_a=True, reach_out=True,
-        aligned=(True,) * 4, options={"layout": "torch", "bias": "none", "config": config or {}, "tf32": False, **dim},
+    dim, out = {GATHERS: (0, (m, n)), SCATTERS: (None, (m // 8, n))}.get(op, (1, (m, 8 * n)))
+    return replace(
+        REQUEST, op=op, m=m, n=n, k=k, nbytes=m * (k if op == GATHERS else n) * 2, a_stride=(k, 1), b_stride=(n, 1),
+        out_stride=(out[1], 1), out_shape=out, options={**REQUEST.options, "config": config or {}, "gather_dim": dim},
     )  # fmt: skip
 
 
@@ -207,11 +188,9 @@ def serving(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_launches_that_are_worth_measuring(op):
-    """The own choice, then others that it can make, none of them twice."""
+    """The own choice, then others that it can make, none of them twice, and both orders of owners."""
     for algorithm in serving(op):
-        request = asked(op, 8192, 8192, 3584)
-        assert algorithm.supports(request)
-        offered = algorithm.tunings(request)
+        offered = algorithm.tunings(asked(op, 8192, 8192, 3584))
         assert offered[0] == {}
         assert len(offered) >= 4
         requests = [asked(op, 8192, 8192, 3584, config) for config in offered]
@@ -220,6 +199,10 @@ def test_launches_that_are_worth_measuring(op):
         launches = {(core, tuple(sorted(config.items()))) for core, config in zip(cores, offered, strict=True)}
         assert len(launches) == len(offered)
         assert len(set(cores)) >= 2
+        if op == SCATTERS:  # in turn by default, or in runs: what was faster where both were measured
+            assert {config.get("chunk_size") for config in offered} == {None, 1}
+            others = algorithm.tunings(asked(op, 2048, 8192, 3584))
+            assert min(config["chunk_size"] for config in others if "chunk_size" in config) > 100_000
 
 
 @pytest.mark.parametrize(("op", "n", "k"), [(GATHERS, 3584, 8192), (SCATTERS, 8192, 3584)])
@@ -249,11 +232,3 @@ def test_configs_do_not_depend_on_processors(op, config):
                 else:
                     with pytest.raises(ValueError, match="shared memory"):
                         algorithm._gemm(request, processors)
-
-
-@pytest.mark.parametrize(("m", "runs"), [(8192, True), (2048, False)], ids=["in runs", "in turn"])
-def test_both_orders_of_owners_are_measured(m, runs):
-    """By default the one that was faster where both were measured, and the other one is offered."""
-    for algorithm in serving(SCATTERS):
-        chunks = {config.get("chunk_size") for config in algorithm.tunings(asked(SCATTERS, m, 8192, 3584))} - {None}
-        assert chunks == {1} if runs else min(chunks) > 100_000

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from jobs_nn import frozen, indivisible, of_a_layer, refused_by_one, train
-from rank_counts import rank_counts
+from jobs_nn import frozen, of_a_layer, refused_by_one, train
 from tables import table
 
 from iris_core import Iris
@@ -12,39 +11,22 @@ from iris_core.nn import ColumnParallelLinear, RowParallelLinear, all_gather_lin
 from iris_core.ops import FusedConfig
 
 
-def check(results, tolerance):
-    for rank, worst in enumerate(results):
-        assert set(worst) == {"result", "gradient of x"} | {
-            f"gradient of {name}" for name in ("first weight", "first bias", "second weight", "second bias")
-        }
-        wrong = {what: error for what, error in worst.items() if not error <= tolerance}
-        assert not wrong, f"rank {rank}: {wrong}"
-
-
-@pytest.mark.parametrize("form", ["plain", "sequence", "whole"])
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
-def test_training(pool, num_ranks, device, form):
-    check(pool.run(train, num_ranks, device, form, torch.float32, 3), 1e-4)
-
-
-def test_training_of_a_rank_alone(pool, device):
-    check(pool.run(train, 1, device, "sequence", torch.float32, 2), 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("form", "algorithms"),
-    [("plain", (None, "two_shot")), ("sequence", ("fetch", "push")), ("whole", ("push", "two_shot"))],
-)
-@pytest.mark.parametrize("num_ranks", [2])
-def test_training_by_fused_kernels_in_bfloat16(pool, num_ranks, device, form, algorithms):
-    check(pool.run(train, num_ranks, device, form, torch.bfloat16, 2, algorithms), 0.06)
-
-
-@pytest.mark.parametrize("num_ranks", [3])
-def test_training_in_a_group(pool, num_ranks, device):
-    results = pool.run(train, num_ranks, device, "sequence", torch.float32, 2, None, [0, 2])
-    assert results[1] is None
-    check([results[0], results[2]], 1e-4)
+@pytest.mark.parametrize(("num_ranks", "form", "algorithms", "members"), [
+    *((2, form, None, None) for form in ("plain", "sequence", "whole")),
+    *(pytest.param(4, form, None, None, marks=pytest.mark.exhaustive(device="cpu"))
+      for form in ("plain", "sequence", "whole")),
+    (1, "sequence", None, None), (3, "sequence", None, [0, 2]), (2, "plain", (None, "two_shot"), None),
+    (2, "sequence", ("fetch", "push"), None), (2, "whole", ("push", "two_shot"), None),
+])  # fmt: skip
+def test_training(pool, device, num_ranks, form, algorithms, members):
+    """By fused kernels in bfloat16."""
+    dtype, steps, tolerance = (torch.bfloat16, 2, 0.06) if algorithms else (torch.float32, 3, 1e-4)
+    results = pool.run(train, num_ranks, device, form, dtype, steps, algorithms, members)
+    assert [rank for rank, worst in enumerate(results) if worst is not None] == (members or list(range(num_ranks)))
+    for worst in filter(None, results):
+        layers = [f"gradient of {n} {what}" for n in ("first", "second") for what in ("weight", "bias")]
+        assert set(worst) == {"result", "gradient of x", *layers}
+        assert {what: error for what, error in worst.items() if not error <= tolerance} == {}
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -98,13 +80,6 @@ def test_wrong_shapes(call, text):
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_what_a_layer_refuses_on_one_rank_it_refuses_on_all(pool, num_ranks, device):
-    assert pool.run(refused_by_one, num_ranks, device) == [["ArgumentError", ""] * 6] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_features_that_cannot_be_divided(pool, num_ranks, device):
-    for column, row in pool.run(indivisible, num_ranks, device):
-        assert column.startswith("ArgumentError: ColumnParallelLinear: ")
-        assert "cannot divide out_features=5" in column
-        assert row.startswith("ArgumentError: RowParallelLinear: ")
-        assert "cannot divide in_features=5" in row
+    assert (
+        pool.run(refused_by_one, num_ranks, device) == [["ArgumentError", ""] * 6 + ["ArgumentError"] * 2] * num_ranks
+    )

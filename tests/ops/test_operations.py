@@ -1,53 +1,24 @@
 """Every operation by every algorithm, with every dtype, shape and place, against torch in float64."""
 
+import itertools
+
 import pytest
 import torch
-from jobs_ops import float32_precisions, rare_kinds, run_cases
-from ops_cases import (
-    all_cases,
-    die_cases,
-    dtype_cases,
-    layout_cases,
-    piece_cases,
-    place_cases,
-    scaled_cases,
-    shape_cases,
-    thinned,
-)
+from jobs_ops import float32_precisions, run_cases
+from ops_cases import UNTOUCHED, all_cases, expected, owned_tiles, thinned, wrong_elements
 from rank_counts import rank_counts
 
 from iris_core.providers import baseline
 
-CALLS = {  # numbers of ranks, how many on the CPU, turns there
-    "all": (rank_counts(4, seldom=[8]), 2, 1), "shapes": (rank_counts(1, 3, seldom=[2]), 1, 1),
-    "dtypes": ([1, 2], 2, 2), "places": ([2], 2, 1), "layout": (rank_counts(3, seldom=[2]), 1, 2),
-    "pieces": (rank_counts(3, seldom=[2]), 1, 2), "dies": ([2], 1, 1), "scales": ([2, 3, 4], 1, 2),
-}  # fmt: skip
-MAKE = {
-    "all": all_cases, "shapes": shape_cases, "dtypes": dtype_cases, "places": place_cases, "layout": layout_cases,
-    "pieces": piece_cases, "dies": die_cases, "scales": scaled_cases,
-}  # fmt: skip
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "num_ranks"), [
-    pytest.param(what, *getattr(count, "values", [count]), marks=getattr(count, "marks", ()))
-    for what, (counts, *_) in CALLS.items() for count in counts
-])  # fmt: skip
-def test_results(pool, some, what, num_ranks, device):
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 3, 4, seldom=[8]))
+def test_results(pool, some, num_ranks, device):
     """With data that is exact, and again with any data."""
-    cases, (_, every, turns) = list(MAKE[what](num_ranks)), CALLS[what]
-    if device == "cpu":
-        cases = thinned(cases, num_ranks) if num_ranks > 2 else cases  # more ranks than processors, here and there
-        cases = some(cases, every)
-    for wrong in pool.run(run_cases, num_ranks, device, cases, turns if device == "cpu" else 2, timeout_s=500.0):
-        assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_kinds_that_some_members_have_forgotten(pool, num_ranks, device):
-    for most, wrong in pool.run(rare_kinds, num_ranks, device):
-        assert most <= 8
+    cases = list(all_cases(num_ranks))
+    if device == "cpu":  # on more ranks than processors, here and there
+        cases = thinned(cases, num_ranks) if num_ranks > 2 else some(cases, 2)
+    for wrong in pool.run(run_cases, num_ranks, device, cases, 2, timeout_s=500.0):
         assert wrong == []
 
 
@@ -59,6 +30,18 @@ def test_float32_is_multiplied_as_torch_does_it(pool, num_ranks, device):
             assert setting == default  # as it was
             tf32 = device == "cuda" and (wish or (wish is None and default == "tf32"))
             assert (1e-5 < error < 1e-2) if tf32 else error < 2e-6, (default, wish, name)
+
+
+def test_a_wrong_element_is_seen():
+    """In every kind of case, of data that is exact and of any."""
+    for case, turn in itertools.product(thinned(all_cases(2), 2), range(2)):
+        want, made_of = expected(case, 1, 2, turn)
+        got = want.to(getattr(torch, case.out_dtype or case.dtype)).double()
+        if case.layout == "tiles":
+            got[~owned_tiles(case, 1, 2)] = UNTOUCHED
+        assert wrong_elements(case, got, 1, 2, turn) == [], case
+        got[-1, -1] += 1 + made_of[-1, -1] / 4  # the last tile is rank 1's
+        assert wrong_elements(case, got, 1, 2, turn) != [], case
 
 
 @pytest.mark.parametrize("dense", [True, False])

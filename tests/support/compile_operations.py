@@ -1,8 +1,8 @@
 """Kernels of the fused operations that must compile for every GPU target, and what must be in their assembly."""
 
 import torch
+from compile_collectives import ACQUIRE, CUDA, HIP, RELEASE, WIDE_LOAD, WIDE_STORE, case
 
-from iris_core.types import CompileCase, DeviceType
 from iris_triton.collectives import experts
 from iris_triton.gemm.copy_engine_product import await_word
 from iris_triton.gemm.fetch_product import fetch_product
@@ -13,17 +13,14 @@ from iris_triton.gemm.push_product import push_product
 from iris_triton.gemm.reduce_norm import norm_one_shot, norm_two_shot
 from iris_triton.gemm.ring_attention import ring_attention, ring_gradients
 
-_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 _I64 = torch.int64
 _ADDRESS = 1 << 40
 _END = (0, _ADDRESS)  # timeout, status
 _PLAIN = (*_END, None, None, 0, 0, 0, 0)  # and no scales
-_PRODUCT = {_CUDA: r"wgmma\.mma_async|mma\.sync", _HIP: r"v_mfma"}
-_COPIES = {_CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", _HIP: r"(global|flat|buffer)_load_dwordx4"}
-_STORES = {_CUDA: r"st\.global(\.\w+)*\.v4\.b32", _HIP: r"(global|flat|buffer)_store_dwordx4"}
-_STORE = {_CUDA: r"st\.global", _HIP: r"(global|flat|buffer)_store_(short|dword)"}
-_RELEASE = {_CUDA: r"st\.release\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_swap_x2"}
-_ACQUIRE = {_CUDA: r"ld\.acquire\.sys\.global\.b64", _HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
+_PRODUCT = {CUDA: r"wgmma\.mma_async|mma\.sync", HIP: r"v_mfma"}
+_COPIES = {CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", HIP: r"(global|flat|buffer)_load_dwordx4"}
+_WORD = {CUDA: r"ld\.acquire\.sys\.global\.b32", HIP: r"global_(load_dword|atomic_add) .* sc1"}
+_STORE = {CUDA: r"st\.global", HIP: r"(global|flat|buffer)_store_(short|dword)"}
 
 
 def compile_cases():
@@ -62,11 +59,7 @@ def compile_cases():
              FORM="rows", BIAS="columns"),
         _sum("two-shot", (bf16, None, bf16, _I64, _I64, 1, 1, 1024, 8184, 1024, 1024, 8184, 1, 0, 8, *_END),
              FORM="two_shot", BIAS="none"),
-        CompileCase(
-            name="operation-await-word", kernel=await_word, args=(torch.int32, 1, 1, *_END), kwargs={},
-            options={"num_warps": 1},
-            expect={_CUDA: (r"ld\.acquire\.sys\.global\.b32",), _HIP: (r"global_(load_dword|atomic_add) .* sc1",)},
-        ),
+        case("operation-await-word", await_word, (torch.int32, 1, 1, *_END), {}, [_WORD], num_warps=1),
         *_norm_cases(),
         *_expert_cases(),
         *_attention_cases(),
@@ -82,17 +75,15 @@ def _norm_cases():
         "two-shot": (norm_two_shot, (_I64, bf16, _I64, 1, 1, 1), (4, 1 << 17), {}),
     }
     return [
-        CompileCase(
-            name=f"operation-norm-{shot}-{kind}", kernel=kernel,
-            args=(out, bf16, bf16, weight, scales, *team, 16, hidden, *numbers, *end),
-            kwargs={"SIZE": 4, "ALIGNED": hidden > 33, "BLOCK": block, **more}, options={"num_warps": 8},
-            expect={each: tuple(pattern[each] for pattern in patterns) for each in (_CUDA, _HIP)},
+        case(
+            f"operation-norm-{shot}-{kind}", kernel,
+            (out, bf16, bf16, weight, scales, *team, 16, hidden, *numbers, *end),
+            {"SIZE": 4, "ALIGNED": hidden > 33, "BLOCK": block, **more}, (RELEASE, ACQUIRE, store), num_warps=8,
         )
         for shot, (kernel, team, numbers, more) in shots.items()
-        for kind, out, weight, scales, hidden, block, patterns in (
-            ("plain", bf16, bf16, None, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
-            ("fp8", fp8, f32, f32, 8192, 8192, (_RELEASE, _ACQUIRE, _STORES)),
-            ("odd", bf16, bf16, None, 33, 64, (_RELEASE, _ACQUIRE, _STORE)),
+        for kind, out, weight, scales, hidden, block, store in (
+            ("plain", bf16, bf16, None, 8192, 8192, WIDE_STORE), ("fp8", fp8, f32, f32, 8192, 8192, WIDE_STORE),
+            ("odd", bf16, bf16, None, 33, 64, _STORE),
         )
     ]  # fmt: skip
 
@@ -108,24 +99,24 @@ def _expert_cases():
     arguments = {
         "count": (
             (i64, i32, 1024, i32, i64, i32, i32, i32, i64, i32, 1, i64),
-            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, _RELEASE, _ACQUIRE),
+            shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, RELEASE, ACQUIRE),
         ),
         "send": (
             (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, *flags, 1, 1024, 1024, 1792, i64),
             shape | rows | {"WEIGHTED": False, "ONCE": True, "WAITS": True, "TOP_K": 8, "CHOICES": 8},
-            (_RELEASE, _STORES, _ACQUIRE),
+            (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "send weighted": (
             (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, *flags, 1, 1024, 1024, 7168, i64),
             shape | rows | {"WEIGHTED": True, "ONCE": False, "WAITS": False, "TOP_K": 8, "CHOICES": 8, "SCALES": 0},
-            (_RELEASE, _STORE),
+            (RELEASE, _STORE),
         ),
-        "spread": ((i32, f32, i32, i32, 1792), {"LOCAL": 64, **rows}, (_STORES,)),
-        "meet": ((i64, i64, i32, 1, i64), group, (_RELEASE, _ACQUIRE)),
-        "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (_ACQUIRE,)),
+        "spread": ((i32, f32, i32, i32, 1792), {"LOCAL": 64, **rows}, (WIDE_STORE,)),
+        "meet": ((i64, i64, i32, 1, i64), group, (RELEASE, ACQUIRE)),
+        "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (ACQUIRE,)),
         "give_back": (
             (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"WAITS": True, "BLOCK": 2048} | late,
-            (_RELEASE, _STORES, _ACQUIRE),
+            (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "gather": (
             (bf16, bf16, i64, f32, i32, 128, 7168),
@@ -136,29 +127,17 @@ def _expert_cases():
         ),
     }  # fmt: skip
     return [
-        CompileCase(
-            name=f"experts-{name}".replace(" ", "-"), kernel=getattr(experts, name.split()[0]), args=args,
-            kwargs=kwargs, options={"num_warps": 4},
-            expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
-        )
-        for name, (args, kwargs, patterns) in arguments.items()
-    ]  # fmt: skip
+        case(f"experts-{name}".replace(" ", "-"), getattr(experts, name.split()[0]), *how, num_warps=4)
+        for name, how in arguments.items()
+    ]
 
 
 def _attention_cases():
     """Kernels of `ctx.ops.flash_decode` and `ctx.ops.ring_attention`: heads of 128 elements, in groups of four."""
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     place = (i32, i64, 1)  # members, context, this rank's number
-    ring = {
-        "WORLD": 4,
-        "SIZE": 4,
-        "GROUP": 4,
-        "SENDERS": 4,
-        "CAUSAL": True,
-        "STRIPED": True,
-        "HEAD_DIM": 128,
-        "BLOCK": 64,
-    }
+    ring = dict.fromkeys(("WORLD", "SIZE", "GROUP", "SENDERS"), 4) | {"CAUSAL": True, "STRIPED": True}
+    ring |= {"HEAD_DIM": 128, "BLOCK": 64, "BLOCK_COPY": 1024}
     numbers = (*place, 32, 2048, 8190, 0.1)
     decode = {"WORLD": 4, "SIZE": 4, "GROUP": 4, "PIECES": 8, "HEAD_DIM": 128, "BLOCK_H": 16, "BLOCK_KEYS": 64}
     cases = (
@@ -168,40 +147,29 @@ def _attention_cases():
         ), decode, 4, 3),
         (ring_attention, (
             bf16, bf16, bf16, bf16, f32, f32, f32, bf16, bf16, i64, i64, i64, *numbers
-        ), ring | {"BLOCK_COPY": 1024}, 4, 2),
+        ), ring, 4, 2),
         (ring_gradients, (
             bf16, bf16, bf16, bf16, f32, f32, bf16, bf16, bf16, f32, bf16, bf16, f32, f32, *(i64,) * 5, *numbers
-        ), ring | {"BLOCK_COPY": 1024}, 8, 2),
+        ), ring, 8, 2),
     )  # fmt: skip
     return [
-        CompileCase(
-            name=f"operation-{kernel.__name__.replace('_', '-')}", kernel=kernel, args=args, kwargs=kwargs,
-            options={"num_warps": warps, "num_stages": stages},
-            expect={kind: (_PRODUCT[kind], _RELEASE[kind], _ACQUIRE[kind]) for kind in (_CUDA, _HIP)},
+        case(
+            f"operation-{kernel.__name__.replace('_', '-')}", kernel, args, kwargs, (_PRODUCT, RELEASE, ACQUIRE),
+            num_warps=warps, num_stages=stages,
         )
         for kernel, args, kwargs, warps, stages in cases
     ]  # fmt: skip
 
 
 def _sum(name, args, **constants):
-    wide = {
-        _CUDA: (r"ld\.global(\.\w+)*\.v4\.b32", _STORES[_CUDA]),
-        _HIP: (r"(global|flat|buffer)_load_dwordx4", _STORES[_HIP]),
-    }
-    return CompileCase(
-        name=f"operation-sum-{name}", kernel=sum_slots, args=args,
-        kwargs={"SIZE": 4, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024, **constants},
-        options={"num_warps": 4}, expect=wide,
-    )  # fmt: skip
+    constants |= {"SIZE": 4, "SLOTS_WIDE": True, "OUT_WIDE": True, "BM": 2, "BN": 1024}
+    return case(f"operation-sum-{name}", sum_slots, args, constants, (WIDE_LOAD, WIDE_STORE), num_warps=4)
 
 
 def _case(name, kernel, args, common, *, wide=True, **constants):
     tiles = {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
     loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1, "SCALES": "none"}
-    patterns = [_PRODUCT, _RELEASE, _ACQUIRE, *([_COPIES, _STORES] if wide else [])]
-    if constants.get("PRECISION", "ieee") == "ieee" and args[1] is torch.float32:
-        patterns.remove(_PRODUCT)  # of float32 there is no such instruction on NVIDIA
-    return CompileCase(
-        name=f"operation-{name}", kernel=kernel, args=args, kwargs={"SIZE": 4, **tiles, **loads, **common, **constants},
-        options={"num_warps": 4}, expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
-    )  # fmt: skip
+    product = [] if args[1] is torch.float32 else [_PRODUCT]  # of float32 there is no such instruction on NVIDIA
+    patterns = [*product, RELEASE, ACQUIRE, *([_COPIES, WIDE_STORE] if wide else [])]
+    constants = {"SIZE": 4, **tiles, **loads, **common, **constants}
+    return case(f"operation-{name}", kernel, args, constants, patterns, num_warps=4)

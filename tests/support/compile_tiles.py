@@ -3,15 +3,14 @@
 import torch
 import triton
 import triton.language as tl
+from compile_collectives import CUDA, HIP, case
 
-from iris_core.types import CompileCase, DeviceType
 from iris_triton.context import DeviceContext
 from iris_triton.testing.languages import open_context
 from iris_triton.tiles.reductions import AllReduceConfig
 from iris_triton.tiles.views import Tile, TileView, make_tensor_view
 
 _WORLD = 4
-_CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
 
 
 @triton.constexpr_function
@@ -60,22 +59,22 @@ def tile_collective(
         getattr(Context, op)(ctx, tile, src, dst, locks)
 
 
-_LOADS = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
-_STORES = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
+_LOADS = {CUDA: r"ld\.global\.v[24]\.b(32|64)", HIP: r"global_load_dwordx4"}
+_STORES = {CUDA: r"st\.global\.v[24]\.b(32|64)", HIP: r"global_store_dwordx4"}
 _TELL = {
-    _CUDA: r"bar\.sync[\s\S]*st\.release\.sys\.global\.b",
-    _HIP: r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_swap",
+    CUDA: r"bar\.sync[\s\S]*st\.release\.sys\.global\.b",
+    HIP: r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_swap",
 }
 _WAIT = {
-    _CUDA: r"ld\.acquire\.sys\.global\.b[\s\S]*globaltimer",
-    _HIP: r"sc1[\s\S]*buffer_inv sc0 sc1[\s\S]*s_memrealtime",
+    CUDA: r"ld\.acquire\.sys\.global\.b[\s\S]*globaltimer",
+    HIP: r"sc1[\s\S]*buffer_inv sc0 sc1[\s\S]*s_memrealtime",
 }
 _COUNT = {
-    _CUDA: r"bar\.sync[\s\S]*atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.",
-    _HIP: r"buffer_wbl2 sc0 sc1[\s\S]*global_atomic_(add|cmpswap)\S* .* sc1[\s\S]*buffer_inv sc0 sc1",
+    CUDA: r"bar\.sync[\s\S]*atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.",
+    HIP: r"buffer_wbl2 sc0 sc1[\s\S]*global_atomic_(add|cmpswap)\S* .* sc1[\s\S]*buffer_inv sc0 sc1",
 }
-_LOCK = {_CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", _HIP: r"global_atomic_swap\S* .* sc1"}
-_ADD = {_CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", _HIP: r"global_atomic_(add|pk_add|cmpswap)"}
+_LOCK = {CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", HIP: r"global_atomic_swap\S* .* sc1"}
+_ADD = {CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", HIP: r"global_atomic_(add|pk_add|cmpswap)"}
 
 _EXPECTED = {
     "all_gather": (_STORES,), "gather": (_LOADS,), "all_to_all": (_LOADS,), "all_reduce": (_ADD, _LOADS, _TELL, _WAIT),
@@ -100,12 +99,10 @@ def compile_cases(Context=DeviceContext, in_language=lambda kernel: kernel):
     counted = [(f"tile-{op}", op, torch.int64, patterns) for op, patterns in _EXPECTED.items()]
     raised = [(f"tile-{op}-raised", op, torch.int32, patterns) for op, patterns in _RAISED.items()]
     return [
-        CompileCase(
-            name=name,
-            kernel=in_language(tile_collective),
-            args=(Context, op, *(torch.bfloat16,) * 3, locks, torch.int64, 3, 4096, 4096, 4096, 1, 512),
-            kwargs={"W": _WORLD, "BLOCK_M": 32, "BLOCK_N": 64},
-            expect={kind: tuple(pattern[kind] for pattern in patterns) for kind in (_CUDA, _HIP)},
+        case(
+            name, in_language(tile_collective),
+            (Context, op, *(torch.bfloat16,) * 3, locks, torch.int64, 3, 4096, 4096, 4096, 1, 512),
+            {"W": _WORLD, "BLOCK_M": 32, "BLOCK_N": 64}, patterns,
         )
         for name, op, locks, patterns in counted + raised
-    ]
+    ]  # fmt: skip

@@ -4,17 +4,18 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from compile_tiles import default_layout
 from gluon_kernels import said_by_the_compiler
+from jobs_tiles import call
 from tables import table
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
-import iris_gluon.interpreter  # noqa: F401 - the executor knows Gluon
-import iris_triton
+import iris_gluon.interpreter
 from iris_core import Iris
 from iris_core.errors import NotOnHeapError
-from iris_gluon import IrisDeviceCtx, default_layout
-from iris_triton import DeviceContext, interpreter, tiles, x
+from iris_gluon import IrisDeviceCtx
+from iris_triton import DeviceContext, interpreter, x
+from iris_triton.testing.languages import in_gluon
 from iris_triton.tiles import (
     AllReduceConfig,
     TensorView,
@@ -62,37 +63,32 @@ def copy_by(form: tl.constexpr, view, out, pid_m, pid_n, BM: tl.constexpr, BN: t
         ptr, _ = view.tile_ptr_from_indices(rm, rn, BM, BN)
         to, _ = out.tile_ptr_from_indices(rm, rn, BM, BN)
     else:  # the same tile, seen from one tile further on, where a mask of the source is needed
-        rm, rn, mask = tile_layout(pid_m, pid_n, view.M, view.N, BM, BN, layout)
+        rm, rn, mask = tile_layout(pid_m, pid_n, view.M, view.N, BLOCK_SIZE_M=BM, BLOCK_SIZE_N=BN, layout=layout)
         moved = view.offset(BM, BN)
         ptr, _ = moved.offset_tile_ptr(place, -BM, -BN)
-        there = TensorView(
-            offset_ptr(out.ptr, out.stride_m, out.stride_n, 1, 2), out.M, out.N, out.stride_m, out.stride_n
-        )
+        first = offset_ptr(out.ptr, out.stride_m, out.stride_n, offset_m=1, offset_n=2)
+        there = TensorView(first, out.M, out.N, out.stride_m, out.stride_n)
         to, mask = there.offset_tile_ptr(place, offset_m=-1, offset_n=-2, src_mask=mask)
     tl.store(to, tl.load(ptr, mask=mask), mask=mask)
 
 
 @triton.jit
-def copy_triton(
-    form: tl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: tl.constexpr, BN: tl.constexpr
+def copy(
+    form: tl.constexpr, inp, out, M: tl.constexpr, N: tl.constexpr, in_m: tl.constexpr, in_n: tl.constexpr, out_m,
+    out_n, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
+    """Sizes and strides may be constants."""
+    layout: tl.constexpr = default_layout([BM, BN], vector=2)
     view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
     for i in range(view.number_of_tiles(BM, BN)):
-        copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, None)
+        copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, layout)
 
 
-@gluon.jit
-def copy_gluon(
-    form: gl.constexpr, inp, out, M, N, in_m, in_n, out_m, out_n, BM: gl.constexpr, BN: gl.constexpr
-):  # fmt: skip
-    layout: gl.constexpr = default_layout([BM, BN])
-    view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
-    for i in range(view.number_of_tiles(BM, BN)):
-        copy_by(form, view, to, i // gl.cdiv(N, BN), i % gl.cdiv(N, BN), BM, BN, layout)
+KERNELS = [copy, in_gluon(copy, default_layout=iris_gluon.default_layout)]
 
 
 @table("form", ["view", "tile", "functions", "offsets", "layout", "offset"])
-@pytest.mark.parametrize("kernel", [copy_triton, copy_gluon], ids=["triton", "gluon"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=["triton", "gluon"])
 def test_every_way_to_a_tile(kernel, form):
     plain, transposed = torch.arange(float(M * N)).view(M, N), torch.arange(float(2 * M * N)).view(2 * N, M)[::2].t()
     for inp in (plain, transposed):
@@ -102,23 +98,6 @@ def test_every_way_to_a_tile(kernel, form):
         assert torch.equal(out, inp)
         assert (whole[M:] == -1).all()
         assert (whole[:, N:] == -1).all()
-
-
-@triton.jit
-def constants(out, M: tl.constexpr, N: tl.constexpr, stride: tl.constexpr):
-    view = make_tensor_view(out, M, N, stride, 1)
-    place = TileView(0, 1, 4, 8)
-    ptr, mask = view.tile_ptr(place)
-    tl.store(ptr, 1.0, mask=mask)
-    tl.store(out + M * stride, view.number_of_tiles(4, 8))
-
-
-def test_sizes_and_places_may_be_constants():
-    out = torch.zeros(4, N)
-    constants[(1,)](out, 3, N, N)
-    assert torch.equal(out[:3, 8:16], torch.ones(3, 8))
-    assert out[:3].sum() == 24
-    assert out[3, 0] == 3
 
 
 @triton.jit
@@ -151,28 +130,12 @@ def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
         ctx.all_gather(tile, view, 2)
     elif what == "shape":
         ctx.all_gather(Tile(0, 0, 16, 8, place.partial(view)), view, 0)
-    elif what == "variant":
-        ctx.all_reduce(tile, view, view, config=AllReduceConfig("tree", locks))
-    elif what == "code":
-        ctx.all_reduce(tile, view, view, config=AllReduceConfig(5, locks))
     elif what == "no locks":
         ctx.all_reduce(tile, view, view, config=AllReduceConfig("two_shot"))
     elif what == "ring without locks":
         x.all_reduce_ring(tile, view, view, ctx)
-    elif what == "ring":
-        ctx.all_reduce_ring(tile, view, view, locks)
-    elif what == "atomic":
-        ctx.all_reduce_atomic(tile, view)
-    elif what == "spinlock":
-        ctx.all_reduce_spinlock(tile, view, locks)
-    elif what == "one_shot":
-        ctx.all_reduce_one_shot(tile, view, view, locks)
-    elif what == "two_shot":
-        ctx.all_reduce_two_shot(tile, view, view, locks)
-    elif what == "reduce_scatter":
-        ctx.reduce_scatter(tile, view, view, locks)
     else:
-        ctx.await_tile(place, view, locks)
+        call(ctx, what, tile, place, view, view, locks, ctx.rank, W, 0)
 
 
 @gluon.jit
@@ -187,8 +150,8 @@ F32, I32, LOCKS = torch.float32, torch.int32, "must be int64, from iris_triton.t
 @table("what, dtype, locks, text", [
     ("dim", F32, I32, "dim of all_gather is 0"),
     ("shape", F32, I32, "block of block_m x block_n elements"),
-    ("variant", F32, I32, "unknown variant 'tree'"),
-    ("code", F32, I32, "unknown variant 5"),
+    ("tree", F32, I32, "unknown variant 'tree'"),
+    (5, F32, I32, "unknown variant 5"),
     ("no locks", F32, I32, "all variants but atomic need locks"),
     ("ring without locks", F32, I32, "all_reduce_ring needs locks"),
     ("ring", torch.float8_e5m2, torch.int64, "passes sums of fp32 on"),
@@ -236,46 +199,3 @@ def test_locks_are_checked_on_the_host():
             check_locks(ctx, ctx.zeros(60, dtype=torch.int64)[::2], 9, 33, 8, 16)
         with pytest.raises(NotOnHeapError, match="symmetric heap"):
             check_locks(ctx, torch.zeros(30, dtype=torch.int64), 9, 33, 8, 16)
-
-
-# -- names ------------------------------------------------------------------------------------------------------------
-def test_every_exported_name_can_be_had():
-    for module in [tiles, x, iris_triton]:
-        for name in module.__all__:
-            assert getattr(module, name) is not None
-        with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
-            module.no_such_name  # noqa: B018
-
-
-REFERENCE = {
-    "all_gather": "tile dst_view dim ctx",
-    "gather": "tile src_view source_rank ctx hint",
-    "all_to_all": "tile src_view dst_view N_per_rank ctx",
-    "all_reduce_atomic": "tile dst_view ctx",
-    "all_reduce_spinlock": "tile dst_view locks ctx",
-    "all_reduce_one_shot": "tile src_view dst_view locks ctx",
-    "all_reduce_two_shot": "tile src_view dst_view locks start_tile stride ctx",
-    "all_reduce_ring": "tile src_view dst_view ctx locks",
-    "reduce_scatter": "tile src_view dst_view locks ctx",
-    "tile_layout": "pid_m pid_n M N BLOCK_SIZE_M BLOCK_SIZE_N layout",
-    "tile_ptr": "ptr M N stride_m stride_n pid_m pid_n BLOCK_SIZE_M BLOCK_SIZE_N layout",
-    "offset_ptr": "ptr stride_m stride_n offset_m offset_n",
-    "make_tensor_view": "ptr M N stride_m stride_n",
-    "compute_tile_indices": "pid_m pid_n M N BLOCK_SIZE_M BLOCK_SIZE_N layout",
-    "compute_tile_offsets": "rm rn stride_in_m stride_in_n stride_out_m stride_out_n",
-    "chiplet_transform_chunked": "pid num_workgroups num_xcds chunk_size",
-}
-
-
-def test_parameter_order_of_the_functions_of_the_reference_system():
-    for name in REFERENCE:
-        assert getattr(x, name).arg_names == REFERENCE[name].split()
-
-
-def test_the_methods_of_both_contexts_have_the_same_parameters():
-    for name in [name for name in REFERENCE if name.startswith("all_") or "gather" in name]:
-        triton_method, gluon_method = (getattr(context, name) for context in (DeviceContext, IrisDeviceCtx))
-        assert triton_method.arg_names == gluon_method.arg_names
-        parameters = [parameter for parameter in REFERENCE[name].split() if parameter != "ctx"]
-        ours = triton_method.arg_names[1:]
-        assert ours == parameters + ["tile_id"] * ("tile_id" in ours)
