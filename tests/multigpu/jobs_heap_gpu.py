@@ -1,18 +1,15 @@
-"""What test_heap_gpu and test_torch_allocator run on ranks: streams and freed blocks, cycles, settings."""
+"""What test_allocators runs on ranks: streams and freed blocks, cycles, torch's settings."""
 
 import contextlib
 import gc
-import time
 
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 from jobs_vmem import BLOCK, I32, MIB, descriptors, free_bytes, push, wrong
 
 from iris_core import Iris
-from iris_core.errors import DeviceError, HeapError, IrisError
-from iris_core.testing.conformance import oracle
+from iris_core.errors import HeapError
 
 U8 = torch.uint8
 NUMEL = 4 * MIB  # of int32: 16 MiB
@@ -115,25 +112,6 @@ def reuse_alone(allocator, record):
         return y.data_ptr() == ptr, bool((y == 1).all()), at_once
 
 
-def reuse_on_another_stream(allocator):
-    """A rank alone: a block goes from the stream that still writes to it to another one.  Returns as `reuse_alone`."""
-    with open_heap(allocator) as ctx:
-        side, held = torch.cuda.Stream(), Held()
-        with torch.cuda.stream(side):
-            x = ctx.zeros(NUMEL, dtype=I32)
-            ptr = x.data_ptr()
-            held.waits()
-            x.fill_(7)
-        with held.late(side) as still_to_come:
-            with torch.cuda.stream(side):
-                del x  # dropped, not freed
-            y = ctx.empty(NUMEL, dtype=I32)
-            y.fill_(1)
-            at_once = still_to_come()
-        torch.cuda.synchronize()
-        return y.data_ptr() == ptr, bool((y == 1).all()), at_once
-
-
 def reuse_among_ranks(allocator, dropped):
     """The last rank writes late to the next rank's copy of a block that all have freed, or dropped.
 
@@ -216,25 +194,11 @@ def capture(allocator):
 
 
 # -- many cycles ------------------------------------------------------------------------------------------------------
-def foreign_tensors(allocator):
-    """What as_symmetric says to tensors that are not on the heap's device, and how many bytes it took nevertheless."""
-    said = []
-    with open_heap(allocator) as ctx:
-        for device in ("cpu", "meta"):
-            try:
-                ctx.as_symmetric(torch.ones(4, device=device))
-                said.append("nothing")
-            except DeviceError as e:
-                said.append(str(e))
-        ctx.barrier()
-        return said, ctx.stats().allocated
-
-
 def many_cycles(allocator, cycles):
     """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
 
     Returns:
-        What the figures, the GPU's free memory and the descriptors say afterwards against before; seconds per cycle.
+        What the figures, the GPU's free memory and the descriptors say afterwards against before.
     """
     with open_heap(allocator) as ctx:
         side = torch.cuda.Stream()
@@ -263,34 +227,8 @@ def many_cycles(allocator, cycles):
 
         run(1000)  # what torch and the driver keep is there
         before, free, open_before = figures(), free_bytes(ctx), descriptors()
-        begin = time.monotonic()
         run(cycles)
-        elapsed = time.monotonic() - begin
-        return before, figures(), free - free_bytes(ctx), descriptors() - open_before, elapsed / cycles
-
-
-# -- full heaps -------------------------------------------------------------------------------------------------------
-def small_heap():
-    """Fill a heap of 1 MiB with small tensors; returns their number and the ranks whose content is not as expected."""
-    with open_heap("torch", "1MiB") as ctx:
-        count = ctx.stats().free // 256
-        tensors = [ctx.empty(64, dtype=I32) for _ in range(count)]
-        whole = torch.stack([torch.full((64,), i, dtype=I32) for i in range(count)])
-        for i, t in enumerate(tensors):
-            t.fill_(i + 10_000 * ctx.cur_rank)
-        try:
-            ctx.empty(1)
-            full = False
-        except MemoryError:
-            full = True
-        ctx.barrier()
-        bad = []
-        for peer, base in enumerate(ctx.heap.heap_bases):
-            seen = torch.frombuffer(bytearray(oracle.read_bytes(base, count * 256, ctx.device)), dtype=I32)
-            if not torch.equal(seen.view(count, 64), whole + 10_000 * peer):
-                bad.append(peer)
-        ctx.barrier()
-        return count, full, bad
+        return before, figures(), free - free_bytes(ctx), descriptors() - open_before
 
 
 # -- torch's settings -------------------------------------------------------------------------------------------------
@@ -346,16 +284,6 @@ def with_expandable_segments(set_here):
         gc.collect()
         torch.cuda.empty_cache()
     return problems
-
-
-# -- who fits together ------------------------------------------------------------------------------------------------
-def mixed_devices():
-    """Rank 0 on the CPU, the others on GPUs; returns the error."""
-    try:
-        with Iris("1MiB", device="cpu" if dist.get_rank() == 0 else "cuda"):
-            return "no error", ""
-    except IrisError as e:
-        return type(e).__name__, str(e)
 
 
 def share_a_gpu(allocator):

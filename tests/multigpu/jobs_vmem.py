@@ -1,4 +1,4 @@
-"""What the tests of allocators run on ranks, a GPU each: memory that comes and goes, existing tensors, memory pools."""
+"""What test_allocators runs on ranks, a GPU each: memory that comes and goes, existing tensors, memory pools."""
 
 import contextlib
 import gc
@@ -7,7 +7,6 @@ import os
 import torch
 import triton
 import triton.language as tl
-from jobs_common import environment
 
 import iris_triton as iris
 from iris_core import Iris
@@ -30,12 +29,6 @@ def push(x, value, bases, rank: tl.constexpr, peer, n, BLOCK: tl.constexpr):
     """Write `x` of a peer."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     iris.store(x + i, tl.zeros((BLOCK,), tl.int32) + value, rank, peer, bases, mask=i < n)
-
-
-def on_allocator(name, job, *args):
-    """Run a job that names no allocator on this one."""
-    with environment(IRIS_ALLOCATOR=name):
-        return job(*args)
 
 
 def free_bytes(ctx):
@@ -89,20 +82,6 @@ def come_and_go(nbytes):
             taken.append(free - free_bytes(ctx))
         problems += wrong(ctx, warm, lambda peer: 0)
     return problems, taken
-
-
-def opening():
-    """How much of the GPU a heap of 1 TiB takes when it is open, and what its figures say.
-
-    Iris itself takes a granule, for its system area.
-    """
-    with Iris("1MiB", device="cuda", allocator="vmem") as ctx:
-        warm = ctx.zeros(BLOCK, dtype=I32)
-        problems = wrong(ctx, warm, lambda peer: 0)
-        before = free_bytes(ctx)
-        with Iris("1TiB", device="cuda", allocator="vmem") as large:
-            stats = large.stats()
-            return problems, before - free_bytes(ctx), stats.reserved, stats.committed
 
 
 def existing_tensors():
@@ -261,35 +240,3 @@ def open_and_close(allocator, cycles):
         gc.collect()
         torch.cuda.empty_cache()
         return problems, descriptors() - num_descriptors, free - free_bytes(outer)
-
-
-def outlive(allocator):
-    """Use a tensor after its context is closed; returns its content."""
-    ctx = Iris("256MiB", device="cuda", allocator=allocator)
-    x = ctx.full((1000,), 5, dtype=I32)
-    ctx.barrier()
-    ctx.close()
-    del ctx
-    gc.collect()
-    x += 1
-    return x.unique().tolist()
-
-
-def allocate_and_free(cycles):
-    """Allocate and free sizes that change, with a barrier now and then; returns the figures at the end."""
-    with Iris("2GiB", device="cuda", allocator="vmem") as ctx:
-        problems, empty = [], ctx.stats().committed
-        for k in range(cycles):
-            size = (k * 7919) % (8 * MIB // 4) + 1
-            x = ctx.empty(size, dtype=I32)
-            if k % 50 == 0:
-                x.fill_(k + ctx.cur_rank)
-                problems += wrong(ctx, x, lambda peer, base=k: base + peer)
-            ctx.free(x)
-            if k % 10 == 9:
-                ctx.barrier()
-        del x
-        for _ in range(3):
-            ctx.barrier()
-        stats = ctx.stats()
-        return problems, stats.allocated, stats.pending, stats.committed - empty
