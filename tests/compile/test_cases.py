@@ -6,12 +6,8 @@ import re
 
 import compile_language
 import gluon_cases
-import jobs_atomics
-import jobs_sync
 import pytest
 import torch
-from gluon_kernels import kernels_of
-from jobs_sync import BLOCK
 
 from iris_core.types import CompileCase, DeviceType
 from iris_gluon import IrisDeviceCtx
@@ -114,19 +110,3 @@ def test_every_device_function_has_a_case_and_a_method(of):
             assert [name for name in CASES[of] if name.startswith(f"{function}-") and f"-{form}" in name], function
     methods = {name for name in vars(CONTEXTS[of]) if not name.startswith("_")}
     assert methods >= {*language.__all__, "initialize", *(["from_tensor"] if of == "triton" else [])}
-
-
-def test_what_the_tests_in_gluon_launch_compiles(some):
-    """So that no time on GPUs is lost with what does not."""
-    kernels = kernels_of(jobs_sync) | kernels_of(jobs_atomics)
-    words = (INT64,) * 5
-    ring, sizes = (INT32, INT64, INT32, INT64), {"BLOCK": BLOCK}
-    orders = (100, "put_signal", True, "add", "relaxed")
-    launched = [
-        ("hammer", (torch.bfloat16, INT64, 0, 2, 8), {}),
-        ("ring", (*ring, 1, 4, 5), sizes),
-        ("handshake", (INT32, INT32, *words, 0, 1, 2, *orders), {"wait_sem": "acquire", "scope": "gpu", **sizes}),
-        ("wait_for_nothing", (INT64, INT64, 0, 2), {}),
-    ]
-    for name, args, constants in some(launched, 3, 1):
-        assert assembly(compile_for(kernels[name], args, constants, "sm_90"))
