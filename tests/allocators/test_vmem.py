@@ -72,18 +72,6 @@ def test_what_no_device_has_is_refused(made, error, says, options, fails):
         make(driver=driver, **options)
 
 
-def test_commit_backs_whole_granules_once(made):
-    driver = made.driver()
-    allocator = made.allocator(driver=driver)
-    allocator.commit(GRANULE - 1, 2)
-    assert driver.used == 2 * GRANULE
-    allocator.commit(0, 4 * GRANULE)
-    assert driver.calls.count("create") == 4
-    assert driver.calls.count("set_access") == 2, "one call for pieces that follow each other"
-    allocator.decommit(GRANULE, 2 * GRANULE)
-    assert driver.used == allocator.committed_bytes == 2 * GRANULE
-
-
 def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
     one, two = (made.allocator(8 * GRANULE, rank, 2) for rank in range(2))
     one.commit(0, 3 * GRANULE)

@@ -5,7 +5,7 @@ The kit compares, adds, meets, and gives up, on ranks of tests/kit, tests/gluon 
 
 import pytest
 from jobs_common import in_language
-from jobs_sync import backend_name, check_served, run_handshake, run_ring, run_serve, wait_for_a_dead_peer
+from jobs_sync import backend_name, check_served, run_handshake, run_ring, run_serve, tokens, wait_for_a_dead_peer
 from rank_counts import languages, rank_counts
 
 from iris_core.errors import PeerLostError
@@ -37,3 +37,10 @@ def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
 def test_a_kernel_that_waits_for_a_dead_rank_raises(pool, num_ranks, device):
     with pytest.raises(PeerLostError, match=r"(?s)rank 1 ended with.*as it should be: rank 0: rank 1 ended"):
         pool.run(wait_for_a_dead_peer, num_ranks, device)
+
+
+@pytest.mark.parametrize("num_ranks", [3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 4))])
+def test_a_deadlock_of_all_ranks(pool, num_ranks):
+    """It is an error of all of them at once; a slow rank is none."""
+    results = pool.run(tokens, num_ranks, num_ranks, 3, 2)
+    assert results == [((2, rank, 1, True), 3) for rank in range(num_ranks)]
