@@ -72,6 +72,15 @@ def test_what_no_device_has_is_refused(made, error, says, options, fails):
         make(driver=driver, **options)
 
 
+def test_commit_backs_whole_granules_once(made):
+    driver = made.driver()
+    allocator = made.allocator(driver=driver)
+    allocator.commit(GRANULE - 1, 2)
+    allocator.commit(0, 4 * GRANULE)
+    assert driver.calls.count("create") == 4
+    assert driver.calls.count("set_access") == 2, "one call for pieces that follow each other"
+
+
 def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
     one, two = (made.allocator(8 * GRANULE, rank, 2) for rank in range(2))
     one.commit(0, 3 * GRANULE)
@@ -86,6 +95,9 @@ def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
     one.decommit(3 * GRANULE, GRANULE)
     assert len(made.descriptors() - before) == 3, "a descriptor goes with its memory"
     one.exchanged()  # of what is gone again
+    many = made.allocator(40 * GRANULE, 0, 16)
+    many.commit(0, 40 * GRANULE)
+    assert (len(many.export()), many.has_more) == (256 // 16, True), "no more than 256 are open in a process at once"
     alone = made.allocator()
     alone.commit(0, GRANULE)
     assert [segment.fd for segment in alone.export()] == [None], "nobody to export to"

@@ -147,7 +147,7 @@ def test_segments_outlive_the_heap_and_the_pool_and_keep_neither(caplog):
     mempool._kept.clear()
     cluster, pool = alone()
     driver, heap = cluster.drivers[0], weakref.ref(cluster.heaps[0])
-    ptr = pool.allocate(1000)
+    ptr, free = pool.allocate(1000), pool._free
     cluster.close()
     assert pool.allocate(1000) is None
     assert "closed" in caplog.text
@@ -155,13 +155,18 @@ def test_segments_outlive_the_heap_and_the_pool_and_keep_neither(caplog):
     gc.collect()
     assert heap() is None
     assert pool.allocate(1000) is None
-    ctypes.memset(ptr, 1, 1000)  # torch may still have tensors there
-    assert driver.counts()[1] == len(mempool._kept) == 1
-    pool.free(ptr)
+    del pool
+    gc.collect()
+    second, _pool = alone()
+    assert len(mempool._kept) == 2, "torch has the segment still"
+    ctypes.memset(ptr, 1, 1000)
+    assert driver.counts()[1] == 1
+    free(ptr, 1000, 3, None)
     assert driver.counts() == (0, 0, 0, 0)
-    cluster, _pool = alone()
-    assert len(mempool._kept) == 1, "nothing is kept of pools that are gone"
-    cluster.close()
+    third, _another = alone()
+    assert len(mempool._kept) == 2, "nothing is kept of pools that are gone"
+    second.close()
+    third.close()
 
 
 def test_the_cpu_has_no_pools():

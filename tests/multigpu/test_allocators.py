@@ -4,17 +4,22 @@ The kit of stacks (tests/gpu) has the device functions on each of them, tests/mu
 """
 
 import pytest
-from jobs_heap_gpu import (
+from jobs_allocators import (
     EXPANDABLE,
+    MIB,
     capture,
+    come_and_go,
+    exhausted,
+    existing_tensors,
     many_cycles,
+    memory_pool,
+    open_and_close,
     pressure_among_ranks,
     reuse_alone,
     reuse_among_ranks,
     share_a_gpu,
     with_expandable_segments,
 )
-from jobs_vmem import MIB, come_and_go, exhausted, existing_tensors, memory_pool, open_and_close
 
 from iris_core.testing import AllocatorConformance, RankPool
 

@@ -232,12 +232,6 @@ def elsewhere():
     return world.nodes, world.node, seen
 
 
-def refused_settings():
-    """Rank 1's arguments are wrong: all raise, soon."""
-    rank = int(os.environ["RANK"])
-    return attempt(lambda: Iris("1MiB" if rank != 1 else "no size", device="cpu"))
-
-
 def num_descriptors():
     """How many descriptors are open; without the sockets of gloo, which closes them when it likes."""
     return sum(" socket:" not in each for each in oracle.open_descriptors())

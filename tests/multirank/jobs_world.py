@@ -7,9 +7,9 @@ from jobs_common import said
 from iris_core import Iris
 
 
-def different_allocators(device: str) -> str:
-    """Only one rank asks for something that does not exist: the others must hear of it."""
-    return said(lambda: Iris("1MiB", device=device, allocator="auto" if dist.get_rank() else "hots"))
+def opens_differently(first: dict[str, str], others: dict[str, str]) -> str:
+    """Rank 0 and the others open with different options."""
+    return said(lambda: Iris(**{"heap_size": "1MiB", **(others if dist.get_rank() else first)}))
 
 
 def subgroups(device: str) -> tuple[int, int, float, str]:

@@ -87,11 +87,5 @@ def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refus
         assert re.match(start if refused else "$", text)
 
 
-def test_what_one_rank_refuses_before_the_world_is_open(pool):
-    results = pool.run(jobs.refused_settings, 3)
-    assert [kind for kind, *_ in results] == ["IrisError", "SettingsError", "IrisError"]
-    assert all("no size" in text for *_, text in results)
-
-
 def test_ranks_on_another_host_are_another_node(pool):
     assert pool.run(jobs.elsewhere, 3) == [(((0, 2), (1,)), node, [0, 1, 2]) for node in (0, 1, 0)]

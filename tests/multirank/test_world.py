@@ -4,13 +4,22 @@ import jobs_world as jobs
 import pytest
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_failure_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
-    first, second = pool.run(jobs.different_allocators, num_ranks, device)
+@pytest.mark.parametrize("num_ranks", [3])
+def test_what_differs_or_fails_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
+    results = pool.run(jobs.opens_differently, num_ranks, {"device": device, "heap_size": "2MiB"}, {"device": device})
+    for text in results:
+        assert text.startswith("RankMismatchError: ")
+        assert "heap_size: 2097152 on rank 0; 1048576 on ranks 1, 2" in text
+    no_such = {"device": device, "allocator": "hots"}
+    first, *others = pool.run(jobs.opens_differently, num_ranks, no_such, {"device": device})
     assert first.startswith("PluginNotFoundError")
     assert "host" in first
-    assert "rank 0" in second
-    assert "PluginNotFoundError" in second
+    assert all("rank 0" in text and "PluginNotFoundError" in text for text in others)
+    first, *others = pool.run(
+        jobs.opens_differently, num_ranks, {"device": device, "heap_size": "none"}, {"device": device}
+    )
+    assert "none" in first
+    assert all("rank 0" in text and "none" in text for text in others), "also before there is a world"
 
 
 @pytest.mark.parametrize("num_ranks", [4])
