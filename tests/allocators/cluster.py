@@ -84,10 +84,6 @@ class Cluster(fakes.Cluster):
         for _ in range(number):
             self.each(lambda heap: heap.barrier_agreement())
 
-    def offsets(self, tensors: Sequence[Any]) -> list[int]:
-        """Where each rank's tensor lies in its heap."""
-        return [heap.offset_of(tensor) for heap, tensor in zip(self.heaps, tensors, strict=True)]
-
     def close(self) -> None:
         """Close all heaps."""
         for heap in self.heaps:

@@ -42,23 +42,6 @@ class _Structure(types.SimpleNamespace):
         super().__init__(location=types.SimpleNamespace())
 
 
-class _CudaIpcHandle:
-    """Takes 64 bytes and no fewer."""
-
-    def __init__(self) -> None:
-        self._reserved = bytes(64)
-
-    @property
-    def reserved(self) -> bytes:
-        return self._reserved
-
-    @reserved.setter
-    def reserved(self, value: bytes) -> None:
-        if len(value) != 64:
-            raise ValueError("reserved length must be 64")
-        self._reserved = bytes(value)
-
-
 class _InMemory(_Structure):
     """A structure of HIP's with an address: where an IPC handle is, and the kind of handle behind `type`."""
 
@@ -191,10 +174,8 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
         assert (description.location.type, description.location.id) == (1, DEVICE)
         vmm.set_access(ptr, nbytes)
 
-    def get_handle(ptr: int) -> _CudaIpcHandle:
-        handle = _CudaIpcHandle()
-        handle.reserved = ipc.ipc_export(ptr)
-        return handle
+    def get_handle(ptr: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(reserved=ipc.ipc_export(ptr))
 
     functions = _common(vmm, check) | {
         "Init": lambda flags: None,
@@ -232,7 +213,7 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
         },
     )  # fmt: skip
     m.CUmemLocation, m.CUmemAllocationProp, m.CUmemAccessDesc = types.SimpleNamespace, _Structure, _Structure
-    m.CUipcMemHandle, m.CUmulticastObjectProp = _CudaIpcHandle, types.SimpleNamespace
+    m.CUipcMemHandle, m.CUmulticastObjectProp = types.SimpleNamespace, types.SimpleNamespace
     m.resolved = set()
     m.__class__ = _Recording
     return m

@@ -3,8 +3,6 @@
 import ctypes
 import gc
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -50,6 +48,7 @@ def test_peers_keep_the_memory_and_no_descriptor_is_left_behind(huge_pages):
     one, two = make(5000, huge_pages=huge_pages), make(5000, rank=1, huge_pages=huge_pages)
     assert one.nbytes == 8192, "whole pages"
     fd = one.export()[0].fd
+    assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"), "a small /dev/shm is no limit"
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     mapping = two.import_peer(0, [Segment(0, one.nbytes, fd=os.dup(fd))])
@@ -65,22 +64,3 @@ def test_peers_keep_the_memory_and_no_descriptor_is_left_behind(huge_pages):
     del two  # forgotten without close
     gc.collect()
     assert oracle.open_descriptors() == before
-
-
-def test_works_with_a_small_dev_shm():
-    code = (
-        "from iris_core import Iris; import torch\n"
-        "ctx = Iris('256MiB', device='cpu')\n"
-        "t = ctx.ones(192 << 20, dtype=torch.uint8)\n"
-        "print(int(t[::4096].sum())); ctx.close()"
-    )
-    script = f'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "{sys.executable}" -c "{code}"'
-    try:
-        allowed = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
-        pytest.skip("this user may not make mount namespaces")
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str((192 << 20) // 4096)

@@ -1,18 +1,6 @@
-"""Heaps of ranks that are processes: "host", and "vmem" on the pretended driver, with descriptors that are sent."""
+"""Heaps of ranks that are processes: "vmem" on the pretended driver, with descriptors that are sent."""
 
-import pytest
-
-from .jobs import many_cycles, short_of_descriptors
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "cycles"), [(1, 5_000), (2, 1_500), pytest.param(2, 100_000, marks=pytest.mark.exhaustive)]
-)
-def test_nothing_is_left_of_many_cycles(pool, num_ranks, cycles):
-    for before, after, mapped in pool.run(many_cycles, num_ranks, cycles):
-        assert after == before
-        assert after[0][:3] == (0, 0, 0)
-        assert mapped < 8 << 20, "the interpreter may ask for a little"
+from .jobs import short_of_descriptors
 
 
 def test_a_rank_without_descriptors_is_the_same_error_everywhere_at_every_step(pool):

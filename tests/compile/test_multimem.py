@@ -5,16 +5,27 @@ import re
 import pytest
 import torch
 import triton
-from jobs_multimem import sum_to_all
+import triton.language as tl
 from tables import table
 
 from iris_triton.collectives.nvls import nvls
+from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, multimem_store
 from iris_triton.testing.compile_only import assembly, compile_for
 
 F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
 KINDS = {F32: r"add\.v4\.f32", BF16: r"add\.acc::f32\.v4\.bf16x2", F16: r"add\.acc::f32\.v4\.f16x2"}
 REDUCE, STORE = r"multimem\.ld_reduce\.relaxed\.sys\.global\.", r"multimem\.st\.relaxed\.sys\.global\.v4\.f32"
 ADDRESS = 1 << 40
+
+
+@triton.jit
+def sum_to_all(data, out, me, bases, multicast, count, W: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up all ranks' `data` and store the sums into all ranks' `out`, 16 bytes for each lane."""
+    UNIT: tl.constexpr = 128 // data.dtype.element_ty.primitive_bitwidth
+    place = tl.arange(0, BLOCK) * UNIT
+    words = multimem_load_reduce(data + place, me, bases, multicast, place < count, W)
+    multimem_fence()
+    multimem_store(out + place, words, me, bases, multicast, place < count, W)
 
 
 @table("dtype", KINDS)

@@ -1,5 +1,6 @@
 """Rank jobs of test_overlap: several streams, graphs, threads and groups at the same time."""
 
+import contextlib
 import random
 import threading
 import time
@@ -13,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import DeviceError
+from iris_core.errors import DeviceError, UnsupportedError
 
 CYCLES_A_MS = 1_000_000
 
@@ -54,6 +55,19 @@ class Exchange:
 
     def expected(self, values):
         return sum(values) * sum(range(1, self._ctx.num_ranks + 1))
+
+
+def barrier_in_capture():
+    """What the first barrier says in a capture."""
+    with Iris("1MiB", device="cuda") as ctx:
+        said = ""
+        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            try:
+                ctx.device_barrier()
+            except UnsupportedError as error:
+                said = str(error)
+        ctx.barrier()
+        return said
 
 
 def barriers_on_streams(rounds):

@@ -36,27 +36,26 @@ def test_peers_of_the_node_are_reached_by_address(ranks):
         assert wrong == 0
 
 
+def divided(ranks, *job):
+    """What a job finds on two "nodes"."""
+    results = ranks.run(jobs.divided, 2, "2x1", jobs.or_reason, *job)
+    if isinstance(results[0], str):
+        pytest.skip(results[0])
+    return results
+
+
 @pytest.mark.parametrize("ranks", [SOCKETS], indirect=True)
 @pytest.mark.parametrize("form", ["put_signal", "put and signal"])
 def test_random_exchanges_between_nodes_arrive_whole(ranks, form):
-    results = ranks.run(jobs.divided, 2, "2x1", jobs.or_reason, jobs.exchanges, "cuda", 10_000, 1, form)
-    if isinstance(results[0], str):
-        pytest.skip(results[0])
-    assert results == [0, 0]
+    assert divided(ranks, jobs.exchanges, "cuda", 10_000, 1, form) == [0, 0]
 
 
 @pytest.mark.parametrize("ranks", [SOCKETS], indirect=True)
 def test_programs_of_both_nodes_add_to_words(ranks):
-    results = ranks.run(jobs.divided, 2, "2x1", jobs.or_reason, jobs.everyone, "cuda", 3)
-    if isinstance(results[0], str):
-        pytest.skip(results[0])
-    for seen, at_last, expected in results:
+    for seen, at_last, expected in divided(ranks, jobs.everyone, "cuda", 3):
         assert seen == at_last == expected
 
 
 @pytest.mark.parametrize("ranks", [SOCKETS], indirect=True)
 def test_the_host_puts_gets_and_signals_between_nodes(ranks):
-    results = ranks.run(jobs.divided, 2, "2x1", jobs.or_reason, jobs.host_rounds, "cuda", 50, 1)
-    if isinstance(results[0], str):
-        pytest.skip(results[0])
-    assert results == [[], []]
+    assert divided(ranks, jobs.host_rounds, "cuda", 50, 1) == [[], []]

@@ -2,8 +2,8 @@
 
 import jobs_hopper
 import pytest
-from jobs_device_barrier import from_threads
 from jobs_overlap import (
+    barrier_in_capture,
     barriers_on_streams,
     groups_crossed,
     overlapping_replays,
@@ -29,8 +29,8 @@ def test_replays_of_barriers_beside_calls(pool, num_ranks):
         assert all(total == expected for total, expected in pairs)
 
 
-def test_barriers_of_two_threads(pool):
-    assert [barriers for barriers, _ in pool.run(from_threads, 2, "cuda", 50)] == [101] * 2
+def test_a_first_barrier_in_a_capture_is_refused(pool):
+    assert all("call it once before the capture" in said for said in pool.run(barrier_in_capture, 2))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -1,6 +1,5 @@
 """Rank jobs of test_device_barrier; they run on CPU ranks and on GPUs."""
 
-import contextlib
 import threading
 import time
 
@@ -13,7 +12,6 @@ from jobs_common import environment, said
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.device.barrier import Place
-from iris_core.errors import UnsupportedError
 
 
 @triton.jit(do_not_specialize=["value", "peer"])
@@ -39,20 +37,6 @@ def sum_box(ctx, box, total):
     add_up[(1,)](box, total, ctx.num_ranks, LANES=triton.next_power_of_2(ctx.num_ranks))
 
 
-def exchange(device: str, sem: str, rounds: int) -> int:
-    """Every rank tells all others a number, in every round; returns what arrived in all rounds."""
-    with Iris("1MiB", device=device) as ctx:
-        box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
-        ctx.barrier()
-        for r in range(rounds):
-            tell_all(ctx, box, (r + 1) * (ctx.cur_rank + 1), range(ctx.num_ranks))
-            ctx.device_barrier(sem=sem)
-            sum_box(ctx, box, total)
-            ctx.device_barrier(sem=sem)  # nobody overwrites a box that is still read
-        ctx.barrier()
-        return int(total.item())
-
-
 def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
     """Every group counts by itself; a rank that is in none of them does nothing at all."""
     made = [dist.new_group(members) for members in sets]
@@ -71,18 +55,16 @@ def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
                 ctx.device_barrier(group)
                 sum_box(ctx, box, total)
                 ctx.device_barrier(group)
-            if device != "cpu":
-                torch.cuda.synchronize()
             sums.append(int(total.item()))
         ctx.barrier()
         return sums
 
 
-def refused(device: str) -> list[str]:
+def refused() -> list[str]:
     """What a wrong call says."""
     other = dist.new_group([1])
     alone = dist.new_group([0, 1], backend="gloo")
-    with Iris("1MiB", device=device) as ctx:
+    with Iris("1MiB", device="cpu") as ctx:
         found = [
             said(lambda: ctx.device_barrier(other if ctx.cur_rank == 0 else "no group")),
             said(lambda: ctx.device_barrier(sem="acquire")),
@@ -91,16 +73,6 @@ def refused(device: str) -> list[str]:
         ctx.device_barrier(alone)
         ctx.barrier()
     return [*found, said(ctx.device_barrier)]
-
-
-def stranger(device: str) -> str:
-    """A group with a rank that does not share the heap."""
-    pair = dist.new_group([0, 1])
-    everyone = dist.new_group([0, 1, 2])
-    if dist.get_rank() == 2:
-        return ""
-    with Iris("1MiB", device=device, group=pair) as ctx:
-        return said(lambda: ctx.device_barrier(everyone))
 
 
 def stays_away(device: str) -> str:
@@ -112,10 +84,10 @@ def stays_away(device: str) -> str:
         return said(ctx.barrier).removeprefix("DeviceTimeoutError: ")
 
 
-def bound_in_order(device: str) -> list[str]:
+def bound_in_order() -> list[str]:
     """Barriers whose launches come from threads, the later one first; returns in what order they were over."""
     over = []
-    with Iris("1MiB", device=device) as ctx:
+    with Iris("1MiB", device="cpu") as ctx:
         ctx.device_barrier()
         barriers = ctx._device_barriers
         first, dropped, second = (barriers.bind(None, "release") for _ in range(3))
@@ -134,15 +106,14 @@ def bound_in_order(device: str) -> list[str]:
     return over
 
 
-def from_threads(device: str, num_calls: int) -> tuple[int, int]:
+def from_threads(num_calls: int) -> tuple[int, int]:
     """Two threads call as they come; returns how many barriers were counted, and the slots that there are."""
-    with Iris("1MiB", device=device) as ctx:
+    with Iris("1MiB", device="cpu") as ctx:
         ctx.device_barrier()
 
         def calls() -> None:
-            with torch.cuda.stream(torch.cuda.Stream()) if device != "cpu" else contextlib.nullcontext():
-                for _ in range(num_calls):
-                    ctx.device_barrier()
+            for _ in range(num_calls):
+                ctx.device_barrier()
 
         threads = [threading.Thread(target=calls) for _ in range(2)]
         for each in threads:
@@ -152,37 +123,3 @@ def from_threads(device: str, num_calls: int) -> tuple[int, int]:
         ctx.barrier()
         words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._words
         return int(words[0, -1].item()), len(words)
-
-
-def captured(num_replays: int) -> tuple[list[str], int, int]:
-    """A graph with barriers between stores and loads, replayed without the host in between."""
-    refusals = []
-    with Iris("1MiB", device="cuda") as ctx:
-        box, total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
-        context = ctx.get_device_context()
-
-        def step(value: int) -> None:
-            tell_all(ctx, box, value, range(ctx.num_ranks))
-            ctx.device_barrier()
-            sum_box(ctx, box, total)
-            ctx.device_barrier()
-
-        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
-            try:
-                ctx.device_barrier()
-            except UnsupportedError as e:
-                refusals.append(str(e))
-        assert context is ctx.get_device_context()
-        ctx.barrier()
-        step(0)
-        ctx.barrier()
-        total.zero_()
-        ctx.barrier()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for value in (1, 2, 3):
-                step(value * (ctx.cur_rank + 1))
-        for _ in range(num_replays):
-            graph.replay()
-        ctx.barrier()
-        return refusals, int(total.item()), 6 * sum(range(1, ctx.num_ranks + 1)) * num_replays

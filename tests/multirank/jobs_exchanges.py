@@ -9,7 +9,7 @@ import time
 import torch
 
 from iris_core import Iris
-from iris_core.errors import CollectiveTimeoutError, IrisError
+from iris_core.errors import IrisError
 from iris_core.testing.conformance import oracle
 from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
@@ -190,40 +190,32 @@ def many_descriptors():
     return wrong, after - before
 
 
-def open_and_close(times):
-    """How many more descriptors are open after worlds were opened and closed, though they are kept."""
-    before, kept = 0, []
-    for number in range(times + 2):
+def open_and_close(times, refused):
+    """What is said where rank 1 refuses to open worlds, or may not, and how many more descriptors are open then."""
+    said, kept, before = set(), [], 0
+    look = rendezvous.Opening._look_after
+
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    def use():
         world = connect(None, 30.0)
         world.subworld((1, 0)).barrier()
         world.barrier()
         world.close()
         kept.append(world)
-        if number == 1:
-            gc.collect()  # earlier jobs may have left descriptors to the collector
-            before = num_descriptors()
-    return num_descriptors() - before
 
-
-def fail_to_open(times):
-    """The kinds of errors, and how many more descriptors are open, after worlds that one rank refuses to open."""
-    said, before = [], 0
-    look = rendezvous.Opening._look_after
     for number in range(times + 2):
-        if int(os.environ["RANK"]) == 1:
-            rendezvous.Opening._look_after = _refuse
+        if refused and int(os.environ["RANK"]) == 1:
+            rendezvous.Opening._look_after = refuse
         try:
-            said.append(attempt(lambda: connect(None, 30.0))[::2])
+            said.add(attempt(use)[::2])
         finally:
             rendezvous.Opening._look_after = look
         if number == 1:
             gc.collect()  # earlier jobs may have left descriptors to the collector
             before = num_descriptors()
-    return set(said), num_descriptors() - before
-
-
-def _refuse(*_):
-    raise OSError(24, "Too many open files")
+    return said, num_descriptors() - before
 
 
 def elsewhere():
@@ -238,30 +230,6 @@ def elsewhere():
     seen = world.all_gather_object(world.rank)
     world.close()
     return world.nodes, world.node, seen
-
-
-def refused_settings():
-    """Rank 1's arguments are wrong: all raise, soon."""
-    rank = int(os.environ["RANK"])
-    return attempt(lambda: Iris("1MiB" if rank != 1 else "no size", device="cpu"))
-
-
-def timed_out(folder):
-    """Rank 1 comes to the barrier when rank 0 has given it up; later all is well."""
-    with Iris("1MiB", device="cpu") as ctx:
-        kind = "nothing"
-        if ctx.cur_rank == 0:
-            ctx._world.timeout_s = 0.3
-            try:
-                ctx._world.barrier()
-            except CollectiveTimeoutError as error:
-                kind = f"{type(error).__name__} {error.missing_ranks}"
-            ctx._world.timeout_s = 30.0
-            (folder / "given up").touch()
-        else:
-            wait_for(folder, "given up")
-            ctx._world.barrier()
-        return kind, ctx.broadcast(ctx.cur_rank, src=1)
 
 
 def num_descriptors():

@@ -55,22 +55,22 @@ def ring(context, flags, turn, rank, world: tl.constexpr):
 
 
 class Calls:
-    """Counts the calls of Python functions in each phase, or does something at one of them, or after the phase."""
+    """Counts the calls of Python functions in a phase, or does something at one of them, or after the phase."""
 
-    def __init__(self, phase="", at=0, act=None):
-        self.counts = collections.Counter()
+    def __init__(self, phase, at=0, act=None):
+        self.count = 0
         self._phase, self._at, self._act, self._done = phase, at, act, False
 
     @contextlib.contextmanager
     def __call__(self, phase):
-        if self._act is not None and phase != self._phase:
+        if phase != self._phase:
             yield
             return
 
         def called(frame, event, _):
             if event == "call":
-                self.counts[phase] += 1
-                if self._act is not None and self.counts[phase] >= self._at:
+                self.count += 1
+                if self._act is not None and self.count >= self._at:
                     self._fire()
 
         sys.setprofile(called)
@@ -145,12 +145,11 @@ def suffer(tell, phase, fault, victim, share, folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank, warned = int(os.environ["RANK"]), []
     logger.addFilter(lambda record: warned.append(record.getMessage()) or True)
-    calls = Calls()
-    live(calls, barrier_timeout=LONG_S)
+    step, calls = contextlib.nullcontext, Calls(phase)
+    live(calls if rank == victim else step, barrier_timeout=LONG_S)
     before, warned[:] = held(), []
-    step = contextlib.nullcontext
     if rank == victim:
-        step = Calls(phase, int(share * calls.counts[phase]), FAULTS[fault])
+        step = Calls(phase, int(share * calls.count), FAULTS[fault])
     short = fault == "stopped"
 
     def shorten(entered, ctx):

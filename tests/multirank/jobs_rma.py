@@ -86,7 +86,7 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
                 size = world if api[0] is None else None
                 where = ctx.get_heap_bases(), ctx.get_device_context(), rank, size, peer, far
                 args = (*api, x, y, out, *where, NUMEL)
-                for variant in variants(op, cache_modifiers):
+                for variant in variants(op, cache_modifiers, device):
                     launches.append((rma, args, {**variant, "BLOCK": BLOCK}))
         compile_together(ctx, launches)
         for kernel, args, variant in launches:
@@ -108,13 +108,14 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
     return problems
 
 
-def variants(op: str, cache_modifiers: bool):
+def variants(op: str, cache_modifiers: bool, device: str):
     """Keyword arguments of the kernel: masks and hints, or each cache modifier that the operation takes."""
     if not cache_modifiers:
-        yield {"masked": False, "hint": None}
-        yield {"masked": True, "hint": None}
         yield {"masked": False, "hint": (16,)}
-        yield {"masked": True, "hint": 16}
+        yield {"masked": True, "hint": None}
+        if device != "cpu":  # the executor only looks whether hints are true
+            yield {"masked": False, "hint": None}
+            yield {"masked": True, "hint": 16}
         return
     plain = {"masked": True, "hint": None}
     if op != "store":

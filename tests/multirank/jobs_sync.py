@@ -1,10 +1,11 @@
-"""Kernels and rank jobs of test_sync: signal, wait, put_signal and barrier on the device."""
+"""Kernels and rank jobs of test_sync: signal, wait and put_signal on the device."""
 
 import contextlib
-import hashlib
 import itertools
 import os
+import random
 import time
+from unittest import mock
 
 import torch
 import triton
@@ -14,8 +15,9 @@ from jobs_common import compile_together, environment
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError, PeerLostError
+from iris_core.errors import PeerLostError
 from iris_triton import DeviceContext
+from iris_triton.interpreter import DeadlockError, configured
 from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
 
 threads_meet = tl.debug_barrier
@@ -23,15 +25,10 @@ threads_meet = tl.debug_barrier
 BLOCK = 128
 ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
 """sem of the signal and of the wait."""
-COMPARE_TIMEOUT_S = 0.1
-COMPARISONS = {"eq": (5, 4), "ne": (4, 5), "gt": (4, 5), "ge": (5, 6), "lt": (6, 5), "le": (5, 4)}
-"""By comparison: a value with which it holds for 5, and one with which it does not."""
 
 
 @triton.jit
-def ring(
-    data, flag, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, form: tl.constexpr, BLOCK: tl.constexpr
-):
+def ring(data, flag, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, BLOCK: tl.constexpr):
     """Pass a block around the ring `rounds` times; every rank adds one."""
     ctx = DeviceContext.initialize(context, rank, world)
     i = lanes(BLOCK)
@@ -42,36 +39,14 @@ def ring(
         else:
             ctx.wait(flag, r + 1)
             value = tl.load(data + i)
-        if form == "store":
-            if rank < world - 1:
-                ctx.store(data + i, value + 1, succ)
-                ctx.signal(flag, r + 1, succ)
-        else:
-            tl.store(out + i, value + 1)
-            threads_meet()
-            if rank < world - 1:
-                ctx.put_signal(out + i, data + i, flag, r + 1, succ)
-        if rank == world - 1:  # the end of the ring hands the token back, so that round r + 1 cannot overtake
-            tl.store(out + i, value + 1)
+        tl.store(out + i, value + 1)
+        threads_meet()
+        if rank < world - 1:
+            ctx.put_signal(out + i, data + i, flag, r + 1, succ)
+        else:  # the end of the ring hands the token back, so that round r + 1 cannot overtake
             ctx.signal(flag, r + 1, 0)
         if rank == 0:
             ctx.wait(flag, r + 1)
-
-
-@triton.jit
-def count_signals(flag, context, rank: tl.constexpr, world: tl.constexpr, rounds):
-    """Every rank signals rank 0 by adding; rank 0 waits for all signals of the test, so none is too early."""
-    ctx = DeviceContext.initialize(context, rank, world)
-    for _ in range(rounds):
-        ctx.signal(flag, 1, 0, op="add")
-    if rank == 0:
-        ctx.wait(flag, rounds * world, cmp="eq")
-
-
-@triton.jit
-def compare(flag, value, out, timeout_ns, cmp: tl.constexpr):
-    """Wait alone, and note what the wait returns."""
-    tl.store(out, iris.wait(flag, value, cmp=cmp, timeout_ns=timeout_ns))
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "n"])
@@ -105,23 +80,6 @@ def handshake(
 
 
 @triton.jit
-def barriers(
-    flags, data, bad, context, rank: tl.constexpr, world: tl.constexpr, rounds,
-    start: tl.constexpr, stride: tl.constexpr, size: tl.constexpr
-):  # fmt: skip
-    """Between two barriers every member writes its slot on every member; all must see all."""
-    ctx = DeviceContext.initialize(context, rank, world)
-    for r in range(rounds):
-        for m in range(size):
-            ctx.store(data + rank, r + 1, start + m * stride)
-        ctx.barrier(flags, start, stride, size)
-        for m in range(size):
-            if tl.load(data + start + m * stride, volatile=True) != r + 1:
-                tl.store(bad, r + 1)
-        ctx.barrier(flags, start, stride, size)
-
-
-@triton.jit
 def serve(
     inbox, arrived, granted, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, LANES: tl.constexpr,
     BLOCK: tl.constexpr
@@ -151,12 +109,12 @@ def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
     ctx.wait(flag, 42)
 
 
-def run_ring(form: str, rounds: int, device: str = "cpu") -> list[int]:
+def run_ring(rounds: int, device: str = "cpu") -> list[int]:
     with Iris("4MiB", device=device) as ctx:
         data, flag = ctx.zeros(BLOCK, dtype=torch.int32), ctx.zeros(1, dtype=torch.int64)
         out = torch.zeros(BLOCK, dtype=torch.int32, device=ctx.device)
         ctx.barrier()
-        ring[(1,)](data, flag, out, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds, form, BLOCK=BLOCK)
+        ring[(1,)](data, flag, out, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds, BLOCK=BLOCK)
         ctx.barrier()
         return sorted(set(out.tolist()))
 
@@ -166,13 +124,12 @@ def backend_name(device: str = "cpu") -> str:
         return ctx.backend.info.name
 
 
-def run_handshake(device: str = "cpu") -> tuple[list[str], str]:
+def run_handshake(device: str = "cpu") -> list[str]:
     """Try signal and put_signal with every sem and scope, and with op "add", by function and by method.
 
-    Returns:
-        What went wrong; and a digest of all memory afterwards, to be compared with another language's.
+    Returns what went wrong.
     """
-    problems, digest = [], hashlib.sha256()
+    problems = []
     with Iris("4MiB", device=device) as ctx:
         rank, world, n = ctx.cur_rank, ctx.num_ranks, BLOCK - 5
         x, y = ctx.arange(BLOCK, dtype=torch.int64) + 1000 * rank, ctx.empty(BLOCK, dtype=torch.int64)
@@ -203,18 +160,7 @@ def run_handshake(device: str = "cpu") -> tuple[list[str], str]:
             wanted = [value, *range(1000 * sender, 1000 * sender + n), *[-1] * (BLOCK - n)]
             if out.tolist() != wanted or int(flag.item()) != value:
                 problems.append(f"rank {rank}: {args[-3:]} {kwargs}: {out.tolist()[:3]}..., flag {flag.item()}")
-            for tensor in (out, y, flag, meeting):
-                digest.update(bytes(tensor.cpu().view(torch.uint8).numpy()))
-    return problems, digest.hexdigest()
-
-
-def run_count(dtype_name: str, rounds: int, device: str = "cpu") -> int:
-    with Iris("4MiB", device=device) as ctx:
-        flag = ctx.zeros(1, dtype=getattr(torch, dtype_name))
-        ctx.barrier()
-        count_signals[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, rounds)
-        ctx.barrier()
-        return flag.item()
+    return problems
 
 
 def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
@@ -241,36 +187,6 @@ def check_served(served: list[int], num_ranks: int, rounds: int) -> None:
     assert len(served) == rounds * (num_ranks - 1)
 
 
-def run_barrier(start: int, stride: int, size: int, rounds: int, launches: int, device: str = "cpu") -> int:
-    """Return the first round that saw a stale slot, 0 if none did."""
-    with Iris("4MiB", device=device) as ctx:
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        flags = ctx.zeros(world + 1, dtype=torch.int64)
-        data, bad = ctx.zeros(world, dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=ctx.device)
-        ctx.barrier()
-        for _ in range(launches):  # no reset of the flags in between
-            if rank in range(start, start + stride * size, stride):
-                barriers[(1,)](flags, data, bad, ctx.get_device_context(), rank, world, rounds, start, stride, size)
-        ctx.barrier()
-        return bad.item()
-
-
-def run_timeout(device: str = "cpu") -> tuple[str, bool]:
-    """Rank 1 waits for a signal that never comes; returns its error and whether it names the flag."""
-    with environment(IRIS_DEVICE_TIMEOUT="0.3"), Iris("4MiB", device=device) as ctx:
-        flag = ctx.zeros(1, dtype=torch.int64)
-        ctx.barrier()
-        if ctx.cur_rank == 1:
-            wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceTimeoutError as e:
-            text = str(e)
-        ctx.barrier()  # reported once
-        return text, hex(flag.data_ptr()) in text
-
-
 def wait_for_a_dead_peer(device: str = "cpu") -> str:
     """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
     with environment(IRIS_DEVICE_TIMEOUT="100" if device == "cpu" else "2"):  # a GPU's kernel does not notice
@@ -290,24 +206,43 @@ def wait_for_a_dead_peer(device: str = "cpu") -> str:
     return "nothing was noticed"
 
 
-def run_compare(dtype_name: str, device: str = "cpu") -> dict[str, tuple[int, int, float]]:
-    """Wait for a flag that is 5 already, by every comparison, with values for which it holds and does not hold.
+# -- waits for good, and for a slow rank -------------------------------------------------------------------------------
+@triton.jit
+def token_kernel(context, flags, turn, rank, world: tl.constexpr, STARTS: tl.constexpr):
+    """Pass a token round: each rank waits for the one before, and the first one starts, or not."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    if tl.program_id(0) == 0:
+        if STARTS:
+            ctx.signal(flags, turn, (rank + 1) % world)
+            ctx.wait(flags, turn)
+        else:
+            ctx.wait(flags, turn)
+            ctx.signal(flags, turn, (rank + 1) % world)
+    else:
+        ctx.wait(flags, turn)
 
-    Returns:
-        By comparison: what a wait returns that holds, and has no bound, and one that does not; and how long the latter
-        took at least (seconds).
+
+def tokens(seed, turns, bad):
+    """Ranks are late by themselves, between launches; in one turn nobody starts.  Only a proof ends a wait.
+
+    Returns turn, rank and last value of the error, whether its notes name the rank, and the last token.
     """
-    results = {}
-    with Iris("1MiB", device=device) as ctx:
-        flag, out = ctx.full((1,), 5, dtype=getattr(torch, dtype_name)), ctx.zeros(1, dtype=getattr(torch, dtype_name))
-        for cmp, (holds, fails) in COMPARISONS.items():
-            seen = []
-            for value, bound_s in ((holds, 0), (fails, COMPARE_TIMEOUT_S)):
-                out.zero_()
+    said = None
+    with mock.patch.dict(os.environ):
+        os.environ.pop("IRIS_DEVICE_TIMEOUT", None)  # which would end the waits
+        ctx = Iris("1MiB", device="cpu")
+    with ctx, configured(timeout_s=1e6):
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        own = random.Random(100 * seed + rank)
+        flags = ctx.zeros(1, dtype=torch.int64)
+        for turn in range(1, turns + 1):
+            time.sleep(own.choice([0, 0, 0.1, 0.8, 1.5]))
+            starts = rank == turn % size and turn != bad
+            try:
+                token_kernel[(2,)](ctx.get_device_context(), flags, turn, rank, size, starts)
+            except DeadlockError as error:
+                named = any(f"rank {rank} of {size}, at " in note for note in error.__notes__)
+                said = turn, error.rank, error.last_value, named
                 ctx.barrier()
-                begin = time.monotonic()
-                compare[(1,)](flag, value, out, int(bound_s * 1e9), cmp=cmp)
-                ctx.barrier()
-                seen.append(int(out.item()))
-            results[cmp] = *seen, time.monotonic() - begin
-    return results
+        ctx.barrier()
+        return said, int(flags.item())

@@ -62,10 +62,6 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
     assert third is None
 
 
-def test_a_rank_that_comes_after_a_time_out(pool, tmp_path):
-    assert pool.run(jobs.timed_out, 2, tmp_path) == [("CollectiveTimeoutError (1,)", 1), ("nothing", 1)]
-
-
 def test_exchanges_of_several_threads(plain_pool):
     assert plain_pool.run(jobs.threads, 2) == ["passed"] * 2
 
@@ -80,24 +76,15 @@ def test_more_descriptors_than_one_message_holds(plain_pool):
     assert plain_pool.run(jobs.many_descriptors, 3) == [([], 0)] * 3
 
 
-def test_closed_worlds_leave_no_descriptors(any_pool):
-    assert any_pool.run(jobs.open_and_close, 2, 5) == [0, 0]
-
-
-def test_a_world_that_one_rank_refuses_to_open(any_pool):
-    results = any_pool.run(jobs.fail_to_open, 3, 4)
-    assert [more for _, more in results] == [0, 0, 0]
-    for rank, (said, _) in enumerate(results):
-        ((kind, text),) = said
-        assert kind == "IrisError"
+@pytest.mark.parametrize("refused", [False, True])
+def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refused):
+    """No descriptor stays of them."""
+    results = any_pool.run(jobs.open_and_close, 2, 4, refused)
+    assert [more for _, more in results] == [0, 0]
+    for rank, (((kind, text),), _) in enumerate(results):
+        assert kind == ("IrisError" if refused else "nothing")
         start = rf"rank {rank}: (rank \d: )?cannot open the world: \[Errno 24\] Too many open files; the limit of open"
-        assert re.match(start, text)
-
-
-def test_what_one_rank_refuses_before_the_world_is_open(pool):
-    results = pool.run(jobs.refused_settings, 3)
-    assert [kind for kind, *_ in results] == ["IrisError", "SettingsError", "IrisError"]
-    assert all("no size" in text for *_, text in results)
+        assert re.match(start if refused else "$", text)
 
 
 def test_ranks_on_another_host_are_another_node(pool):

@@ -19,5 +19,5 @@ def test_every_dtype_mask_and_hint(pool, some, language, num_ranks, device):
 @pytest.mark.slow
 @pytest.mark.parametrize(*languages([2], gluon=rank_counts(seldom=[2])))
 def test_every_cache_modifier(pool, some, language, num_ranks, device):
-    for op in OPS if device == "cuda" else some(OPS, 4):  # the executor caches nothing
+    for op in OPS if device == "cuda" else some(OPS, 5, 4):  # the executor caches nothing
         assert pool.run(in_language, num_ranks, language, run_rma, op, True, device) == [[]] * num_ranks, op
