@@ -340,23 +340,6 @@ def bits():
     return found
 
 
-def candidates():
-    """Which algorithms can serve calls of all ranks, and what the others say; the same of this rank's node."""
-    with Iris("4MiB", device="cpu") as ctx:
-        x = ctx.ones(4 * 8)
-        part = ctx.zeros(8)
-        tensors = dict.fromkeys(OPS, (x, x)) | {"broadcast": (x,), "all_gather": (x, part), "gather": (x, part)}
-        tensors |= {"reduce_scatter": (part, x), "scatter": (part, x), "all_to_all": (ctx.zeros(32), x)}
-        found = {op: ctx.ccl.explain(op, *each).candidates for op, each in tensors.items()}
-        near = {
-            ctx.ccl.explain(op, *tensors[op], group=ctx.node_group).algorithm for op in ("all_reduce", "all_to_all")
-        }
-        ctx.barrier()
-        able = {op: {each.name for each in every if each.ok} for op, every in found.items()}
-        reasons = {each.reason for every in found.values() for each in every if not each.ok}
-        return able, reasons, near
-
-
 def products(members, names):
     """What is wrong with products of some ranks; and what has served them."""
     wrong, served = [], set()
