@@ -30,7 +30,8 @@ OTHERS = {name: killers for name, killers in COLLECTIVES.items() if name not in 
 RIGHT_OPS = plugins.RIGHT_COLLECTIVES.keys() - {"right-all-reduce"}
 PARTS = {
     "allocators": ({**ALLOCATORS, **GROWING, **PLUGINS}, {"right-allocator", "right-growing"}),
-    "backends": ({**BACKENDS, **STACKS, **DEVICE}, {"right-backend", "right-stack"}),
+    "backends": (BACKENDS, {"right-backend"}),
+    "backends in stacks": ({**STACKS, **DEVICE}, {"right-stack"}),
     "collectives by call": (OF_CALLS, RIGHT_OPS),
     "collectives": (OTHERS, {"right-all-reduce"}),
 }
