@@ -98,7 +98,7 @@ def server():
     """The server that forks all rank processes has imported what they need, whichever test comes first."""
     context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        context.set_forkserver_preload(WARM)
+        context.set_forkserver_preload([*WARM, "pytest"])  # which tests/support/forked.py runs
         forkserver.ensure_running()
     return context
 

@@ -21,26 +21,23 @@ def part(name, *how):
     return module.soak(getattr(module, name), *how)
 
 
-def leaking(what):
-    """Soak something that keeps a little in each turn."""
-    kept = []
+def leaking(leaks):
+    """Soak something that keeps a little of each kind in each turn, if there are leaks."""
+    kept, opened = [], []
     end = threading.Event()
-    keep = {
-        "descriptors": lambda: kept.append(os.open("/dev/null", os.O_RDONLY)),
-        "threads": lambda: kept.append(threading.Thread(target=end.wait, daemon=True).start()),
-        "private_kib": lambda: kept.append(os.urandom(1_000_000)),
-        "": lambda: None,
-    }[what]
 
     def turns(chance, open_one):
         with open_one():
             while True:
-                keep()
+                if leaks:
+                    opened.append(os.open("/dev/null", os.O_RDONLY))
+                    threading.Thread(target=end.wait, daemon=True).start()
+                    kept.append(os.urandom(1_000_000))
                 yield
 
     try:
         return load().soak(turns, 12, 1e9, 1, "cpu")
     finally:
         end.set()
-        for each in kept if what == "descriptors" else ():
+        for each in opened:
             os.close(each)

@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
 
 def registry():
-    """Return a dict of cases by name, and the decorator that enters a function there."""
+    """Return a dict of cases by name, the decorator that enters a function there, and what enters a launch."""
     cases = {}
 
     def case(ranks=2, kind="race"):
@@ -31,16 +31,47 @@ def registry():
 
         return register
 
-    return cases, case
+    def planted(name, about, kernel, *tensors, ranks=2, kind="race", **constants):
+        """Enter a launch between two barriers, with tensors that functions of the context make.
+
+        What is a pair has the right value and the mistake; a constant BUG says which one.
+        """
+
+        def run(ctx, bug):
+            given = [each[bug] if isinstance(each, tuple) else each for each in tensors]
+            made = [each(ctx) if callable(each) else each for each in given]
+            said = {key: value[bug] if isinstance(value, tuple) else value for key, value in constants.items()}
+            ctx.barrier()
+            launch(ctx, kernel, *made, **{"BUG": bug, **said})
+            ctx.barrier()
+
+        run.__doc__ = about
+        cases[name] = Case(run, ranks, kind)
+
+    return cases, case, planted
 
 
 def launch(ctx, kernel, *tensors, programs=1, **constants):
-    said = {"RANK": ctx.cur_rank, "WORLD": ctx.num_ranks, **constants}
-    kernel[(programs,)](ctx.get_device_context(), *tensors, **said)
+    """Launch a kernel with the tensors, and with what it has parameters for besides."""
+    said = {"context": ctx.get_device_context(), "RANK": ctx.cur_rank, "WORLD": ctx.num_ranks, "N": N, **constants}
+    named = {name: value for name, value in said.items() if name in kernel.arg_names}
+    first = [named.pop("context")] if "context" in named else []
+    kernel[(programs,)](*first, *tensors, **named)
 
 
-def flags(ctx, count=1, dtype=torch.int32):
-    return ctx.zeros(count, dtype=dtype)
+def heap(*shape, dtype=torch.float32):
+    """Makes a tensor of zeros on the heap."""
+    return lambda ctx: ctx.zeros(shape, dtype=dtype)
+
+
+def flags(count=1):
+    """Makes words for signals."""
+    return heap(count, dtype=torch.int32)
+
+
+def local(*shape):
+    """Makes a tensor of zeros that is no memory of the heap."""
+    return lambda ctx: torch.zeros(shape)
 
 
 kept = None

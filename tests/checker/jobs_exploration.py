@@ -32,31 +32,33 @@ def kept_results():
         corpus.kept = None
 
 
-def run_case(name, bug, seeds):
-    """Run a case under each seed; returns what it computes, or the kind of the error."""
-    results = []
+def run_case(name, bug, seeds, path="", look=None):
+    """Run a case in each schedule; returns what it computes, or the kind of the error, and what `look` finds then.
+
+    With a path for findings, races are looked for as well.
+    """
+    told = []
     for seed in seeds:
-        with exploring(seed), kept_results() as found:
+        with exploring(seed, path, "races,schedules" if path else "schedules"), kept_results() as found:
             try:
                 with Iris("4MiB", device="cpu") as ctx:
                     CASES[name][0](ctx, bug)
-                results.append([each.tolist() for each in found])
+                    seen = look and look()
+                    ctx.barrier()
+                told.append(([each.tolist() for each in found], seen))
             except DeviceError as error:
-                results.append(type(error).__name__)
-    return results
-
-
-def trace_of(name, seeds, path):
-    """Run a case with its mistake; returns decisions, steps and changes at the end, and what it computes."""
-    told = []
-    for seed in seeds:
-        checks = "races,schedules"
-        with exploring(seed, path, checks), kept_results() as found, Iris("4MiB", device="cpu") as ctx:
-            CASES[name][0](ctx, True)
-            control = accesses.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
-            told.append((control, [each.tolist() for each in found]))
-            ctx.barrier()
+                told.append((type(error).__name__, None))
     return told
+
+
+def control():
+    """Decisions, steps and changes until now."""
+    return accesses.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
+
+
+def journal():
+    """What orders the accesses until now."""
+    return accesses.watcher.rows()
 
 
 @triton.jit
@@ -98,18 +100,3 @@ def waits_outside(done):
         done.touch()
         ctx.barrier()
         return came
-
-
-def journal_of(name, bug, order, path):
-    """Run a case in an order, with the checker on; returns the journal, what it computes, or the kind of the error."""
-    checks = "races,schedules"
-    with exploring(order, path, checks), kept_results() as found:
-        try:
-            with Iris("4MiB", device="cpu") as ctx:
-                CASES[name][0](ctx, bug)
-                ctx.barrier()
-                rows = accesses.watcher.rows()
-                ctx.barrier()
-        except DeviceError as error:
-            return None, type(error).__name__
-    return rows, [each.tolist() for each in found]

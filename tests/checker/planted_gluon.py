@@ -10,14 +10,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from iris_gluon import IrisDeviceCtx, default_layout
 from iris_gluon._compat import tma_load, tma_store
 
-CASES, case = registry()
+CASES, case, _ = registry()
 N = 128
 
 
 @gluon.jit
 def message(
-    IrisDeviceCtx: gl.constexpr, context, data, flag, out, N: gl.constexpr, WAITS: gl.constexpr,
-    RELEASES: gl.constexpr, SEND: gl.constexpr, ACQUIRES: gl.constexpr, RECEIVE: gl.constexpr
+    IrisDeviceCtx: gl.constexpr, context, data, flag, out, N: gl.constexpr, WAITS: gl.constexpr = True,
+    RELEASES: gl.constexpr = "release", SEND: gl.constexpr = "sys", ACQUIRES: gl.constexpr = "acquire",
+    RECEIVE: gl.constexpr = "sys"
 ):  # fmt: skip
     ctx = IrisDeviceCtx.initialize(context)
     i = gl.arange(0, N, layout=default_layout([N]))
@@ -30,67 +31,26 @@ def message(
         gl.store(out + i, gl.load(data + i))  # B missing_wait missing_release missing_acquire gpu_signal gpu_wait
 
 
-def _message(ctx, waits=True, releases="release", send="sys", acquires="acquire", receive="sys"):
-    data, flag = ctx.zeros(N), ctx.zeros(1, dtype=torch.int32)
-    ctx.barrier()
-    said = {"WAITS": waits, "RELEASES": releases, "SEND": send, "ACQUIRES": acquires, "RECEIVE": receive}
-    message[(1,)](IrisDeviceCtx, ctx.get_device_context(), data, flag, torch.zeros(N), N=N, **said)
-    ctx.barrier()
+def _message(name, about, **mistake):
+    """Enter the message with one constant that is wrong."""
+
+    def run(ctx, bug):
+        data, flag = ctx.zeros(N), ctx.zeros(1, dtype=torch.int32)
+        ctx.barrier()
+        message[(1,)](
+            IrisDeviceCtx, ctx.get_device_context(), data, flag, torch.zeros(N), N=N, **(mistake if bug else {})
+        )
+        ctx.barrier()
+
+    run.__name__, run.__doc__ = name, about
+    case()(run)
 
 
-@case()
-def missing_wait(ctx, bug):
-    """The receiver does not wait."""
-    _message(ctx, waits=not bug)
-
-
-@case()
-def missing_release(ctx, bug):
-    """The signal is relaxed."""
-    _message(ctx, releases="relaxed" if bug else "release")
-
-
-@case()
-def missing_acquire(ctx, bug):
-    """The wait is relaxed."""
-    _message(ctx, acquires="relaxed" if bug else "acquire")
-
-
-@case()
-def gpu_signal(ctx, bug):
-    """The signal has the scope of one GPU."""
-    _message(ctx, send="gpu" if bug else "sys")
-
-
-@case()
-def gpu_wait(ctx, bug):
-    """The wait has the scope of one GPU."""
-    _message(ctx, receive="gpu" if bug else "sys")
-
-
-@gluon.jit
-def stream(IrisDeviceCtx: gl.constexpr, context, data, full, empty, out, turns, N: gl.constexpr, ACK: gl.constexpr):
-    ctx = IrisDeviceCtx.initialize(context)
-    i = gl.arange(0, N, layout=default_layout([N]))
-    for turn in range(1, turns + 1):
-        if ctx.cur_rank == 0:
-            if ACK:
-                ctx.wait(empty, turn - 1)
-            ctx.store(data + i, (i + turn).to(gl.float32), 1)  # A reused_early
-            ctx.signal(full, turn, 1)
-        else:
-            ctx.wait(full, turn)
-            gl.store(out + i, gl.load(data + i))  # B reused_early
-            ctx.signal(empty, turn, 0)
-
-
-@case()
-def reused_early(ctx, bug):
-    """The sender overwrites its message before the receiver has said that it was read."""
-    data, full, empty = ctx.zeros(N), ctx.zeros(1, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
-    ctx.barrier()
-    stream[(1,)](IrisDeviceCtx, ctx.get_device_context(), data, full, empty, torch.zeros(N), 4, N=N, ACK=not bug)
-    ctx.barrier()
+_message("missing_wait", "The receiver does not wait.", WAITS=False)
+_message("missing_release", "The signal is relaxed.", RELEASES="relaxed")
+_message("missing_acquire", "The wait is relaxed.", ACQUIRES="relaxed")
+_message("gpu_signal", "The signal has the scope of one GPU.", SEND="gpu")
+_message("gpu_wait", "The wait has the scope of one GPU.", RECEIVE="gpu")
 
 
 @gluon.jit

@@ -4,33 +4,24 @@
 import torch
 import triton
 import triton.language as tl
-from corpus import N, launch, out, registry
+from corpus import N, flags, heap, launch, out, registry
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import iris_triton as iris
 
-CASES, case = registry()
+CASES, case, planted = registry()
 
 
 @triton.jit
-def read(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def read(data, out, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, tl.load(data + i))  # B unwritten partly_written
+    tl.store(out + i, tl.load(data + i))  # B unwritten
 
 
-@case(ranks=1, kind="uninitialised")
-def unwritten(ctx, bug):
-    """A kernel reads what nobody has written."""
-    launch(ctx, read, ctx.empty(N) if bug else ctx.zeros(N), out(ctx), N=N)
-
-
-@case(kind="uninitialised")
-def partly_written(ctx, bug):
-    """A kernel reads one element more than was written."""
-    data = ctx.empty(N)
-    data[: N - 1 if bug else N].fill_(1)
-    launch(ctx, read, data, out(ctx), N=N)
-    ctx.barrier()
+planted(
+    "unwritten", "A kernel reads what nobody has written.", read, (heap(N), lambda ctx: ctx.empty(N)), out, ranks=1,
+    kind="uninitialised",
+)  # fmt: skip
 
 
 @case(kind="freed")
@@ -41,8 +32,7 @@ def freed_block(ctx, bug):
         ctx.free(data)
         ctx.barrier()
     other = ctx.zeros(N)
-    rank = ctx.cur_rank
-    read[(1,)](ctx.get_device_context(), data, out(ctx), RANK=rank, WORLD=2, N=N)  # B freed_block
+    read[(1,)](data, out(ctx), N)  # B freed_block
     ctx.barrier()
     del other
 
@@ -76,40 +66,29 @@ def view_of_a_freed_block(ctx, bug):
     part = data[1]
     if bug:
         ctx.free(data)
-    rank = ctx.cur_rank
-    read[(1,)](ctx.get_device_context(), part, out(ctx), RANK=rank, WORLD=2, N=N)  # B view_of_a_freed_block
+    read[(1,)](part, out(ctx), N)  # B view_of_a_freed_block
     ctx.barrier()
 
 
 @triton.jit
 def beyond(
-    context, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr, PEER: tl.constexpr
-):
+    context, data, other, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, FIRST: tl.constexpr,
+    PEER: tl.constexpr
+):  # fmt: skip
     ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
     i = tl.arange(0, N)
-    first = 1 if BUG else 0
     if PEER:
-        ctx.store(data + first + i, i.to(tl.float32), 1 - RANK)  # B off_by_one_remote
+        ctx.store(data + FIRST + i, i.to(tl.float32), 1 - RANK)  # B off_by_one_remote
     else:
-        tl.store(data + first + i, i.to(tl.float32))  # B off_by_one
+        tl.store(data + FIRST + i, i.to(tl.float32))  # B off_by_one
 
 
-@case(ranks=1, kind="bounds")
-def off_by_one(ctx, bug):
-    """One element too far: another tensor begins there."""
-    data, other = ctx.zeros(N), ctx.zeros(N)
-    launch(ctx, beyond, data, N=N, BUG=bug, PEER=False)
-    del other
-
-
-@case(kind="bounds")
-def off_by_one_remote(ctx, bug):
-    """The same in a peer's memory."""
-    data, other = ctx.zeros(N), ctx.zeros(N)
-    ctx.barrier()
-    launch(ctx, beyond, data, N=N, BUG=bug, PEER=True)
-    ctx.barrier()
-    del other
+BEYOND = {"kind": "bounds", "FIRST": (0, 1)}
+planted(
+    "off_by_one", "One element too far: another tensor begins there.", beyond, heap(N), heap(N), ranks=1, PEER=False,
+    **BEYOND,
+)  # fmt: skip
+planted("off_by_one_remote", "The same in a peer's memory.", beyond, heap(N), heap(N), PEER=True, **BEYOND)
 
 
 @triton.jit
@@ -132,95 +111,62 @@ def columns(
         tl.atomic_add(row + first, i.to(tl.float32))  # B atomics_beyond_a_view
 
 
-def _columns(ctx, bug, how):
-    whole = ctx.zeros((4, 2 * N))
-    ctx.barrier()
-    launch(ctx, columns, whole[:, N:], out(ctx), 2 * N, N=N, HOW=how, BUG=bug)
-    ctx.barrier()
-
-
-@case(ranks=1, kind="bounds")
-def beyond_a_view(ctx, bug):
-    """A kernel that was given half of the columns reads one of the other half."""
-    _columns(ctx, bug, "load")
-
-
-@case(kind="bounds")
-def beyond_a_remote_view(ctx, bug):
-    """The same in a peer's memory."""
-    _columns(ctx, bug, "get")
-
-
-@case(ranks=1, kind="bounds")
-def before_a_view(ctx, bug):
-    """A mask that begins one element too early."""
-    _columns(ctx, bug, "masked")
-
-
-@case(ranks=1, kind="bounds")
-def atomics_beyond_a_view(ctx, bug):
-    """Additions to another half of the columns."""
-    _columns(ctx, bug, "add")
-
-
-@case(ranks=1, kind="bounds")
-def strides_of_the_whole(ctx, bug):
-    """A kernel takes the rows of a part for dense."""
-    whole = ctx.zeros((4, 2 * N))
-    launch(ctx, row_of, whole[:, :N], out(ctx), N if bug else 2 * N, N=N)
+COLUMNS = columns, lambda ctx: ctx.zeros((4, 2 * N))[:, N:], out, 2 * N
+planted(
+    "beyond_a_view", "A kernel of half of the columns reads another one.", *COLUMNS, ranks=1, HOW="load", kind="bounds"
+)
+planted("beyond_a_remote_view", "The same in a peer's memory.", *COLUMNS, HOW="get", kind="bounds")
+planted("before_a_view", "A mask that begins one element too early.", *COLUMNS, ranks=1, HOW="masked", kind="bounds")
+planted(
+    "atomics_beyond_a_view", "Additions to another half of the columns.", *COLUMNS, ranks=1, HOW="add", kind="bounds"
+)
 
 
 @triton.jit
-def row_of(context, data, out, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def row_of(data, out, stride, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, tl.load(data + stride + i))  # B strides_of_the_whole into_another_tensor
+    tl.store(out + i, tl.load(data + stride + i))  # B into_another_tensor
 
 
 @case(ranks=1, kind="bounds")
 def into_another_tensor(ctx, bug):
     """An offset that is so wrong that all of the access lies in another tensor."""
     data, other = ctx.zeros(2 * N), ctx.zeros(2 * N)
-    launch(ctx, row_of, data, out(ctx), (other.data_ptr() - data.data_ptr()) // 4 if bug else N, N=N)
+    launch(ctx, row_of, data, out(ctx), (other.data_ptr() - data.data_ptr()) // 4 if bug else N)
     del other
 
 
 @triton.jit
-def described(context, tensor, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def described(tensor, out, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tensor.load([1, 0])  # B descriptor_beyond_a_view
     tl.store(out + i, x.reshape([N]))
 
 
-@case(ranks=1, kind="bounds")
-def descriptor_beyond_a_view(ctx, bug):
-    """A descriptor that says more rows than the tensor has."""
-    whole = ctx.zeros((4, N))
-    tensor = TensorDescriptor(whole[: 1 if bug else 2], [2, N], [N, 1], [1, N])
-    launch(ctx, described, tensor, out(ctx), N=N)
+def rows_of(count):
+    return lambda ctx: TensorDescriptor(ctx.zeros((4, N))[:count], [2, N], [N, 1], [1, N])
+
+
+planted(
+    "descriptor_beyond_a_view", "A descriptor that says more rows than the tensor has.", described,
+    (rows_of(2), rows_of(1)), out, ranks=1, kind="bounds",
+)  # fmt: skip
 
 
 @triton.jit
-def wrapped(context, data, out, row, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def wrapped(data, out, row, stride, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out + i, tl.load(data + row * stride + i))  # B wraps_below wraps_into_the_tensor
+    tl.store(out + i, tl.load(data + row * stride + i))  # B wraps_into_the_tensor
 
 
-@case(ranks=1, kind="wrapped")
-def wraps_below(ctx, bug):
-    """A product of int32 that is too large becomes negative."""
-    data = ctx.zeros((4, N))
-    launch(ctx, wrapped, data, out(ctx), 1 << 15 if bug else 3, (1 << 16) + N if bug else N, N=N)
-
-
-@case(ranks=1, kind="wrapped")
-def wraps_into_the_tensor(ctx, bug):
-    """A product of int32 that is too large becomes an offset of another row."""
-    data = ctx.zeros((4, N))
-    launch(ctx, wrapped, data, out(ctx), 1 << 16 if bug else 3, (1 << 16) + 2 * N if bug else N, N=N)
+planted(
+    "wraps_into_the_tensor", "A product of int32 that is too large becomes an offset of another row.", wrapped,
+    heap(4, N), out, (3, 1 << 16), (N, (1 << 16) + 2 * N), ranks=1, kind="wrapped",
+)  # fmt: skip
 
 
 @triton.jit
-def wrapped_rows(context, data, out, first, stride, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.constexpr):
+def wrapped_rows(data, out, first, stride, BUG: tl.constexpr):
     row = first + tl.arange(0, 4)
     column = tl.arange(0, 8)
     if BUG:
@@ -232,10 +178,10 @@ def wrapped_rows(context, data, out, first, stride, RANK: tl.constexpr, WORLD: t
     tl.store(out + tl.arange(0, 4)[:, None] * 8 + column, x)
 
 
-@case(ranks=1, kind="wrapped")
-def block_that_wraps(ctx, bug):
-    """Some rows of a block lie behind 2**31 elements, and come from the beginning."""
-    launch(ctx, wrapped_rows, ctx.zeros(64), out(ctx), (1 << 16) - 1, 1 << 16, BUG=bug)
+planted(
+    "block_that_wraps", "Some rows of a block lie behind 2**31 elements, and come from the beginning.", wrapped_rows,
+    heap(64), out, (1 << 16) - 1, 1 << 16, ranks=1, kind="wrapped",
+)  # fmt: skip
 
 
 # -- atomics of several kinds on one word ------------------------------------------------------------------------------
@@ -257,28 +203,14 @@ def mixed(context, words, RANK: tl.constexpr, WORLD: tl.constexpr, HOW: tl.const
         ctx.atomic_add(words.to(tl.pointer_type(tl.float32), bitcast=True), 1.0, 0)
 
 
-def _mixed(ctx, bug, how):
-    words = ctx.zeros(2, dtype=torch.int32)
-    ctx.barrier()
-    launch(ctx, mixed, words, HOW=how, BUG=bug)
-    ctx.barrier()
-
-
-@case()
-def atomics_of_two_widths(ctx, bug):
-    """One rank adds to 32 bits, another one to 64, of which they are the lower ones."""
-    _mixed(ctx, bug, "wide")
-
-
-@case()
-def atomics_of_two_types(ctx, bug):
-    """One rank adds an integer, another one a float."""
-    _mixed(ctx, bug, "float")
+MIXED = mixed, flags(2)
+planted("atomics_of_two_widths", "To 32 bits, and to the 64 that have them.", *MIXED, HOW="wide")
+planted("atomics_of_two_types", "One rank adds an integer, one a float.", *MIXED, HOW="float")
 
 
 # -- lanes that a mask leaves out -------------------------------------------------------------------------------------
 @triton.jit
-def masked(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr):
+def masked(data, out, N: tl.constexpr, HOW: tl.constexpr):
     i = tl.arange(0, N)
     mask = i < N - 3
     if HOW == "other":
@@ -291,21 +223,18 @@ def masked(context, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.co
     tl.store(out, tl.sum(x, 0))  # B lanes_without_other lanes_of_half_precision
 
 
-@case(ranks=1, kind="undefined")
-def lanes_without_other(ctx, bug):
-    """A sum has lanes that the mask of the load has left out."""
-    launch(ctx, masked, ctx.zeros(N), out(ctx), N=N, HOW="none" if bug else "other")
-
-
-@case(ranks=1, kind="undefined")
-def lanes_of_half_precision(ctx, bug):
-    """The same in float16; in the twin they are taken out afterwards."""
-    data = ctx.zeros(N, dtype=torch.float16)
-    launch(ctx, masked, data, out(ctx).to(torch.float16), N=N, HOW="none" if bug else "where")
+planted(
+    "lanes_without_other", "A sum has lanes that the mask of the load has left out.", masked, heap(N), out, ranks=1,
+    kind="undefined", HOW=("other", "none"),
+)  # fmt: skip
+planted(
+    "lanes_of_half_precision", "The same in float16; in the twin they are taken out afterwards.", masked,
+    heap(N, dtype=torch.float16), lambda ctx: torch.zeros(N).half(), ranks=1, kind="undefined", HOW=("where", "none"),
+)  # fmt: skip
 
 
 @triton.jit
-def gathered(context, index, data, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def gathered(index, data, out, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     mask = i < N - 3
     row = tl.load(index + i, mask=mask)
@@ -316,7 +245,7 @@ def gathered(context, index, data, out, RANK: tl.constexpr, WORLD: tl.constexpr,
     tl.store(out + i, x)
 
 
-@case(ranks=1, kind="bounds")
-def index_without_other(ctx, bug):
-    """Rows are loaded from places that are undefined where the mask has left out the index."""
-    launch(ctx, gathered, ctx.zeros(N, dtype=torch.int32), ctx.zeros(N), out(ctx), N=N, BUG=bug)
+planted(
+    "index_without_other", "Rows are loaded from places that are undefined where the mask has left out the index.",
+    gathered, flags(N), heap(N), out, ranks=1, kind="bounds",
+)  # fmt: skip

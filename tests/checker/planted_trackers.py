@@ -4,64 +4,61 @@ The names are repository and number; only what the report says about order and a
 """
 # mypy: ignore-errors
 
+import re
+
 import torch
 import triton
 import triton.language as tl
-from corpus import N, flags, launch, out, registry
+from corpus import N, flags, heap, launch, local, out, registry
+from planted_messages import fence_of
 
 import iris_triton as iris
 
-CASES, case = registry()
+CASES, case, planted = registry()
+
+
+def tracked(report, *what, **how):
+    """Enter what a report says, "owner/repository#number: text", by repository and number."""
+    name = re.match(r"[^/]*/([^:]*):", report)[1]
+    planted(re.sub("[^a-z0-9]", "_", name.lower()), report, *what, **how)
 
 
 # -- the barrier at the start of an all_reduce ------------------------------------------------------------------------
 @triton.jit
 def staged(
-    context, staging, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, SEND: tl.constexpr,
-    RECEIVE: tl.constexpr, SCOPE: tl.constexpr, FENCE: tl.constexpr
+    context, staging, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
+    SEND: tl.constexpr = "release", RECEIVE: tl.constexpr = "acquire", SCOPE: tl.constexpr = "sys",
+    FENCE: tl.constexpr = ""
 ):  # fmt: skip
     ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
     i = tl.arange(0, N)
     peer = 1 - RANK
     tl.store(staging + i, i.to(tl.float32))  # A vllm_57059 aiter_3290 aiter_4812 aiter_4786
-    if FENCE == "gpu":
-        tl.inline_asm_elementwise("fence.acq_rel.gpu; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    elif FENCE == "sys":
-        tl.inline_asm_elementwise("fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    if FENCE:
+        fence_of(FENCE)
     ctx.signal(flag + RANK, 1, peer, sem=SEND)  # A aiter_4812 aiter_4786
     ctx.wait(flag + peer, 1, sem=RECEIVE, scope=SCOPE)  # B aiter_4812 aiter_4786
     tl.store(out + i, ctx.load(staging + i, peer))  # B vllm_57059 aiter_3290 aiter_4812 aiter_4786
 
 
-def _staged(ctx, send="release", receive="acquire", scope="sys", fence=""):
-    staging, flag = ctx.zeros(N), flags(ctx, 2)
-    ctx.barrier()
-    launch(ctx, staged, staging, flag, out(ctx), N=N, SEND=send, RECEIVE=receive, SCOPE=scope, FENCE=fence)
-    ctx.barrier()
-
-
-@case()
-def vllm_57059(ctx, bug):
-    """vllm-project/vllm#57059: the start barrier of the custom all_reduce on ROCm is relaxed on both sides."""
-    _staged(ctx, *(("relaxed", "relaxed") if bug else ()))
-
-
-@case()
-def aiter_3290(ctx, bug):
-    """ROCm/aiter#3290: ready is signalled before the stores of the producer are visible outside of its GPU."""
-    _staged(ctx, send="relaxed", fence="gpu" if bug else "sys")
-
-
-@case()
-def aiter_4812(ctx, bug):
-    """ROCm/aiter#4812: a relaxed store, and a relaxed load whose scope is one GPU, publish the input."""
-    _staged(ctx, *(("relaxed", "relaxed", "gpu") if bug else ()))
-
-
-@case()
-def aiter_4786(ctx, bug):
-    """ROCm/aiter#4786: flags that other GPUs write are read with the scope of one GPU."""
-    _staged(ctx, scope="gpu" if bug else "sys")
+STAGED = staged, heap(N), flags(2), out
+RELAXED = {"SEND": ("release", "relaxed"), "RECEIVE": ("acquire", "relaxed")}
+tracked(
+    "vllm-project/vllm#57059: the start barrier of the custom all_reduce on ROCm is relaxed on both sides.",
+    *STAGED, **RELAXED,
+)  # fmt: skip
+tracked(
+    "ROCm/aiter#3290: ready is signalled before the stores of the producer are visible outside of its GPU.",
+    *STAGED, SEND="relaxed", FENCE=("sys", "gpu"),
+)  # fmt: skip
+tracked(
+    "ROCm/aiter#4812: a relaxed store, and a relaxed load whose scope is one GPU, publish the input.",
+    *STAGED, SCOPE=("sys", "gpu"), **RELAXED,
+)  # fmt: skip
+tracked(
+    "ROCm/aiter#4786: flags that other GPUs write are read with the scope of one GPU.", *STAGED,
+    SCOPE=("sys", "gpu"),
+)  # fmt: skip
 
 
 # -- the barrier at the end -------------------------------------------------------------------------------------------
@@ -82,14 +79,14 @@ def one_stage(
 
 
 @triton.jit
-def next_kernel(context, data, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def next_kernel(data, N: tl.constexpr):
     tl.store(data + tl.arange(0, N), 3.0)  # B aiter_3515
 
 
 def _one_stage(ctx, ends):
-    data, flag = ctx.zeros(N), flags(ctx, 4)
+    data, flag = heap(N)(ctx), flags(4)(ctx)
     ctx.barrier()
-    launch(ctx, one_stage, data, flag, out(ctx), 2, N=N, ENDS=ends)
+    launch(ctx, one_stage, data, flag, out(ctx), 2, ENDS=ends)
     return data
 
 
@@ -97,7 +94,7 @@ def _one_stage(ctx, ends):
 def aiter_3515(ctx, bug):
     """ROCm/aiter#3515: the kernel ends while a peer still reads its input, which the next kernel overwrites."""
     data = _one_stage(ctx, not bug)
-    launch(ctx, next_kernel, data, N=N)
+    launch(ctx, next_kernel, data)
     ctx.barrier()
 
 
@@ -111,9 +108,7 @@ def aiter_4082(ctx, bug):
 
 # -- split and stream K -----------------------------------------------------------------------------------------------
 @triton.jit
-def split_k(
-    context, partial, counter, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
-):
+def split_k(partial, counter, out, N: tl.constexpr, BUG: tl.constexpr):
     gemm, part = tl.program_id(0) % 2, tl.program_id(0) // 2
     i = tl.arange(0, N)
     tl.store(partial + (2 * gemm + part) * N + i, i.to(tl.float32))  # A aiter_3288
@@ -123,10 +118,10 @@ def split_k(
             tl.store(out + gemm * N + i, tl.load(partial + (2 * gemm + k) * N + i))  # B aiter_3288
 
 
-@case(ranks=1)
-def aiter_3288(ctx, bug):
-    """ROCm/aiter#3288: products that run at the same time count their arrived parts with one counter."""
-    launch(ctx, split_k, ctx.zeros(4 * N), flags(ctx, 2), torch.zeros(2 * N), programs=4, N=N, BUG=bug)
+tracked(
+    "ROCm/aiter#3288: products that run at the same time count their arrived parts with one counter.",
+    split_k, heap(4 * N), flags(2), local(2 * N), ranks=1, programs=4,
+)  # fmt: skip
 
 
 @triton.jit
@@ -144,14 +139,14 @@ def stream_k(
             tl.atomic_add(lock, 1)
 
 
-@case(ranks=1)
-def triton_10594(ctx, bug):
-    """triton-lang/triton#10594: the owner of a lock takes an earlier contribution for the one that it waits for."""
-    launch(ctx, stream_k, ctx.zeros(4 * N), flags(ctx), out(ctx), programs=2, N=N, BUG=bug)
+tracked(
+    "triton-lang/triton#10594: the owner of a lock takes an earlier contribution for the one that it waits for.",
+    stream_k, heap(4 * N), flags(), out, ranks=1, programs=2,
+)  # fmt: skip
 
 
 @triton.jit
-def reset_lock(context, lock, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.constexpr):
+def reset_lock(lock, BUG: tl.constexpr):
     if tl.program_id(0) == 0:
         if BUG:
             tl.store(lock, 0)  # A tritonblas_61
@@ -161,15 +156,15 @@ def reset_lock(context, lock, RANK: tl.constexpr, WORLD: tl.constexpr, BUG: tl.c
         tl.atomic_add(lock, 1)  # B tritonblas_61
 
 
-@case(ranks=1)
-def tritonblas_61(ctx, bug):
-    """ROCm/tritonBLAS#61: a lock is reset by a plain store, with no fence before it is looked at."""
-    launch(ctx, reset_lock, flags(ctx), programs=2, BUG=bug)
+tracked(
+    "ROCm/tritonBLAS#61: a lock is reset by a plain store, with no fence before it is looked at.",
+    reset_lock, flags(), ranks=1, programs=2,
+)  # fmt: skip
 
 
 # -- programs of one kernel -------------------------------------------------------------------------------------------
 @triton.jit
-def scatter(context, starts, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def scatter(starts, out, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     pid = tl.program_id(0)
     sums = tl.cumsum(i, 0)
@@ -180,14 +175,14 @@ def scatter(context, starts, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl
     tl.store(out + pid, tl.load(starts + pid))  # B vllm_34991
 
 
-@case(ranks=1)
-def vllm_34991(ctx, bug):
-    """vllm-project/vllm#34991: every program stores all starts of experts, and reads back its own."""
-    launch(ctx, scatter, ctx.zeros(N, dtype=torch.int32), out(ctx), programs=4, N=N, BUG=bug)
+tracked(
+    "vllm-project/vllm#34991: every program stores all starts of experts, and reads back its own.",
+    scatter, flags(N), out, ranks=1, programs=4,
+)  # fmt: skip
 
 
 @triton.jit
-def plan(context, slots, ready, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def plan(slots, ready, N: tl.constexpr, BUG: tl.constexpr):
     pid = tl.program_id(0)
     if pid == 0:
         tl.store(slots + tl.arange(0, N), 0)  # A sglang_32467
@@ -198,14 +193,14 @@ def plan(context, slots, ready, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.c
     tl.store(slots + pid, pid)  # B sglang_32467
 
 
-@case(ranks=1)
-def sglang_32467(ctx, bug):
-    """sgl-project/sglang#32467: slots are initialised by one warp while others publish their results there."""
-    launch(ctx, plan, ctx.zeros(N, dtype=torch.int32), flags(ctx), programs=4, N=N, BUG=bug)
+tracked(
+    "sgl-project/sglang#32467: slots are initialised by one warp while others publish their results there.",
+    plan, flags(N), flags(), ranks=1, programs=4,
+)  # fmt: skip
 
 
 @triton.jit
-def bracket(context, bounds, read, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def bracket(bounds, read, out, N: tl.constexpr, BUG: tl.constexpr):
     pid = tl.program_id(0)
     i = tl.arange(0, N)
     tl.store(out + pid * N + i, tl.load(bounds + i))  # A tensorrt_llm_18338
@@ -217,14 +212,14 @@ def bracket(context, bounds, read, out, RANK: tl.constexpr, WORLD: tl.constexpr,
         tl.store(bounds + i, 1.0)  # B tensorrt_llm_18338
 
 
-@case(ranks=1)
-def tensorrt_llm_18338(ctx, bug):
-    """NVIDIA/TensorRT-LLM#18338: a bracket of a top-k is rewritten while slower warps still read it."""
-    launch(ctx, bracket, ctx.zeros(N), flags(ctx), torch.zeros(3 * N), programs=3, N=N, BUG=bug)
+tracked(
+    "NVIDIA/TensorRT-LLM#18338: a bracket of a top-k is rewritten while slower warps still read it.",
+    bracket, heap(N), flags(), local(3 * N), ranks=1, programs=3,
+)  # fmt: skip
 
 
 @triton.jit
-def dependent(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def dependent(data, flag, out, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     if tl.program_id(0) == 0:
         if BUG:
@@ -238,14 +233,14 @@ def dependent(context, data, flag, out, RANK: tl.constexpr, WORLD: tl.constexpr,
         tl.store(out + i, tl.load(data + i))  # B tensorrt_llm_14668
 
 
-@case(ranks=1)
-def tensorrt_llm_14668(ctx, bug):
-    """NVIDIA/TensorRT-LLM#14668: the launch of a dependent kernel is triggered before the stores that it reads."""
-    launch(ctx, dependent, ctx.zeros(N), flags(ctx), out(ctx), programs=2, N=N, BUG=bug)
+tracked(
+    "NVIDIA/TensorRT-LLM#14668: the launch of a dependent kernel is triggered before the stores that it reads.",
+    dependent, heap(N), flags(), out, ranks=1, programs=2,
+)  # fmt: skip
 
 
 @triton.jit
-def migrate(context, slot, released, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def migrate(slot, released, out, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     if tl.program_id(0) == 0:
         tl.store(out + i, tl.load(slot + i))  # A tensorrt_llm_14245
@@ -257,15 +252,15 @@ def migrate(context, slot, released, out, RANK: tl.constexpr, WORLD: tl.constexp
         tl.store(slot + i, 2.0)  # B tensorrt_llm_14245
 
 
-@case(ranks=1)
-def tensorrt_llm_14245(ctx, bug):
-    """NVIDIA/TensorRT-LLM#14245: a copy on another stream recycles a slot of the cache that kernels still read."""
-    launch(ctx, migrate, ctx.zeros(N), flags(ctx), out(ctx), programs=2, N=N, BUG=bug)
+tracked(
+    "NVIDIA/TensorRT-LLM#14245: a copy on another stream recycles a slot of the cache that kernels still read.",
+    migrate, heap(N), flags(), out, ranks=1, programs=2,
+)  # fmt: skip
 
 
 # -- publishing -------------------------------------------------------------------------------------------------------
 @triton.jit
-def task(context, fields, used, out, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def task(fields, used, out, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     if tl.program_id(0) == 0:
         tl.store(fields + i, i.to(tl.float32))  # A nccl_2365
@@ -279,10 +274,10 @@ def task(context, fields, used, out, RANK: tl.constexpr, WORLD: tl.constexpr, N:
         tl.store(out + i, tl.load(fields + i))  # B nccl_2365
 
 
-@case(ranks=1)
-def nccl_2365(ctx, bug):
-    """NVIDIA/nccl#2365: the fields of a task are published by a plain store of its flag."""
-    launch(ctx, task, ctx.zeros(N), flags(ctx), out(ctx), programs=2, N=N, BUG=bug)
+tracked(
+    "NVIDIA/nccl#2365: the fields of a task are published by a plain store of its flag.",
+    task, heap(N), flags(), out, ranks=1, programs=2,
+)  # fmt: skip
 
 
 @triton.jit
@@ -299,18 +294,15 @@ def routing(context, table, ready, RANK: tl.constexpr, WORLD: tl.constexpr, N: t
     ctx.store(table + i, i, peer)  # B megatron_lm_7263
 
 
-@case()
-def megatron_lm_7263(ctx, bug):
-    """NVIDIA/Megatron-LM#7263: a table is cleared after the fence behind which peers write their parts into it."""
-    table, ready = ctx.zeros(N, dtype=torch.int32), flags(ctx, 2)
-    ctx.barrier()
-    launch(ctx, routing, table, ready, N=N, BUG=bug)
-    ctx.barrier()
+tracked(
+    "NVIDIA/Megatron-LM#7263: a table is cleared after the fence behind which peers write their parts into it.",
+    routing, flags(N), flags(2),
+)  # fmt: skip
 
 
 # -- what a kernel touches --------------------------------------------------------------------------------------------
 @triton.jit
-def padding(context, slots, out, count, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def padding(slots, out, count, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     mask = i < N if BUG else i < count
     tl.store(out + i, tl.load(slots + i, mask=mask, other=-1))  # B sglang_24850
@@ -321,24 +313,23 @@ def sglang_24850(ctx, bug):
     """sgl-project/sglang#24850: slots of tokens beyond those that have arrived are read, which nobody has written."""
     slots = ctx.empty(N, dtype=torch.int32)
     slots[: N - 8].fill_(1)
-    launch(ctx, padding, slots, out(ctx), N - 8, N=N, BUG=bug)
+    launch(ctx, padding, slots, out(ctx), N - 8, BUG=bug)
 
 
 @triton.jit
-def rows(context, logits, out, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr):
+def rows(logits, out, stride, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(logits + tl.program_id(0) * stride + i))  # B vllm_42684
 
 
-@case(ranks=1, kind="bounds")
-def vllm_42684(ctx, bug):
-    """vllm-project/vllm#42684: a kernel for logits takes rows for dense that have more columns in memory."""
-    logits = ctx.zeros((2, N + 16))[:, :N]
-    launch(ctx, rows, logits, out(ctx), N if bug else logits.stride(0), programs=2, N=N)
+tracked(
+    "vllm-project/vllm#42684: a kernel for logits takes rows for dense that have more columns in memory.",
+    rows, lambda ctx: ctx.zeros((2, N + 16))[:, :N], out, (N + 16, N), ranks=1, kind="bounds", programs=2,
+)  # fmt: skip
 
 
 @triton.jit
-def scales(context, scale, out, columns, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr):
+def scales(scale, out, columns, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     if BUG:
         tl.store(out + i, tl.load(scale + i))  # B vllm_47303
@@ -346,39 +337,34 @@ def scales(context, scale, out, columns, RANK: tl.constexpr, WORLD: tl.constexpr
         tl.store(out + i, tl.load(scale + i, mask=i < columns, other=0))
 
 
-@case(ranks=1, kind="bounds")
-def vllm_47303(ctx, bug):
-    """vllm-project/vllm#47303: the last tile along K reads scales without a mask."""
-    launch(ctx, scales, ctx.zeros((2, N))[0, : N - 5], out(ctx), N - 5, N=N, BUG=bug)
+tracked(
+    "vllm-project/vllm#47303: the last tile along K reads scales without a mask.",
+    scales, lambda ctx: ctx.zeros((2, N))[0, : N - 5], out, N - 5, ranks=1, kind="bounds",
+)  # fmt: skip
 
 
 @triton.jit
-def heads(
-    context, data, count, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
-    BUG: tl.constexpr
-):  # fmt: skip
+def heads(data, count, N: tl.constexpr, BLOCK: tl.constexpr, BUG: tl.constexpr):
     first = tl.program_id(0) * BLOCK
     head = tl.arange(0, BLOCK)
     mask = (head if BUG else first + head) < count
     tl.store(data + (first + head)[:, None] * N + tl.arange(0, N), 1.0, mask=mask[:, None])  # B megatron_lm_7103
 
 
-@case(ranks=1, kind="bounds")
-def megatron_lm_7103(ctx, bug):
-    """NVIDIA/Megatron-LM#7103: the mask of heads is made of places in the block, and holds against their number."""
-    launch(ctx, heads, ctx.zeros((8, N))[:6], 6, programs=2, N=N, BLOCK=4, BUG=bug)
+tracked(
+    "NVIDIA/Megatron-LM#7103: the mask of heads is made of places in the block, and holds against their number.",
+    heads, lambda ctx: ctx.zeros((8, N))[:6], 6, ranks=1, kind="bounds", programs=2, BLOCK=4,
+)  # fmt: skip
 
 
 @triton.jit
-def far_row(
-    context, data, out, row, stride, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, BUG: tl.constexpr
-):
+def far_row(data, out, row, stride, N: tl.constexpr, BUG: tl.constexpr):
     i = tl.arange(0, N)
     offset = row * stride if BUG else (row.to(tl.int64) * stride) % (4 * N)
     tl.store(out + i, tl.load(data + offset + i))  # B triton_10489
 
 
-@case(ranks=1, kind="wrapped")
-def triton_10489(ctx, bug):
-    """triton-lang/triton#10489: a row times a stride does not fit int32, and becomes negative."""
-    launch(ctx, far_row, ctx.zeros((4, N)), out(ctx), 3 << 14, (1 << 16) + N, N=N, BUG=bug)
+tracked(
+    "triton-lang/triton#10489: a row times a stride does not fit int32, and becomes negative.",
+    far_row, heap(4, N), out, 3 << 14, (1 << 16) + N, ranks=1, kind="wrapped",
+)  # fmt: skip

@@ -22,7 +22,9 @@ from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
-"""Examples that are checked with relaxed signals always; the others with --exhaustive."""
+"""Examples that are checked with relaxed signals, or under a schedule, always; others with --exhaustive."""
+ATOMIC = "26_gemm_all_reduce_atomics.py"
+"""It adds whole tiles atomically, and signals nobody."""
 
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
@@ -168,7 +170,10 @@ AT_ONCE = 20
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(each, marks=exhaustive) for each in range(AT_ONCE, COUNT, AT_ONCE))]
 )
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in (*SIGNALLING, *IN_THE_SUITE, ATOMIC) else exhaustive) for name in EXPECTED],
+)
 def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, first, num_ranks):
     seeds = range(first, min(first + AT_ONCE, COUNT))
     if not request.config.getoption("exhaustive"):

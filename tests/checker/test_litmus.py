@@ -1,14 +1,16 @@
 """Litmus tests of PTX: no forbidden outcome is ever seen, and the allowed ones are; `make litmus` tries 2,000 seeds."""
 
+import itertools
+
 import numpy as np
 import pytest
 from litmus_programs import Litmus, Program, Runner
 from litmus_ptx import PTX
+from tables import table
 
 from iris_core import Iris
 from iris_triton.checker.exploration.weak_memory import _matches
 
-TESTS = PTX
 SEEDS = range(80)
 
 
@@ -19,20 +21,20 @@ def runner():
 
 
 def test_there_are_many_with_verdicts_of_others():
-    assert len(TESTS) >= 120
-    assert len({(test.source, test.name) for test in TESTS}) == len(TESTS)
-    assert sum(test.allowed for test in TESTS) >= 60
-    assert sum(not test.allowed for test in TESTS) >= 40
+    assert len(PTX) >= 120
+    assert len({(test.source, test.name) for test in PTX}) == len(PTX)
+    assert sum(test.allowed for test in PTX) >= 60
+    assert sum(not test.allowed for test in PTX) >= 40
 
 
 def test_nothing_forbidden_is_seen(runner):
-    seen = {test.name: runner.first_seed(Program(test), SEEDS[:40]) for test in TESTS if not test.allowed}
+    seen = {test.name: runner.first_seed(Program(test), SEEDS[:40]) for test in PTX if not test.allowed}
     assert {name: seed for name, seed in seen.items() if seed is not None} == {}
 
 
 def test_most_of_what_is_allowed_is_seen(runner):
     """Within 2,000 seeds it is more than 95 %."""
-    allowed = [test for test in TESTS if test.allowed]
+    allowed = [test for test in PTX if test.allowed]
     missed = [test.name for test in allowed if runner.first_seed(Program(test), SEEDS) is None]
     assert len(missed) <= 0.25 * len(allowed), missed
 
@@ -55,8 +57,7 @@ def test_values_of_a_test_are_those_of_its_text(runner):
     assert runner.first_seed(Program(test._replace(text=text.replace("|- x=7", "|- x=8"))), [3]) is None
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-@pytest.mark.parametrize("other", [1, 2, 4, 8])
+@table(("size", "other"), itertools.product([1, 2, 4, 8], repeat=2))
 def test_bytes_of_elements_of_any_size_are_matched(size, other):
     rng = np.random.default_rng(size * 10 + other)
     for shift in (0, 1):

@@ -3,11 +3,9 @@
 import itertools
 import json
 
-import jobs_corpus
 import jobs_exploration
 import pytest
 from litmus_programs import Litmus, Program, Runner
-from test_corpus import FLASH_DECODE, as_it_was
 
 from iris_core import Iris
 from iris_core.cli.all_orders import name_of, walk
@@ -23,16 +21,10 @@ def runner(monkeypatch):
         yield Runner(ctx)
 
 
-def interleavings(lengths):
-    """All orders of threads with so many operations."""
-    whole = [thread for thread, length in enumerate(lengths) for _ in range(length)]
-    return set(itertools.permutations(whole))
-
-
 def outcomes(test):
     """What loads see in all interleavings of a litmus test of stores and loads, by running them one after the other."""
-    found = set()
-    for order in interleavings([len(thread) for thread in test.threads]):
+    found, steps = set(), [number for number, thread in enumerate(test.threads) for _ in thread]
+    for order in set(itertools.permutations(steps)):
         memory, seen, at = {}, {}, [0] * len(test.threads)
         for thread in order:
             name, word, *value = test.threads[thread][at[thread]].split()
@@ -95,9 +87,9 @@ def walk_case(pool, name, bug, most, path):
     results = []
 
     def run(order):
-        told = pool.run(jobs_exploration.journal_of, ranks, name, bug, order, str(path))
-        results.append([result for _, result in told])
-        return told[0][0]
+        told = pool.run(jobs_exploration.run_case, ranks, name, bug, [order], str(path), jobs_exploration.journal)
+        results.append([result for ((result, _),) in told])
+        return told[0][0][1]
 
     walked = walk(run, most)
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
@@ -116,12 +108,3 @@ def test_a_right_program_is_walked_whole(pool, tmp_path, name):
 def test_a_mistake_is_found_without_a_seed(pool, tmp_path, name):
     _, _, findings = walk_case(pool, name, True, 10, tmp_path / "found")
     assert findings != []
-
-
-def test_flash_decode_as_it_was_is_found_without_a_seed(pool, tmp_path):
-    example, path = tmp_path / "example.py", tmp_path / "found"
-    for bug in (False, True):
-        example.write_text(as_it_was(FLASH_DECODE.read_text(), bug))
-        pool.run(jobs_corpus.decode_under_seeds, 3, str(example), ["order:"], "races,schedules", str(path))
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        assert any(row["kind"] in ("counter", "race") for row in rows) == bug

@@ -6,17 +6,7 @@ import pytest
 from iris_core.errors import IrisError
 from iris_core.world import SingleWorld
 from iris_triton.checker import shared
-from iris_triton.checker.histories import (
-    ALL,
-    ATOMIC_WRITE,
-    READ,
-    UNKNOWN,
-    UNWRITTEN,
-    WRITE,
-    Histories,
-    different,
-    replaced,
-)
+from iris_triton.checker.histories import ALL, ATOMIC_WRITE, READ, UNWRITTEN, WRITE, Histories, different, replaced
 from iris_triton.checker.places import Heaps, place_of, range_of
 from iris_triton.checker.shared import Tables
 from iris_triton.checker.sites import Undefined
@@ -78,46 +68,6 @@ def two():
     launch.begin((1, 0, 0))
     yield tables, launch.strands[0, 0, 0], launch.strands[1, 0, 0]
     tables.close()
-
-
-def test_conflicts_are_of_a_write_and_anything_that_is_not_ordered(two):
-    tables, one, other = two
-    histories = Histories(tables)
-    with tables:
-        read = histories.after(UNWRITTEN, READ, ALL, one, 1)
-        assert histories.conflicts(read, READ, ALL, other) == []
-        assert [each.site for each in histories.conflicts(read, WRITE, ALL, other)] == [1]
-        assert histories.conflicts(read, WRITE, ALL, one) == []
-        written = histories.after(read, WRITE, 0b0011, one, 2)
-        assert [each.site for each in histories.conflicts(written, READ, 0b0001, other)] == [2]
-        assert histories.conflicts(written, READ, 0b1100, other) == []
-        assert histories.get(written).written == 0b0011
-        atomic = histories.after(UNKNOWN, ATOMIC_WRITE, ALL, one, 3)
-        assert histories.conflicts(atomic, ATOMIC_WRITE, ALL, other) == []
-        assert [each.site for each in histories.conflicts(atomic, READ, ALL, other)] == [3]
-
-
-def test_what_is_released_and_acquired_is_ordered(two):
-    tables, one, other = two
-    histories = Histories(tables)
-    with tables:
-        written = histories.after(UNKNOWN, WRITE, ALL, one, 1)
-        row = tables.clocks[one.release(tables)]
-        one.tick(tables)
-        later = histories.after(UNKNOWN, WRITE, ALL, one, 2)
-        other.learn(row, row)
-        assert histories.conflicts(written, READ, ALL, other) == []
-        assert [each.site for each in histories.conflicts(later, READ, ALL, other)] == [2]
-
-
-def test_reads_alone_that_are_finished_order_writes_only(two):
-    tables, one, other = two
-    histories = Histories(tables)
-    with tables:
-        read, written = (histories.after(UNKNOWN, kind, ALL, one, 1) for kind in (READ, WRITE))
-        other.learn(None, one.clock)
-        assert histories.conflicts(read, WRITE, ALL, other) == []
-        assert len(histories.conflicts(written, WRITE, ALL, other)) == 1
 
 
 def test_another_process_reads_the_same_histories(two):

@@ -98,6 +98,7 @@ def groups():
     group = dist.new_group(evens)
     out, inp = shmem.zeros(4, 4), shmem.full((4, 4), float(rank + 1))
     shmem.barrier()
+    assert tuple(iris.ccl.extract_group_info(None, shmem)) == (rank, rank, world, 0, 1)
     if rank in evens:
         assert tuple(iris.ccl.extract_group_info(group, shmem)) == (
             evens.index(rank), rank, len(evens), 0, 2 if len(evens) > 1 else 1
@@ -188,7 +189,7 @@ def reduce_tiles(
     op: tl.constexpr, inp, staging, out, locks, M, N, stride_m, stride_n, context, rank: tl.constexpr,
     world: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x, or the method."""
+    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x."""
     ctx = iris.DeviceContext.initialize(context, rank, world)
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -218,18 +219,12 @@ def reduce_tiles(
             iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx=ctx)
         elif op == "two_shot by owner":
             iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, rank, world, ctx)
-        elif op == "method one_shot":
-            ctx.all_reduce_one_shot(tile, src_view, dst_view, locks)
-        elif op == "method two_shot":
-            ctx.all_reduce_two_shot(tile, src_view, dst_view, locks)
-        elif op == "method reduce_scatter":
-            ctx.reduce_scatter(tile, src_view, dst_view, locks)
         else:
             iris.x.reduce_scatter(tile, src_view, dst_view, locks, ctx)
 
 
 def tiles():
-    """Functions of iris.x and methods with one word of locks for each tile, which the host zeroes between launches."""
+    """Functions of iris.x with one word of locks for each tile, which the host zeroes between launches."""
     shmem = iris.iris(1 << 22)
     rank, world = shmem.get_rank(), shmem.get_num_ranks()
     m, n, block_m, block_n = 21, 40, 8, 16
@@ -239,8 +234,7 @@ def tiles():
     inp.copy_(_part(rank, (m, n)))
     total = sum(_part(r, (m, n)) for r in range(world))
     with_flags = ("one_shot", "two_shot", "reduce_scatter")
-    forms = "two_shot by keyword", "two_shot by owner", *(f"method {each}" for each in with_flags)
-    for op in ("atomic", "spinlock", "gather", *with_flags, *forms):
+    for op in ("atomic", "spinlock", "gather", *with_flags, "two_shot by keyword", "two_shot by owner"):
         out.zero_()
         locks.zero_()
         staging.copy_(inp) if op == "gather" else staging.zero_()
@@ -249,7 +243,7 @@ def tiles():
             op, inp, staging, out, locks, m, n, n, 1, shmem.get_device_context(), rank, world, block_m, block_n
         )
         shmem.barrier()
-        if op.endswith("reduce_scatter"):
+        if op == "reduce_scatter":
             parts = shmem.zeros((world * m, n))
             shmem.ccl.all_gather(parts, out)
             assert torch.equal(parts.cpu().view(world, m, n).sum(0), total)

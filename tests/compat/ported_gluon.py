@@ -76,7 +76,8 @@ def pipeline(folder=None):
     assert torch.equal(inbox.cpu(), torch.full((n,), float(before)))
     assert result[0] >= before  # the other rank's inbox may have been empty still
     if folder is not None:
-        assert int(shmem.tracing.trace_counter) >= 3
+        assert int(shmem.tracing.op_index_counter) == 6  # a put and an atomic of each program
+        assert int(shmem.tracing.trace_counter) == 9
         assert sorted(shmem.tracing.trace_buffers["pid_n"].unique().tolist())[-1] == 7
         shmem.tracing.export(str(pathlib.Path(folder) / "trace.json"), merge=True)
         trace = json.loads((pathlib.Path(folder) / f"trace_rank{rank}.json").read_text())

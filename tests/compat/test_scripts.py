@@ -29,7 +29,7 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 HERE = pathlib.Path(__file__).parent
 NAMES = {
-    "ported_rma": "messages accesses context_tensor allocations all_scatter",
+    "ported_rma": "messages accesses context_tensor allocations",
     "ported_collectives": "all_reduce gathers_and_scatters groups fused tiles replayed complete_everywhere",
     "ported_gluon": "pipeline",
 }
@@ -138,7 +138,6 @@ ALL = pytest.mark.exhaustive
 COMPILED = [
     ("ported_rma", "accesses"),
     pytest.param("ported_collectives", "tiles", marks=ALL),
-    pytest.param("ported_rma", "all_scatter", marks=ALL),
 ]
 
 
@@ -162,7 +161,7 @@ def load_fresh(x, y, bases, rank: tl.constexpr, MODIFIER: tl.constexpr, BLOCK: t
 
 
 @table("target", FRESH)
-@table("modifier", [None, "", ".ca", ".cg", ".cv"])
+@table("modifier", [None, "", ".ca", ".cv"])
 def test_volatile_goes_before_cache_modifiers(modifier, target):
     arguments = torch.float32, torch.float32, torch.int64, 0, modifier, 128
     assert re.search(FRESH[target], assembly(compile_for(load_fresh, arguments, target=target)))

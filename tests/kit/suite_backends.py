@@ -49,5 +49,5 @@ for _name in FAMILIES:
     _ranks = 3 if RUN_ALL or _name == "near" else 2  # a near copy is right where the rank after the next is this one
     _bound = 0.6 if _name == "near" else 0.2 if _name in ("mute", "blind", "mute-methods") else 20.0
     globals()[f"Test_{_name}"] = stack(_name, _name, {_test}, num_ranks=_ranks, timeout_s=_bound)
-Test_right_stack = stack("right-stack", "right-backend", TESTS, num_ranks=3)
-Test_crossed_stack = stack("crossed-stack", "right-backend", {BARRIER}, "own-peer", timeout_s=0.3)
+globals()["Test_right-stack"] = stack("right-stack", "right-backend", TESTS, num_ranks=3)
+globals()["Test_crossed-stack"] = stack("crossed-stack", "right-backend", {BARRIER}, "own-peer", timeout_s=0.3)

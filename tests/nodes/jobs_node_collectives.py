@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import random
-import signal
 import tempfile
 import time
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
 from jobs_common import environment
-from jobs_nodes import refusal
+from jobs_nodes import die, refusal
 from ops_cases import Case as Product
 
 from iris_core import Iris
@@ -133,7 +132,7 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
     many chunks."""
     wrong = []
     way = parts_as_lists() if which == "lists" else contextlib.nullcontext()
-    with small_chunks(), way, Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
+    with small_chunks(2048), way, Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
         everyone = list(range(ctx.num_ranks)) if members is None else members
         is_member, size = ctx.cur_rank in everyone, len(everyone)
         rank = everyone.index(ctx.cur_rank) if is_member else 0
@@ -340,23 +339,6 @@ def bits():
     return found
 
 
-def candidates():
-    """Which algorithms can serve calls of all ranks, and what the others say; the same of this rank's node."""
-    with Iris("4MiB", device="cpu") as ctx:
-        x = ctx.ones(4 * 8)
-        part = ctx.zeros(8)
-        tensors = dict.fromkeys(OPS, (x, x)) | {"broadcast": (x,), "all_gather": (x, part), "gather": (x, part)}
-        tensors |= {"reduce_scatter": (part, x), "scatter": (part, x), "all_to_all": (ctx.zeros(32), x)}
-        found = {op: ctx.ccl.explain(op, *each).candidates for op, each in tensors.items()}
-        near = {
-            ctx.ccl.explain(op, *tensors[op], group=ctx.node_group).algorithm for op in ("all_reduce", "all_to_all")
-        }
-        ctx.barrier()
-        able = {op: {each.name for each in every if each.ok} for op, every in found.items()}
-        reasons = {each.reason for every in found.values() for each in every if not each.ok}
-        return able, reasons, near
-
-
 def products(members, names):
     """What is wrong with products of some ranks; and what has served them."""
     wrong, served = [], set()
@@ -438,10 +420,6 @@ def _use(members, phase):
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
-
-            def die(*_):
-                os.kill(os.getpid(), signal.SIGKILL)
-
             if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
                 if phase != "in the middle":
                     die()

@@ -267,15 +267,10 @@ def left_behind(store, nbytes):
     return found
 
 
-def refused_settings():
-    """What ranks are told where rank 3 divides them otherwise than possible."""
+def opening():
+    """What ranks are told when they open a context; rank 3, if there is one, divides them otherwise than possible."""
     if int(os.environ["RANK"]) == 3:
         os.environ["IRIS_NODES"] = "2x3"
-    return refusal(lambda: Iris("1MiB", device="cpu"))
-
-
-def not_by_torch():
-    """What ranks are told that torch.distributed does not know."""
     return refusal(lambda: Iris("1MiB", device="cpu"))
 
 
@@ -285,7 +280,7 @@ def wait_for_ever(flag):
     iris.wait(flag, 1)
 
 
-def die():
+def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

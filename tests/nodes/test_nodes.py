@@ -108,14 +108,14 @@ def test_closed_worlds_leave_nothing(pool, tmp_path):
 
 
 def test_a_division_that_one_rank_cannot_make(pool):
-    results = pool.run(jobs.divided, 4, "2x2", jobs.refused_settings)
+    results = pool.run(jobs.divided, 4, "2x2", jobs.opening)
     assert [kind for kind, *_ in results] == ["IrisError"] * 3 + ["SettingsError"]
     assert all("'2x3' divides 6 ranks, but the world has 4" in text for *_, text in results)
 
 
 def test_only_ranks_of_torch_are_divided(monkeypatch):
     with RankPool() as plain:
-        for kind, _, text in plain.run(jobs.divided, 2, "1+1", jobs.not_by_torch):
+        for kind, _, text in plain.run(jobs.divided, 2, "1+1", jobs.opening):
             assert kind == "UnsupportedError"
             assert "call torch.distributed.init_process_group() before Iris()" in text
 

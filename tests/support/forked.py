@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from multiprocessing import forkserver, resource_tracker
 
 
 def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
@@ -26,7 +27,8 @@ def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
         environ = dict(os.environ if environ is None else environ)
-        given = function, args, os.fspath(cwd or os.getcwd()), environ, list(sys.path), files
+        server = forkserver._forkserver._forkserver_address
+        given = function, args, os.fspath(cwd or os.getcwd()), environ, list(sys.path), files, server
         process = multiprocessing.get_context("forkserver").Process(target=_call, args=given)
         process.start()
         process.join(timeout_s)
@@ -39,7 +41,10 @@ def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
     return subprocess.CompletedProcess(function, process.exitcode, out, err)
 
 
-def _call(function, args, cwd, environ, path, files):
+def _call(function, args, cwd, environ, path, files, server):
+    if server is not None:  # ranks that this process starts are forked from the same one, which has all modules
+        forkserver._forkserver._forkserver_address = server
+        forkserver._forkserver.ensure_running = resource_tracker.ensure_running
     for number, file in enumerate(files, start=1):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from jobs_torch_backend import IS_211, start, whole
+from jobs_torch_backend import IS_211, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,20 +24,9 @@ CPU = torch.device("cpu")
 PARTS = (3, 4), (5,), (1,)
 
 
-def start_bound(store):
-    """Initialise torch.distributed with a device_id, which torch allows for accelerators only, so one is pretended."""
-    options = torch_backend.Options(heap_size="16MiB", devices=("cpu",))
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
-        device_id=torch.device("cuda", 0), timeout=datetime.timedelta(minutes=2),
-    )  # fmt: skip
-    return rank, size
-
-
 @contextlib.contextmanager
 def an_accelerator():
-    """Let torch believe in one GPU; nothing that is made within may look at it."""
+    """Let torch believe in one GPU, as it has to for a device_id; nothing that is made within may look at it."""
     with contextlib.ExitStack() as stack:
         for name, value in (("current_accelerator", torch.device("cuda")), ("is_available", True), ("device_count", 1)):
             stack.enter_context(mock.patch.object(torch.accelerator, name, return_value=value))
@@ -65,7 +54,10 @@ def is_right(group, ranks):
 def groups_of_all_kinds(store, is_bound):
     """Splits, splits of splits, new groups and a mesh of two dimensions, of 4 ranks; return what is wrong."""
     with an_accelerator() if is_bound else contextlib.nullcontext():
-        rank, _ = start_bound(store) if is_bound else start(store)
+        bound, how = torch.device("cuda", 0), {}
+        if is_bound:
+            how = {"options": torch_backend.Options(heap_size="16MiB", devices=("cpu",)), "device_id": bound}
+        rank, _ = start(store, **how)
         row, column = divmod(rank, 2)
         mesh = init_device_mesh(
             "cpu", (2, 2), mesh_dim_names=("rows", "columns"),
@@ -81,7 +73,6 @@ def groups_of_all_kinds(store, is_bound):
             "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
         }
         if is_bound:
-            bound = torch.device("cuda", 0)
             mine = [column, column + 2]
             half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
             last = dist.split_group(half, [[1]])  # without one of its ranks
@@ -335,30 +326,31 @@ def events(store, profiler):
 def memory_of_the_group(store):
     """Whether FSDP2 by torch's own switch trains as on gloo, on two dimensions; and where its buffers are."""
     rank, _ = start(store)
-    parameters, taken = [], []
-    for backend in ("iris", "gloo"):
-        override = {0: backend, 1: backend}
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override=override)
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
-        for each in (*net, net):
-            fully_shard(each, mesh=mesh)
-            if backend == "iris":
-                each.set_allocate_memory_from_process_group_for_comm(True)
-        for step in range(4):
-            net(whole((3, 8), torch.float32, 10 * rank + step)).square().mean().backward()
-            for each in net.parameters():
-                each.data.sub_(0.01 * each.grad)
-                each.grad = None
+    taken = []
+
+    def parameters(backend):
+        mesh = init_device_mesh(
+            "cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override={0: backend, 1: backend}
+        )
+
+        def divided(net):
+            for each in (*net, net):
+                fully_shard(each, mesh=mesh)
+                if backend == "iris":
+                    each.set_allocate_memory_from_process_group_for_comm(True)
+
+        def look():
             if backend == "iris":
                 operations = torch_backend._operations(mesh.get_group("parts"))
-                ctx = operations.context()
                 buffers = [memory for made in operations._buffers["cpu"]._made.values() for memory, _ in made]
-                taken.append((len(buffers), all(map(ctx.is_symmetric, buffers))))
-        parameters.append([each.full_tensor() for each in net.parameters()])
+                taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
+
+        return trained(divided, look)
+
+    is_equal = all(map(torch.equal, parameters("iris"), parameters("gloo")))
     backend = dist.group.WORLD._get_backend(CPU)
     x = backend.allocate_tensor(6, dtype=torch.bfloat16, device=CPU)
     dist.all_reduce(x.fill_(rank))
     is_right = x.tolist() == [6.0] * 6 and torch_backend.context_of().is_symmetric(x)
     dist.destroy_process_group()
-    return all(map(torch.equal, *parameters)), taken, is_right
+    return is_equal, taken, is_right

@@ -55,10 +55,6 @@ def by_hook(name):
         hooks = {
             "allreduce": (group, default_hooks.allreduce_hook),
             "fp16": (group, default_hooks.fp16_compress_hook),
-            "fp16 of powerSGD": (
-                powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
-                default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
-            ),
             "powerSGD": (
                 powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
                 powerSGD_hook.powerSGD_hook,
@@ -132,10 +128,7 @@ def by_ring(rotation):
 
 
 PROGRAMS = {
-    **{
-        f"DDP, {name}": by_hook(name)
-        for name in ("allreduce", "fp16", "powerSGD", "fp16 of powerSGD", "post-local SGD")
-    },
+    **{f"DDP, {name}": by_hook(name) for name in ("allreduce", "fp16", "powerSGD", "post-local SGD")},
     "sequence parallel": by_sequence,
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
     "ring attention, all_to_all": by_ring("alltoall"),

@@ -7,10 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
 from iris_core.errors import UnsupportedError
@@ -23,19 +20,15 @@ LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
-def start(store, options=None, device="cpu"):
+def start(store, options=None, device="cpu", **how):
     """Initialise torch.distributed on backend "iris" in a rank of `iris_core.run`; return (rank, world size)."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        "iris",
-        store=dist.FileStore(store, size),
-        rank=rank,
-        world_size=size,
-        pg_options=options,
-        timeout=datetime.timedelta(minutes=2),
-    )
+        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
+        timeout=datetime.timedelta(minutes=2), **how,
+    )  # fmt: skip
     return rank, size
 
 
@@ -162,22 +155,13 @@ def uneven(store):
 
 
 def messages(store):
-    """Messages between two ranks, before any collective, from any rank, and many at a time; objects."""
+    """Messages before any collective, from any rank, and several at a time; return what is said of those who serve."""
     rank, size = start(store)
     if rank == 0:
         dist.send(torch.full((3,), 7.0), 1)
     elif rank == 1:
         assert dist.recv(box := torch.empty(3)) == 0
         assert box.tolist() == [7.0] * 3
-    box = torch.empty(2)
-    operations = [
-        dist.P2POp(dist.irecv, box, (rank - 1) % size),
-        dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % size),
-    ]
-    for each in dist.batch_isend_irecv(operations):
-        each.wait()
-        assert each.is_completed()
-    assert box.tolist() == [(rank - 1) % size] * 2
     work = dist.all_reduce(torch.ones(2), async_op=True)
     work.wait()
     assert work.is_completed()
@@ -187,25 +171,16 @@ def messages(store):
         dist.isend(torch.full((2,), rank + 5.0), (rank + 1) % size)
     several.wait()
     assert again.tolist() == [(rank - 1) % size + 5] * 2
-    objects = [None] * size
-    dist.all_gather_object(objects, {"rank": rank})
-    said = [objects]
-    dist.broadcast_object_list(said, 1)
     dist.barrier()
     text = torch_backend.explain()
     dist.destroy_process_group()
-    return said[0], text
+    return text
 
 
-def coalesced(store):
-    """Several collectives at a time, with a factor, and their futures."""
+def forms(store):
+    """Sums with a factor, futures, columns of matrices, and averages."""
     rank, size = start(store)
-    tensors = [torch.full((each + 1,), rank + 1.0) for each in range(3)]
-    with dist._coalescing_manager():
-        for each in tensors:
-            dist.all_reduce(each)
     total = size * (size + 1) / 2
-    assert all(each.eq(total).all() for each in tensors)
     halved = torch.full((4,), rank + 1.0)
     dist.all_reduce(halved, torch.distributed._make_nccl_premul_sum(0.5))
     assert halved.tolist() == [total / 2] * 4
@@ -229,11 +204,7 @@ def coalesced(store):
 
 def promising_bits(store):
     """In groups that promise bits, by options and by torch's setting: which ones do, what is refused, and sums."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    own = torch_backend.Options(deterministic=True)
-    dist.init_process_group(
-        "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=own
-    )  # fmt: skip
+    rank, size = start(store, torch_backend.Options(deterministic=True))
     torch.use_deterministic_algorithms(True)
     groups = [None, dist.new_group(), dist.new_group(pg_options=torch_backend.Options(deterministic=False))]
     torch.use_deterministic_algorithms(False)
@@ -286,23 +257,6 @@ def program(text, port):
     return x.tolist(), None if x.grad is None else x.grad.tolist(), dist.is_initialized()
 
 
-def tensors_of_a_mesh(store):
-    """A product of distributed tensors, and a functional collective in a compiled region; both whole again."""
-    _, size = start(store)
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("all",))
-    a = torch.arange(4.0 * size).reshape(2 * size, 2)
-    b = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])
-    product = (distribute_tensor(a, mesh, [Shard(0)]) @ b).full_tensor()
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def compiled(x):
-        return functional.all_reduce(2 * x, "sum", group=dist.group.WORLD) + 1
-
-    answer = compiled(torch.ones(3))
-    dist.destroy_process_group()
-    return torch.equal(product, a @ torch.ones(2, 2)), answer.tolist()
-
-
 def gradients(store):
     """Gradients of `torch.ops.iris.*` beside finite differences of the sum of all ranks' losses, by name."""
     rank, size = start(store)
@@ -345,24 +299,33 @@ def gradients(store):
     return wrong
 
 
+def trained(prepare, after):
+    """The parameters after four steps of a small net that `prepare` divides; `after` is called behind each step."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
+    prepare(net)
+    for step in range(4):
+        net(whole((3, 8), torch.float32, 10 * dist.get_rank() + step)).square().mean().backward()
+        for each in net.parameters():
+            each.data.sub_(0.01 * each.grad)
+            each.grad = None
+        after()
+    return [each.full_tensor() for each in net.parameters()]
+
+
 def fsdp_on_the_heap(store):
     """Return whether FSDP2 trains alike with buffers on the heap, and how many blocks there are after each step."""
-    rank, _ = start(store)
+    start(store)
     ctx = torch_backend.context_of()
     parameters, blocks = [], []
     for on_heap in (False, True):
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
-        for each in (*net, net):
-            fully_shard(each)
-        if on_heap:
-            fsdp.use_heap(net, ctx)
-        for step in range(4):
-            net(whole((3, 8), torch.float32, 10 * rank + step)).square().mean().backward()
-            for each in net.parameters():
-                each.data.sub_(0.01 * each.grad)
-                each.grad = None
-            blocks.append(ctx.stats().num_blocks)
-        parameters.append([each.full_tensor() for each in net.parameters()])
+
+        def divided(net, on_heap=on_heap):
+            for each in (*net, net):
+                fully_shard(each)
+            if on_heap:
+                fsdp.use_heap(net, ctx)
+
+        parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
     dist.destroy_process_group()
     return all(map(torch.equal, *parameters)), blocks

@@ -31,14 +31,12 @@ def test_parts_of_different_sizes(on_ranks):
     assert on_ranks(jobs.uneven, 3) == [True] * 3
 
 
-def test_messages_and_objects(on_ranks):
-    for said, text in on_ranks(jobs.messages, 3):
-        assert said == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-        assert "gloo" in text
+def test_messages(on_ranks):
+    assert all("gloo" in text for text in on_ranks(jobs.messages, 3))
 
 
-def test_several_at_a_time(on_ranks):
-    assert on_ranks(jobs.coalesced, 2) == [[1.5, 1.5]] * 2
+def test_forms_of_calls(on_ranks):
+    assert on_ranks(jobs.forms, 2) == [[1.5, 1.5]] * 2
 
 
 def test_groups_that_promise_bits_refuse_what_goes_to_others(on_ranks):
@@ -71,10 +69,6 @@ def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path):
         pool.run(jobs.die, 3, str(tmp_path / "store"), tmp_path)
     for rank in (0, 2):
         assert re.match(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
-
-
-def test_tensors_of_a_mesh(on_ranks):
-    assert on_ranks(jobs.tensors_of_a_mesh, 2) == [(True, [5.0] * 3)] * 2
 
 
 def test_fsdp_with_buffers_on_the_heap(on_ranks):
