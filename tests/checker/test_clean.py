@@ -14,7 +14,7 @@ import pytest
 from ccl_cases import kinds, moving_cases, of, place_cases, reducing_pairs, served, shape_cases, way_cases
 from jobs_norm import Case as Norm
 from jobs_tiles import OPS, Case
-from ops_cases import all_cases, scaled_cases, thinned
+from ops_cases import all_cases, dtype_cases, scaled_cases, thinned
 from test_examples import EXPECTED
 
 import iris_core
@@ -22,9 +22,7 @@ from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
-"""Examples that are checked with relaxed signals, or under a schedule, always; others with --exhaustive."""
-ATOMIC = "26_gemm_all_reduce_atomics.py"
-"""It adds whole tiles atomically, and signals nobody."""
+"""Examples that are checked with relaxed signals always; the others with --exhaustive."""
 
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
@@ -116,8 +114,9 @@ def test_collectives(pool, some, tmp_path, kind, num_ranks):
 
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_fused_operations(pool, some, tmp_path, num_ranks):
+    cases = [*thinned(list(all_cases(num_ranks)), num_ranks), *dtype_cases(num_ranks)]
     gathered = [case for case in scaled_cases(num_ranks) if case.op == "all_gather_matmul"]  # scales travel, too
-    cases = [*some(all_cases(num_ranks), 16), *some(gathered, 2)]
+    cases = [*some(cases, 12), *some(gathered, 2)]
     wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ops", "run_cases", "cpu", cases, 2)
     assert wrong == [[]] * num_ranks
 
@@ -152,7 +151,7 @@ def test_under_schedules(pool, some, tmp_path, seed, num_ranks):
     explored("jobs_ccl", moving_cases(), 24)
     explored("jobs_ccl", reducing_pairs(), 16)
     explored("jobs_ccl", switch_cases(), 8)
-    fused = thinned(all_cases(num_ranks), 3)
+    fused = [*thinned(list(all_cases(num_ranks)), num_ranks), *dtype_cases(num_ranks)]
     explored("jobs_ops", fused, max(len(fused) // 2, 1))
     tiles = some([Case(op, "float32") for op in OPS][seed % 2 :: 2], 2)
     for problems, _ in pool.run(
@@ -170,10 +169,7 @@ AT_ONCE = 20
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(each, marks=exhaustive) for each in range(AT_ONCE, COUNT, AT_ONCE))]
 )
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in (*SIGNALLING, *IN_THE_SUITE, ATOMIC) else exhaustive) for name in EXPECTED],
-)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, first, num_ranks):
     seeds = range(first, min(first + AT_ONCE, COUNT))
     if not request.config.getoption("exhaustive"):
