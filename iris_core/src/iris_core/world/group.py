@@ -302,8 +302,8 @@ class World:
         strangers = [rank for rank in theirs if rank not in mine]
         if strangers:
             raise IrisError(
-                f"the process group that was passed as group= has {name_ranks(strangers)} of torch.distributed, which "
-                "does not share this heap; make a group of ranks that do"
+                f"the process group that was passed as group= has {name_ranks(strangers)} of torch.distributed, "
+                "outside of the ranks that share this heap; make a group of ranks that do"
             )
         return tuple(mine.index(rank) for rank in theirs)
 
