@@ -182,28 +182,3 @@ def call_in_other_order(device, algorithm):
                 text += jobs_ccl.said_by(step)
         dist.barrier()
         return text, after_a_reset(ctx, both)
-
-
-def cross_groups(device, algorithm, rounds):
-    """Groups of the same ranks in two orders, called in opposite orders on odd ranks; returns whether all is right."""
-    with emulation(), Iris("24MiB", device=device) as ctx:
-        members = list(range(ctx.num_ranks))
-        groups = [members, members[::-1]]
-        pairs = [(ctx.zeros(40), ctx.full((40,), ctx.cur_rank + 1.0)) for _ in groups]
-        config = Config(algorithm=algorithm)
-        for group, (out, inp) in zip(groups, pairs, strict=True):
-            ctx.ccl.all_reduce(out, inp, group=group, config=config)
-        order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
-        for turn in range(rounds):
-            under_way = []
-            for number in order:
-                time.sleep(0.02 * random.random())
-                pairs[number][1].fill_(ctx.cur_rank + turn + number)
-                under_way.append(ctx.ccl.all_reduce(*pairs[number], group=groups[number], config=config, async_op=True))
-            for each in under_way:
-                each.wait()
-            for number, (out, _) in enumerate(pairs):
-                if not bool((out == sum(rank + turn + number for rank in members)).all()):
-                    return False
-        ctx.barrier()
-        return True
