@@ -84,6 +84,12 @@ def test_split_of_eight():
         assert split._pairs(request, split._packets(request), sub * several, 160) == pairs
 
 
+def test_config_decides():
+    for config, expected in (({"num_warps": 1}, (69, 1)), ({"comm_sms": 3}, (3, 2)), ({"comm_sms": 4096}, (35, 2))):
+        request = request_of("all_reduce", 32 * KB, **config)
+        assert launch("all_reduce", "ll128_one_shot", request)[:2] == expected
+
+
 @table("nbytes", [KB, 64 * KB, MB, 16 * MB])
 @table(("op", "name"), ALGORITHMS)
 def test_tunings_can_be_asked_for_and_differ(op, name, nbytes):
