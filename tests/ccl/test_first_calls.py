@@ -82,15 +82,11 @@ def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_p
     ((), []),
 ])  # fmt: skip
 def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
-    assert measured(monkeypatch, *rounds) == seconds
-
-
-def measured(monkeypatch, *rounds):
-    """Return the seconds of launches that take what is given, round by round, and not a round more."""
+    """Of launches that take what is given, round by round, and not a round more."""
     times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
     monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: next(times[launch]))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
-    return first_calls.measure(list(times), alone, on_gpu=False)
+    assert first_calls.measure(list(times), alone, on_gpu=False) == seconds
 
 
 @two_ranks

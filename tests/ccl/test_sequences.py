@@ -26,19 +26,16 @@ def test_back_to_back(pool, num_ranks, slow, device):
     assert found == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_the_layout_of_tiles(pool, num_ranks, device):
-    assert pool.run(jobs.in_tiles, num_ranks, device) == [[]] * num_ranks
-
-
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_messages_between_two_ranks(pool, num_ranks, device):
     assert pool.run(jobs.messages, num_ranks, device, 3 if device == "cuda" else 1) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("job", [jobs.observed, jobs.leaves])
-def test_two_ranks(pool, num_ranks, device, job):
+@pytest.mark.parametrize(("job", "num_ranks"), [
+    *((jobs.in_tiles, n) for n in (1, 3)), *((jobs.freed_and_asked_for, n) for n in (1, 3)),
+    *((jobs.leaves, n) for n in (1, 2)), (jobs.observed, 2),
+])  # fmt: skip
+def test_a_few_ranks(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
@@ -47,11 +44,6 @@ def test_two_ranks(pool, num_ranks, device, job):
 def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
     rounds = 12 if device == "cuda" else len(some(range(12), 2))
     assert pool.run(jobs.nobody_waits, num_ranks, device, num_ranks, rounds) == [[]] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_block_that_a_call_uses_is_not_handed_out(pool, num_ranks, device):
-    assert pool.run(jobs.freed_and_asked_for, num_ranks, device) == [None] * num_ranks
 
 
 @pytest.mark.parametrize(("how", "learn"), [("barrier", 3), ("close", 3), ("group", 2), ("collective", 1), ("wait", 1)])

@@ -9,7 +9,6 @@ from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
 
 three_ranks = pytest.mark.parametrize("num_ranks", [3])
-two_ranks = pytest.mark.parametrize("num_ranks", [2])
 members = pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
 
 
@@ -27,18 +26,13 @@ def test_results_are_right(pool, num_ranks, device, members):
     assert pool.run(run_products, num_ranks, device, list(jobs.product_cases(name)), 2, members) == [[]] * num_ranks
 
 
-@two_ranks
-def test_calls_beside_others(pool, num_ranks, device):
-    assert pool.run(jobs.asynchronous, num_ranks, device) == [None] * num_ranks
-
-
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):
     assert pool.run(jobs.refusals, 2, "cpu") == [None] * 2
 
 
-@pytest.mark.parametrize("num_ranks", [4])
-def test_a_mesh_is_a_group_for_each_dimension(pool, num_ranks, device):
-    assert pool.run(jobs.meshes, num_ranks, device) == [None] * num_ranks
+@pytest.mark.parametrize(("job", "num_ranks"), [(jobs.asynchronous, 2), (jobs.meshes, 4)])
+def test_calls_beside_others_and_in_meshes(pool, job, num_ranks, device):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
 def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):
