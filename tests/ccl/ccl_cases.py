@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from emulation import emulated
 
+from iris_core.testing.conformance.collective_cases import COMBINE
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
 from iris_triton.collectives.nvls import Nvls
@@ -249,24 +250,15 @@ def expected(case, rank, inputs):
 def reduced(case, inputs):
     """The reduction of all inputs, in the dtype."""
     dtype, op = inputs[0].dtype, case.reduction
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
     if case.dtype == "bool":
-        op = {"sum": "max", "product": "min", "band": "min", "bor": "max"}.get(op, op)
-        stacked = torch.stack(inputs).to(torch.int64)
-    else:
-        stacked = torch.stack(inputs).to(torch.float64 if dtype.is_floating_point else torch.int64)
-    if op in ("band", "bor", "bxor"):
-        result = stacked[0]
-        for each in stacked[1:]:
-            result = {"band": result & each, "bor": result | each, "bxor": result ^ each}[op]
-        return result.to(dtype)
-    if op == "avg":
-        total = stacked.sum(0).to(dtype)  # integers wrap around before they are divided
-        if dtype.is_floating_point:
-            return (stacked.sum(0).to(torch.float32 if dtype.itemsize < 4 else dtype) / len(inputs)).to(dtype)
-        return torch.div(total, len(inputs), rounding_mode="trunc")
-    return {"sum": stacked.sum(0), "product": stacked.prod(0), "min": stacked.amin(0), "max": stacked.amax(0)}[op].to(
-        dtype
-    )
+        op, wide = {"sum": "bor", "product": "band", "min": "band", "max": "bor"}.get(op, op), torch.bool
+    total = functools.reduce(COMBINE[op], [each.to(wide) for each in inputs])
+    if op == "avg" and dtype.is_floating_point:
+        return (total.to(torch.float32 if dtype.itemsize < 4 else dtype) / len(inputs)).to(dtype)
+    total = total.to(dtype)
+    # integers wrap around before they are divided
+    return torch.div(total, len(inputs), rounding_mode="trunc") if op == "avg" else total
 
 
 def with_config(cases, **config):

@@ -1,7 +1,6 @@
 """Rank jobs of test_agreement: calls that are refused, ranks that do not call alike, plans that only some can make."""
 
 import functools
-import logging
 import os
 import pathlib
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS
-from jobs_ccl import kind_of, on_heap, said_by
+from jobs_ccl import kind_of, on_heap, said_by, unlike
 from jobs_common import environment
 
 from iris_core import Iris
@@ -144,15 +143,6 @@ def refused_by_some(ctx):
     return outcomes
 
 
-def strangers():
-    """What is said to who is not in a group, of what is no group, and after the end."""
-    alone = dist.new_group([1])
-    with Iris("1MiB", device="cpu") as ctx:
-        said = [said_by(total, ctx, group=group) for group in (alone, "no group")]
-        ctx.barrier()
-    return [*said, said_by(total, ctx)]
-
-
 F8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DIFFERING = [
     ("elements: 12 on rank 0; 12 on rank 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
@@ -188,41 +178,40 @@ DIFFERING = [
 
 @on_heap("8MiB")
 def different(ctx):
-    """Ranks that call differently are told, all of them, and go on: what each call raised, and sums behind it."""
-    off_heap, found = torch.ones(6, 24, device=ctx.device), []
+    """Ranks that call differently are told, all of them, and go on, with calls of a kind of their own."""
+    off_heap = torch.ones(6, 24, device=ctx.device)
     product, square = ctx.zeros(6, 5), ctx.ones(4, 5)
     t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))
     t.x, t.y, t.b, t.bias, t.out = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.ones(4, 8), ctx.zeros(8), ctx.zeros(6, 8)
-    for _, call in DIFFERING:
-        said = said_by(call, t, ctx.cur_rank == 2)
-        ctx.ops.matmul_all_reduce(product, t.x, square)  # of a kind of its own
-        orders = (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD)
-        found.append((said, product.unique().tolist(), [total(ctx, group=group) for group in orders]))
-    return found
+    for words, call in DIFFERING:
+        wrong = unlike((f"RankMismatchError.*{words}", lambda call=call: call(t, ctx.cur_rank == 2)))
+        assert not wrong, wrong
+        ctx.ops.matmul_all_reduce(product, t.x, square)
+        assert product.unique().tolist() == [12.0], words
+        for group in (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD):
+            assert total(ctx, group=group) == [6.0], (words, group)
 
 
 def opens_differently(device, what):
-    """What an opening raises whose ranks ask for other bits, or other bounds of workspaces and so other pieces."""
+    """An opening whose ranks ask for other bits, or other bounds of workspaces and so other pieces."""
     rank = int(os.environ["RANK"])
+    words = "deterministic" if what == "bits" else "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1"
     with environment(**({"IRIS_CCL_WORKSPACE": f"{1 + rank}MiB"} if what == "workspace" else {})):
-        return said_by(Iris, "8MiB", device=device, deterministic=what == "bits" and rank == 0)
+        how = {"device": device, "deterministic": what == "bits" and rank == 0}
+        assert unlike((f"RankMismatchError.*{words}", lambda: Iris("8MiB", **how))) == []
 
 
-def tables_that_differ(device, folder, engine):
+def tables_that_differ(device, folder):
     """Measured tables that differ only in the number of programs; then a call that names its own config."""
-    is_ccl, cache = engine == "ccl", pathlib.Path(folder) / os.environ["RANK"]
-    config = {"comm_sms" if is_ccl else "num_sms": 1 + int(os.environ["RANK"])}
-    op, size = ("all_reduce", (64 * 64 * 4,)) if is_ccl else ("matmul_all_reduce", (64, 64, 64))
-    write_table(
-        cache / engine / "mine.json", "cpu", 2, {}, [Entry(op, "float32", size, "two_shot", 1e-9, config=config)]
-    )
+    cache, config = pathlib.Path(folder) / os.environ["RANK"], {"comm_sms": 1 + int(os.environ["RANK"])}
+    entry = Entry("all_reduce", "float32", (64 * 64 * 4,), "two_shot", 1e-9, config=config)
+    write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
     with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
-        x, y = ctx.ones(64, 64), ctx.zeros(64, 64)
-        call = functools.partial(*(ctx.ccl.all_reduce, y, x) if is_ccl else (ctx.ops.matmul_all_reduce, y, x, x))
-        said = said_by(call)
-        call(config=(Config if is_ccl else FusedConfig)(algorithm="two_shot"))
+        call = functools.partial(ctx.ccl.all_reduce, y := ctx.zeros(64, 64), ctx.ones(64, 64))
+        wrong = unlike(("RankMismatchError.*config: comm_sms=1 on rank 0.*comm_sms=2 on rank 1", call))
+        call(config=Config(algorithm="two_shot"))
         ctx.barrier()
-        return said, y.unique().tolist()
+        assert (wrong, y.unique().tolist()) == ([], [2.0])
 
 
 @on_heap("8MiB")
@@ -232,46 +221,25 @@ def refused_later(ctx):
     gathered, one, other = numbers.new_zeros(4 * ctx.num_ranks), torch.zeros_like(numbers), torch.zeros_like(numbers)
     wide = torch.ones(9, 64, device=ctx.device)
     reduce = ctx.ccl.all_reduce
-    said = [
-        said_by(call)
-        for call in (
-            lambda: ctx.ccl.all_gather(gathered, numbers), lambda: reduce(one.imag, numbers.imag),
-            lambda: ctx.ccl.broadcast(numbers), lambda: reduce(wide[:4, :4], wide[5:, :4]),
-            lambda: ctx.ccl.all_gather(gathered, numbers.conj()), lambda: reduce(one.imag, numbers.conj().imag),
-            lambda: reduce(other.conj().imag, numbers.imag), lambda: ctx.ccl.broadcast(numbers.conj()),
-            lambda: reduce(wide[:4, :4], wide[1:5, :4]), lambda: reduce(wide[1:5, :4], wide[:4, :4]),
-        )
-    ]  # fmt: skip
+    wrong = unlike(
+        ("", lambda: ctx.ccl.all_gather(gathered, numbers)), ("", lambda: reduce(one.imag, numbers.imag)),
+        ("", lambda: ctx.ccl.broadcast(numbers)), ("", lambda: reduce(wide[:4, :4], wide[5:, :4])),
+        (".*the input is a lazy conjugate", lambda: ctx.ccl.all_gather(gathered, numbers.conj())),
+        (".*the input is lazily negated", lambda: reduce(one.imag, numbers.conj().imag)),
+        (".*the output is lazily negated", lambda: reduce(other.conj().imag, numbers.imag)),
+        (".*is a lazy conjugate", lambda: ctx.ccl.broadcast(numbers.conj())),
+        (".*input and output overlap", lambda: reduce(wide[:4, :4], wide[1:5, :4])),
+        (".*input and output overlap", lambda: reduce(wide[1:5, :4], wide[:4, :4])),
+    )  # fmt: skip
+    assert wrong == []
     reduce(wide[:4, :4], wide[1:5, 4:8])  # in the gaps
-    return said, one.imag.tolist(), other.tolist(), wide[:5].unique().tolist()
+    assert (one.imag.tolist(), other.tolist(), wide[:5].unique().tolist()) == ([4.0] * 4, [0j] * 4, [1.0, 2.0])
 
 
 # -- plans that only some can make ------------------------------------------------------------------------------------
 @on_heap("24MiB")
-def one_cannot_prepare(ctx, where):
-    """Rank 1 fails while plans are made, before or after the others ask for memory; afterwards all go on."""
-    total(ctx, 3)
-    algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"]["two_shot"]
-    own = algorithm.prepare
-
-    def prepare(request, context):
-        plan = None if where == "before" else own(request, context)
-        if ctx.cur_rank == 1:
-            raise UnsupportedError("no room here") if where == "no room" else MemoryError("out of memory here")
-        return plan or own(request, context)
-
-    algorithm.prepare = prepare
-    config = Config(algorithm="two_shot")
-    said = said_by(total, ctx, 40_001, config=config)
-    algorithm.prepare = own
-    return said, total(ctx, 40_001, config=config), total(ctx, 3)
-
-
-@on_heap("24MiB")
 def next_candidate(ctx):
     """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
-    warnings, handler = [], logging.Handler(logging.WARNING)
-    handler.emit = lambda record: warnings.append(record.getMessage())
     inp, out = torch.ones(40_003, device=ctx.device), torch.zeros(40_003, device=ctx.device)
     first = ctx.ccl.explain("all_reduce", out, inp).algorithm
     algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
@@ -283,38 +251,41 @@ def next_candidate(ctx):
         return own(request, context)
 
     algorithm.prepare = prepare
-    logger.addHandler(handler)
-    ctx.ccl.all_reduce(out, inp)
-    ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
-    logger.removeHandler(handler)
+    with mock.patch.object(logger, "warning") as warning:
+        ctx.ccl.all_reduce(out, inp)
+        ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
     algorithm.prepare = own
-    found, after = [out.unique().tolist()], ctx.ccl.explain("all_reduce", out, inp)
+    assert out.unique().tolist() == [2.0]
+    after = ctx.ccl.explain("all_reduce", out, inp)
     if ctx.cur_rank == 0:  # alone: the others know a plan
         ctx.ccl._bound.clear()
-    ctx.ccl.all_reduce(out, inp)
-    return first, after.algorithm, str(after), [*found, out.unique().tolist()], warnings
+    ctx.ccl.all_reduce(out.zero_(), inp)
+    assert out.unique().tolist() == [2.0]
+    assert after.algorithm not in ("", first)
+    assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in str(after)
+    warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
+    assert len(warnings) == (ctx.cur_rank == 0)  # once, of the group's first member
+    assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
 
 
 # -- what only the device can tell ------------------------------------------------------------------------------------
 @on_heap("24MiB")
 def messages_that_differ(ctx):
     """Messages that are not what the receiver expects, of one piece and of several, and of nothing; then right ones."""
-    said, wrong, rank = [], [], ctx.cur_rank
-    piece = ctx.ccl.team((0, 1)).mail.nbytes // 4
+    rank, piece = ctx.cur_rank, ctx.ccl.team((0, 1)).mail.nbytes // 4
     f32, i32 = torch.float32, torch.int32
     pairs = [((10, f32), (5, f32)), ((10, f32), (10, i32)), ((piece, f32), (7, f32)), ((3, f32), (piece, f32))]
     for number, pair in enumerate([*pairs, ((5, f32), (0, f32)), ((0, f32), (5, f32))]):
-        count, dtype = pair[rank]
-        tensor = torch.full((count,), 1 + number, dtype=dtype, device=ctx.device)
+        (sent, dtype), (expected, other) = pair
+        tensor = torch.full((pair[rank][0],), 1 + number, dtype=pair[rank][1], device=ctx.device)
         ctx.ccl.send(tensor, 1) if rank == 0 else ctx.ccl.recv(tensor, 0)
-        if not (tensor == 1 + number).all():
-            wrong.append(f"message {number}: the tensor was changed")
-        said.append(said_by(ctx.barrier))
+        assert (tensor == 1 + number).all(), number
+        heard = "rank 1 has reported: " * (rank == 0)
+        words = f"DeviceError: {heard}rank 1 received from rank 0 and expected {expected} elements of {str(other)[6:]}"
+        assert unlike((f"{words}, but {sent} elements of {str(dtype)[6:]} were sent", ctx.barrier)) == []
         right = torch.full((9,), (rank == 0) * (50.0 + number), device=ctx.device)
         ctx.ccl.send(right, 1, config=Config(comm_sms=3)) if rank == 0 else ctx.ccl.recv(right, 0)
-        if right.unique().tolist() != [50.0 + number]:
-            wrong.append(f"after message {number} came {right.tolist()}")
-    return said, wrong
+        assert right.unique().tolist() == [50.0 + number]
 
 
 @on_heap("8MiB")
@@ -329,52 +300,51 @@ def splits_that_differ(ctx):
         ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
         return out[:, 0].tolist()
 
-    own = said_by(exchange, [3, 3], [5, 5])
+    own = f".*this rank, number {rank} of the group, has 3 rows for itself"
+    assert unlike((own, lambda: exchange([3, 3], [5, 5]))) == []
     exchange(*[([2, 4], [3, 2])[rank]] * 2)  # rank 0 takes 4 of the 3 rows that there are
-    differing = said_by(ctx.barrier)
+    said = said_by(ctx.barrier)
+    assert "rank 0 takes 12 elements from rank 1 (output_split_sizes), which gives it 9" in said or rank == 1
+    assert "rank 1 takes 9 elements from rank 0" not in said or rank == 1
     right = exchange([2, 4], [2, 3]) if rank == 0 else exchange([3, 2], [4, 2])
-    return own, differing, right, said_by(ctx.barrier)
+    assert right == ([1.0] * 2 + [2.0] * 3, [1.0] * 4 + [2.0] * 2)[rank]
 
 
 @on_heap("8MiB")
 def accepted(ctx):
-    """Arguments as torch and numpy have them; results."""
-    rank, device, found = ctx.cur_rank, ctx.device, {}
-    found["object"] = total(ctx, op=dist.ReduceOp(dist.ReduceOp.MAX))
+    """Arguments as torch and numpy have them."""
+    rank, device = ctx.cur_rank, ctx.device
+    assert total(ctx, op=dist.ReduceOp(dist.ReduceOp.MAX)) == [2.0]
     root = torch.full((3,), float(rank), device=device)
     ctx.ccl.broadcast(root, np.int64(1))
+    assert root.tolist() == [1.0] * 3
     inp, out = torch.arange(4.0, device=device) + 10 * rank, torch.zeros(4, device=device)
-    ctx.ccl.all_to_all(out, inp, input_split_sizes=[], output_split_sizes=[])
-    one_side = torch.zeros_like(out)
-    ctx.ccl.all_to_all(one_side, inp, input_split_sizes=[2, 2])
+    for splits in ({"input_split_sizes": [], "output_split_sizes": []}, {"input_split_sizes": [2, 2]}):
+        ctx.ccl.all_to_all(out.zero_(), inp, **splits)
+        assert out.tolist() == [2.0 * rank, 2.0 * rank + 1, 10 + 2.0 * rank, 11 + 2.0 * rank]
     expanded = torch.ones(1, device=device).expand(4) if rank == 0 else torch.zeros(4, device=device)
     ctx.ccl.broadcast(expanded)
+    assert expanded.tolist() == [1.0] * 4
     average = torch.full((2,), 200, dtype=torch.uint8, device=device)
     ctx.ccl.all_reduce(average, average, "avg")
-    tensors = {"root": root, "no splits": out, "one side": one_side, "expanded": expanded, "average": average}
-    found |= {name: tensor.tolist() for name, tensor in tensors.items()}
-    return found | {"no tensor": kind_of(ctx.ccl.send, None, 1 - rank)}
+    assert average.tolist() == [72, 72]  # as NCCL: integers wrap around before they are divided
+    assert kind_of(ctx.ccl.send, None, 1 - rank) == "TypeError"
 
 
 def kinds_without_end(device):
     """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again."""
-    wrong, sizes = [], []
     with mock.patch.object(bind, "GENERATION", 8), Iris("24MiB", device=device) as ctx:
         rank = ctx.cur_rank
-        for turn in range(60):
-            length = 1 + turn % 40
-            if total(ctx, length) != [3.0]:
-                wrong.append(f"length {length}, call {turn}")
+        for turn in range(40):
+            assert total(ctx, 1 + turn % 25) == [3.0], turn
             given = [1 + (turn + rank) % 7, 2 + turn % 3 + rank]
             taken = [1 + turn % 7, 1 + (turn + 1) % 7] if rank == 0 else [2 + turn % 3, 3 + turn % 3]
             inp = torch.full((sum(given), 2), turn + 100.0 * rank, device=device)
             out = torch.zeros(sum(taken), 2, device=device)
             ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
-            if out[:, 1].tolist() != [float(turn)] * taken[0] + [turn + 100.0] * taken[1]:
-                wrong.append(f"splits of call {turn}: {out[:, 1].tolist()}")
-            sizes.append(len(ctx.ccl._bound) + len(ctx.ccl._bound.old))
+            assert out[:, 1].tolist() == [float(turn)] * taken[0] + [turn + 100.0] * taken[1], turn
+            assert len(ctx.ccl._bound) + len(ctx.ccl._bound.old) <= 2 * 8
         ctx.barrier()
-    return wrong, max(sizes)
 
 
 # -- members that are ahead -------------------------------------------------------------------------------------------
@@ -389,39 +359,45 @@ def wait_for(file):
 @on_heap("8MiB")
 def refused_by_one_that_is_ahead(ctx, folder):
     """Rank 0 refuses a call of an operation that all have called before, and the others come to none until it has."""
-    raised, said = pathlib.Path(folder) / "raised", []
-    sums, out = [total(ctx)], torch.zeros(6, device=ctx.device)
+    raised, out = pathlib.Path(folder) / "raised", torch.zeros(6, device=ctx.device)
+    total(ctx)
     if ctx.cur_rank == 0:
-        said.append(kind_of(ctx.ccl.all_reduce, out, out[:5]))
+        assert kind_of(ctx.ccl.all_reduce, out, out[:5]) == "ArgumentError"
         raised.touch()
-    came = wait_for(raised)
+    assert wait_for(raised)
     if ctx.cur_rank != 0:
-        said.append(kind_of(ctx.barrier))
+        assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
     # a call of another kind
-    said.append(kind_of(ctx.ccl.all_reduce, out, out[:5]) if ctx.cur_rank == 0 else kind_of(total, ctx, 7))
-    return came, said, [*sums, total(ctx), total(ctx, 7)]
+    said = kind_of(ctx.ccl.all_reduce, out, out[:5]) if ctx.cur_rank == 0 else kind_of(total, ctx, 7)
+    assert said == "ArgumentError"
+    assert total(ctx) == total(ctx, 7) == [3.0]
 
 
 @on_heap("8MiB")
 def laid_out_otherwise(ctx, folder):
     """A call whose tensors lie so on rank 1 alone that another algorithm serves it; then it is so on all."""
-    raised, said, sums = pathlib.Path(folder) / "raised", "", []
+    raised = pathlib.Path(folder) / "raised"
     dense, strided, out = (torch.ones(8, n, device=ctx.device)[:, :8] for n in (8, 9, 8))
-    first = ctx.ccl.explain("all_reduce", out, dense).algorithm
+    reduce, first = ctx.ccl.all_reduce, ctx.ccl.explain("all_reduce", out, dense).algorithm
     algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
     own, no = algorithm.supports, Availability.no("rows are not dense")
     algorithm.supports = lambda request: own(request) if request.options["in_stride"] == (8, 1) else no
-    ctx.ccl.all_reduce(out, dense)
+    reduce(out, dense)
     if ctx.cur_rank == 1:
+        served = rf"served by {first!r} with in_stride=\(8, 1\)"
+        words = rf"RankMismatchError: all_reduce: (?=.*{served}).*in_stride=\(9, 1\)"
         with mock.patch.object(members, "ABSENT_S", 1.0):
-            said = said_by(ctx.ccl.all_reduce, out, strided)
+            assert unlike((words, lambda: reduce(out, strided))) == []
         raised.touch()
-    came = wait_for(raised)
+    assert wait_for(raised)
     if ctx.cur_rank == 0:
-        said = kind_of(ctx.barrier)
+        assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
     for inp in (strided, dense, strided):
-        ctx.ccl.all_reduce(out, inp)
-        sums.append(out.unique().tolist())
-    return first, came, said, sums, said_by(ctx.ccl.all_reduce, out[:4], (dense, strided)[ctx.cur_rank][:4])
+        reduce(out, inp)
+        assert out.unique().tolist() == [2.0]
+    words = (
+        rf"RankMismatchError.*algorithm: {first} on rank 0; .*in_stride=\(9, 1\), out_stride=\(8, 1\), aligned=True on"
+    )
+    assert unlike((f"{words} rank 1", lambda: reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))) == []

@@ -1,22 +1,17 @@
 """Rank jobs of test_bits: the bits of reductions in contexts that promise them; they run on CPU ranks and on GPUs."""
 
-import functools
 import itertools
 import math
 import random
 import time
 
 import torch
-import torch.distributed as dist
 from emulation import emulation
 from jobs_ccl import bits, on_heap, unlike
-from jobs_common import environment
 from jobs_fast import unprobed
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
-from iris_core.dispatch.choice import file_name
-from iris_core.dispatch.tables import Entry, write_table
 from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.testing.conformance.collective_cases import Case, promised
@@ -48,18 +43,8 @@ def inputs_of(dtype, size):
     return [row.view(size, COUNT) for row in rows.gather(0, turns).to(dtype)]
 
 
-def orders_alike(dtype, size):
-    """Other orders, and sums in the type itself (None), that give the same bits of these numbers."""
-    inputs, case = inputs_of(dtype, size), Case("all_reduce", reduction="sum")
-    found = {None: functools.reduce(torch.add, inputs)}
-    for order in itertools.permutations(range(size)):
-        found[order] = promised(case, [inputs[rank] for rank in order])[0]
-    right = found.pop(tuple(range(size)))
-    return {order for order, result in found.items() if torch.equal(result, right)}
-
-
 def wrong_bits(device, places, turns):
-    """Call every algorithm that promises its bits; returns which there are, and where other bits came.
+    """Call every algorithm that promises its bits; returns where other bits came.
 
     Each dtype is in another one of the places.
     """
@@ -87,12 +72,10 @@ def wrong_bits(device, places, turns):
                     x.copy_(inputs[rank])
                     case = Case(op, dtype=str(dtype).removeprefix("torch."), reduction=reduction, root=size - 1)
                     time.sleep(0.01 * own.random() * (own.random() < 0.2))
+                    root = {"dst": size - 1} if op == "reduce" else {}
                     how = {"op": ReduceOp[reduction.upper()], "config": Config(algorithm=name)}
                     try:
-                        if op == "reduce":
-                            ctx.ccl.reduce(out if rank == size - 1 else None, x, size - 1, **how)
-                        else:
-                            getattr(ctx.ccl, op)(out, x, **how)
+                        getattr(ctx.ccl, op)(None if root and rank != size - 1 else out, x, **root, **how)
                     except UnsupportedError as error:
                         if "words of float64" not in str(error):
                             raise
@@ -102,7 +85,8 @@ def wrong_bits(device, places, turns):
                         if not torch.equal(bits(out.cpu()), bits(right)):
                             wrong.append(f"{name}: {case}, {place}, call {turn}")
         ctx.barrier()
-    return tried, wrong
+    assert tried == ALGORITHMS
+    return wrong
 
 
 @on_heap("24MiB")
@@ -122,7 +106,7 @@ def with_nans(ctx, calls):
 
 
 def refusals(device):
-    """What is wrong with refusals of algorithms that promise nothing; then what calls without a name are served by."""
+    """Algorithms that promise nothing are refused; others serve calls without a name."""
     with emulation(), Iris("24MiB", device=device, deterministic=True) as ctx:
         size, torchs = ctx.num_ranks, "gloo" if device == "cpu" else "nccl"
         x, y = ctx.ones(64), ctx.zeros(64)
@@ -138,61 +122,48 @@ def refusals(device):
         ctx.ccl.all_reduce(y, x)
         if device == "cpu":  # NCCL's ranks cannot share a GPU
             ctx.ccl.all_gather(ctx.zeros(size, 64), x, config=Config(algorithm=torchs))  # rounds nothing
-        text = str(ctx.ccl.explain("all_reduce", y, x))
+        assert (wrong, y.unique().tolist()) == ([], [size])
+        assert "no, it does not promise its bits" in str(ctx.ccl.explain("all_reduce", y, x))
         ctx.barrier()
-        return wrong, y.unique().tolist(), text
 
 
-def of_products(device, cache, measured):
-    """The bits of products that are reduced, by operation, place and call, and whether sums are those of plain torch.
+@on_heap("24MiB", deterministic=True)
+def of_products(ctx):
+    """Products that are reduced have the same bits wherever tensors lie, and sums are those of plain torch.
 
-    If something was `measured`, a table in `cache` says of other launches that they take no time.
+    Returns the bits of those that all ranks have.
     """
-    found, size = {}, dist.get_world_size()
-    if dist.get_rank() == 0 and measured:
-        name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
-        entries = [
-            Entry(op, "*", (48 * size, 40, 72), algorithm, 1e-9, place, config={"block_size_k": 16})
-            for op, algorithm in (("matmul_all_reduce", "two_shot"), ("matmul_reduce_scatter", "push"))
-            for place in ("heap", "ordinary")
-        ]
-        write_table(cache / "ops" / file_name(name, size), name, size, {}, entries)
-    dist.barrier()
-    with environment(IRIS_CACHE_DIR=str(cache)), Iris("24MiB", device=device, deterministic=True) as ctx:
-        rank = ctx.cur_rank
-        m, n, k = 48 * size, 40, 72
-        generator = torch.Generator().manual_seed(rank)
-        for dtype in (torch.float32, torch.bfloat16):
-            a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
-            bias = torch.linspace(-1, 1, n).to(dtype)
-            for op in ("matmul_all_reduce", "matmul_reduce_scatter"):
-                rows = m if op == "matmul_all_reduce" else m // size
-                for place in ("heap", "ordinary", "skewed", "transposed"):
-                    make = ctx.empty if place == "heap" else torch.empty
-                    tensors = []
-                    for tensor in (a, b, bias, torch.empty(rows, n, dtype=dtype)):
-                        shape = tensor.shape[::-1] if place == "transposed" else tensor.shape
-                        raw = make(tensor.numel() + 1, dtype=dtype, device=ctx.device)
-                        mine = (raw[1:] if place == "skewed" else raw[:-1]).view(shape)
-                        tensors.append(mine.t() if place == "transposed" and mine.dim() == 2 else mine)
-                        tensors[-1].copy_(tensor)
-                    *operands, out = tensors
-                    for turn in range(2 if place == "heap" or device != "cpu" else 1):
-                        time.sleep(0.01 * random.random())
-                        getattr(ctx.ops, op)(out, *operands)
-                        found[op, dtype, place, turn] = bytes(bits(out.cpu()).tolist())
-                    found.setdefault("served by", set()).add(ctx.ops.explain(op, out, *operands).algorithm)
-                # products that are exact: the sums alone round
-                inputs = [each.flatten()[: m // 2, None] for each in inputs_of(dtype, size)]
-                x = ctx.zeros(m, 1, dtype=dtype)
-                x[: m // 2].copy_(inputs[rank])
-                out, ones = ctx.zeros(rows, 16, dtype=dtype), ctx.ones(1, 16, dtype=dtype)
-                getattr(ctx.ops, op)(out, x, ones)
-                right = torch.zeros(m, 1)
-                for each in inputs:
-                    right[: m // 2] += each.float()
-                right = right.to(dtype).expand(m, 16)
-                part = right if op == "matmul_all_reduce" else right.chunk(size)[rank]
-                found[op, dtype, "sums"] = torch.equal(bits(out.cpu()), bits(part))
-        ctx.barrier()
+    found, size, rank = [], ctx.num_ranks, ctx.cur_rank
+    m, n, k = 48 * size, 40, 72
+    generator = torch.Generator().manual_seed(rank)
+    for dtype, op in itertools.product((torch.float32, torch.bfloat16), ("matmul_all_reduce", "matmul_reduce_scatter")):
+        a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
+        rows, results = m if op == "matmul_all_reduce" else m // size, set()
+        for place in ("heap", "ordinary", "skewed", "transposed"):
+            make = ctx.empty if place == "heap" else torch.empty
+            tensors = []
+            for tensor in (a, b, torch.linspace(-1, 1, n).to(dtype), torch.empty(rows, n, dtype=dtype)):
+                shape = tensor.shape[::-1] if place == "transposed" else tensor.shape
+                raw = make(tensor.numel() + 1, dtype=dtype, device=ctx.device)
+                mine = (raw[1:] if place == "skewed" else raw[:-1]).view(shape)
+                tensors.append(mine.t() if place == "transposed" and mine.dim() == 2 else mine)
+                tensors[-1].copy_(tensor)
+            *operands, out = tensors
+            time.sleep(0.01 * random.random())
+            getattr(ctx.ops, op)(out, *operands)
+            results.add(bytes(bits(out.cpu()).tolist()))
+            assert ctx.ops.explain(op, out, *operands).algorithm == {m: "two_shot"}.get(rows, "push")
+        assert len(results) == 1, (op, dtype)
+        found += results if rows == m else []
+        # products that are exact: the sums alone round
+        inputs = [each.flatten()[: m // 2, None] for each in inputs_of(dtype, size)]
+        x, out = ctx.zeros(m, 1, dtype=dtype), ctx.zeros(rows, 16, dtype=dtype)
+        x[: m // 2].copy_(inputs[rank])
+        getattr(ctx.ops, op)(out, x, ctx.ones(1, 16, dtype=dtype))
+        right = torch.zeros(m, 1)
+        for each in inputs:
+            right[: m // 2] += each.float()
+        right = right.to(dtype).expand(m, 16)
+        part = right if rows == m else right.chunk(size)[rank]
+        assert torch.equal(bits(out.cpu()), bits(part)), (op, dtype)
     return found

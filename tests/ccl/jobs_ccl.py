@@ -13,13 +13,13 @@ from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
 
 
-def on_heap(nbytes, **variables):
+def on_heap(nbytes, *, deterministic=None, **variables):
     """Let a job take a device where it is written with a context: opened with variables, closed when all are done."""
 
     def decorate(job):
         @functools.wraps(job)
         def run(device, *args, **kwargs):
-            with environment(**variables), Iris(nbytes, device=device) as ctx:
+            with environment(**variables), Iris(nbytes, device=device, deterministic=deterministic) as ctx:
                 found = job(ctx, *args, **kwargs)
                 ctx.barrier()
             return found

@@ -1,19 +1,17 @@
 """Rank jobs of test_first_calls: measuring at the first call of a kind, and what the members make of it."""
 
 import contextlib
+import copy
 import os
 import pathlib
-from types import SimpleNamespace
 from unittest import mock
 
 import jobs_ccl
-import jobs_ops
 import torch
 from ccl_cases import OPS, Case
 from jobs_agreement import total
-from jobs_ccl import said_by
+from jobs_ccl import said_by, unlike
 from jobs_common import environment, in_vain
-from ops_cases import Case as Product
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -27,6 +25,9 @@ from iris_triton.collectives.pull_reduce import PullReduce
 NOT_IN_PLACE = ("all_to_all", "broadcast")
 SECONDS, SLOW_SECONDS = 1e-4, 1e-3
 """What algorithms take by the clock of these tests."""
+
+WATCHED = {"one_shot", "two_shot", "third", "gloo"}
+HERE = "measured here as the fastest"
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def known_of(ctx, op="all_reduce"):
     return ctx.ccl._binder._algorithms(None)._by_op[op]
 
 
-def watched(ctx, names=("one_shot", "two_shot", "third", "gloo")):
+def watched(ctx, names=WATCHED):
     """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
     launched = []
 
@@ -83,11 +84,11 @@ def said_of(ctx, count=6, **how):
 
 # -- results ----------------------------------------------------------------------------------------------------------
 def results(device, cache, members, mode):
-    """Every operation, with new data in each of two calls: what was wrong, and what was measured.
+    """Every operation, with new data in each of two calls; returns why which algorithms serve those that reduce to all.
 
     Two members make the calls on the heap that three make off it, and the other way around.
     """
-    kinds = [("float32", "heap"), ("int32", "ordinary")]
+    kinds, found = [("float32", "heap"), ("int32", "ordinary")], []
     calls = [(op, in_place) for op in OPS for in_place in (False, True) if not in_place or op not in NOT_IN_PLACE]
     cases = [
         Case(op, dtype, shape=(7, 33 << 5 * in_place), root=len(members) - 1, place=place, in_place=in_place)
@@ -95,161 +96,139 @@ def results(device, cache, members, mode):
         for dtype, place in (kinds if op == "all_reduce" else kinds[(number + len(members)) % 2 :][:1])
     ]
     with measuring(cache, mode, device, fastest=None) as ctx:
-        return of_cases(ctx, jobs_ccl, cases, members)
-
-
-def products(cache, members):
-    """The same of fused operations."""
-    cases = [
-        Product("all_gather_matmul", None, (12, 5, 8), dim=0), Product("matmul_all_gather", None, (6, 5, 8), dim=1),
-        Product("matmul_reduce_scatter", None, (12, 5, 8)),
-        Product("matmul_all_reduce", None, (6, 5, 8), bias="columns"),
-    ]  # fmt: skip
-    with measuring(cache, fastest=None) as ctx:
-        return of_cases(ctx, jobs_ops, cases, members)
-
-
-def of_cases(ctx, jobs, cases, members):
-    """What is wrong with calls of some ranks, and why which algorithm serves those that reduce to all, or products."""
-    wrong, measured, is_ccl = [], [], jobs is jobs_ccl
-    is_member, size = ctx.cur_rank in members, len(members)
-    group = None if size == ctx.num_ranks else members
-    for case in cases:
-        tensors = jobs.Tensors(ctx, case, members.index(ctx.cur_rank) if is_member else 0, size)
-        for turn in range(2 * is_member):
-            inputs = tensors.fill(turn)
-            how = (group, members, case.place == "ordinary") if is_ccl else (group,)
-            work = jobs.call(ctx, case, tensors, *how)
-            if is_ccl and work is not None:
-                work.wait()
-            wrong += jobs.verify(case, tensors, inputs if is_ccl else turn, f" (turn {turn})")
-        if is_member and (not is_ccl or case.op == "all_reduce"):
-            dim = {} if is_ccl or case.dim is None else {"gather_dim": case.dim}
-            operands = (tensors.inp,) if is_ccl else (tensors.a, tensors.b, tensors.bias)
-            engine = ctx.ccl if is_ccl else ctx.ops
-            why = engine.explain(case.op, tensors.out, *operands, group=group, **dim).why
-            measured.append((case.in_place, why) if is_ccl else why)
-    return wrong, measured
+        is_member, size = ctx.cur_rank in members, len(members)
+        group = None if size == ctx.num_ranks else members
+        for case in cases:
+            tensors = jobs_ccl.Tensors(ctx, case, members.index(ctx.cur_rank) if is_member else 0, size)
+            for turn in range(2 * is_member):
+                inputs = tensors.fill(turn)
+                work = jobs_ccl.call(ctx, case, tensors, group, members, case.place == "ordinary")
+                if work is not None:
+                    work.wait()
+                assert jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})") == []
+            if is_member and case.op == "all_reduce":
+                found.append(ctx.ccl.explain(case.op, tensors.out, tensors.inp, group=group).why)
+    return found
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
 def twice(cache, mode, tunings):
-    """Two contexts, one after the other: what each launched, what it said, and the sums."""
+    """Two contexts, one after the other: what each launched, and what it said before and afterwards."""
     found = []
     for _ in range(2):
         with measuring(cache, mode) as ctx:
             launched = watched(ctx)
             known_of(ctx)["two_shot"].tunings = lambda request: tunings
             before = said_of(ctx)
-            sums = [total(ctx) for _ in range(2)]
-            found.append((set(launched), sums, before, said_of(ctx)))
+            assert total(ctx) == total(ctx) == [3.0]
+            found.append((set(launched), before, said_of(ctx)))
     return found
 
 
-def caches_that_differ(folder, names, group):
+def caches_that_differ(folder, names, group, chosen):
     """Each rank has a cache of its own, with a near point of an algorithm, or without."""
-    rank = int(os.environ["RANK"])
-    cache = pathlib.Path(folder) / str(rank)
+    rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)
+    cache, own = folder / str(rank), ["mine.json"] if names[rank] else []
     if names[rank]:
         entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
         write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
     with measuring(cache) as ctx:
         launched = watched(ctx)
-        sums = [total(ctx, group=group) for _ in range(2)]
+        assert total(ctx, group=group) == total(ctx, group=group) == [3.0]
         said = said_of(ctx, group=group)
-    return set(launched), sums, said, sorted(path.name for path in cache.glob("ccl/*"))
+    if chosen:
+        path = folder / str(names.index(chosen)) / "ccl" / "mine.json"
+        assert (set(launched), said) == ({chosen}, (chosen, f"measured as the fastest in {path}"))
+    else:  # it has no near point, so all measure, and it writes
+        assert (set(launched), said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
+        own += ["cpu-2.json"] if rank == 0 else []
+    assert sorted(path.name for path in cache.glob("ccl/*")) == sorted(own)
 
 
 def offered_by_some(cache):
     """Each rank would measure an algorithm that the other one would not."""
     with measuring(cache) as ctx:
         launched = watched(ctx, names=("two_shot", "gloo", ("one_shot", "third")[ctx.cur_rank]))
-        return [total(ctx) for _ in range(2)], set(launched), said_of(ctx)
+        assert total(ctx) == total(ctx) == [3.0]
+        assert (set(launched), said_of(ctx)) == ({"two_shot", "gloo"}, ("two_shot", HERE))
 
 
-def not_measured(cache, what):
-    """A call for which nothing is to be measured: what was launched, and whether there is a table."""
+def not_measured(cache, what, wanted):
+    """A call for which nothing is to be measured, and no table written: so many algorithms, or these, are launched."""
     with measuring(cache, "off" if what == "off" else "first") as ctx:
         launched, rank = watched(ctx), ctx.cur_rank
         x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]
         if what == "a message":
             ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
-            right = rank == 0 or y.eq(0).all().item()
+            assert rank == 0 or y.eq(0).all()
         elif what == "splits":
             ctx.ccl.all_to_all(y, x, input_split_sizes=splits, output_split_sizes=splits)
-            right = y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
+            assert y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
         elif what == "a group of one":
-            right = total(ctx, group=[rank]) == [rank + 1.0]
+            assert total(ctx, group=[rank]) == [rank + 1.0]
         else:
             named = {"named": {"algorithm": "third"}, "named by variant": {"all_reduce_variant": "one_shot"}}
             config = Config(**named[what]) if what in named else None
-            right = total(ctx, 0 if what == "nothing" else 6, config=config) == [3.0] * (what != "nothing")
-    return right, set(launched), any(pathlib.Path(cache).rglob("*.json"))
+            assert total(ctx, 0 if what == "nothing" else 6, config=config) == [3.0] * (what != "nothing")
+    assert wanted in (set(launched), len(set(launched)))
+    assert not any(pathlib.Path(cache).rglob("*.json"))
 
 
-def little_room(cache, taken):
-    """A call that needs a workspace of the heap, while users have much of it: sums, what was launched, what is left."""
+def little_room(cache, taken, wanted):
+    """A call that needs a workspace of the heap, while users have much of it: what is launched leaves them half."""
     with measuring(cache) as ctx:
         launched, x = watched(ctx), ctx.empty(taken, dtype=torch.uint8)
         before = ctx.heap.stats().largest_free
-        right = total(ctx, 1 << 20) == [3.0]
+        assert total(ctx, 1 << 20) == [3.0]
         del x
-        return right, set(launched), ctx.heap.stats().largest_free >= before // 2
+        assert set(launched) == wanted
+        assert ctx.heap.stats().largest_free >= before // 2
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
-class Odd:
-    """two_shot by another name, and what some ranks raise when they prepare or launch it; None for nothing."""
-
-    op, name, info = "all_reduce", "odd", SimpleNamespace(name="third")
-
-    def __init__(self, own, prepares=None, launches=None):
-        self._own, self._prepares, self._launches = own, prepares, launches
-        self.supports = own.supports
-
-    def cost(self, request):
-        return 1.0
-
-    def prepare(self, request, context):
-        plan = self._own.prepare(request, context)
-        if self._prepares is not None:
-            raise self._prepares
-        return plan
-
-    def launch(self, plan, out, inp, stream=None):
-        if self._launches is not None:
-            raise self._launches
-        return self._own.launch(plan, out, inp, stream)
-
-
 def odd_one(cache, where, who):
-    """An algorithm that cannot be prepared, or launched, on all ranks or on one."""
+    """An algorithm that cannot be prepared, or launched, on all ranks or on one, is left out.
+
+    A launch that fails on one rank raises on all.
+    """
     with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
-        bad = who in ("all", ctx.cur_rank)
-        error = {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
-        raised = {"launches" if where == "launch" else "prepares": error} if bad else {}
-        odd = Odd(known_of(ctx)["two_shot"], **raised)
+        bad, alone = who in ("all", ctx.cur_rank), where == "launch" and who != "all"
+        odd = copy.copy(known_of(ctx)["two_shot"])
+        odd.name, prepare = "odd", odd.prepare
+
+        def fails(*arguments, **options):
+            if where != "launch":
+                prepare(*arguments)
+            raise {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
+
+        if bad:
+            setattr(odd, "launch" if where == "launch" else "prepare", fails)
         ctx.ccl._binder.add([odd])
         launched = watched(ctx, names=("two_shot", "third", "odd"))
         out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
-        with in_vain(4) if where == "launch" and who != "all" else contextlib.nullcontext():
+        with in_vain(4) if alone else contextlib.nullcontext():
             said = said_by(lambda: ctx.ccl.all_reduce(out, inp))
         if said:
             ctx.ccl.reset()
         known_of(ctx)["odd"].supports = lambda request: Availability.no("it had its turn")
-        again = [total(ctx), total(ctx)]
-        return said, out.unique().tolist(), inp.unique().tolist(), again, set(launched), said_of(ctx)
+        assert total(ctx) == total(ctx) == [3.0]
+        if alone:
+            assert said.startswith("RuntimeError: not here" if bad else "Device")
+            return
+        assert (said, out.unique().tolist(), inp.unique().numel()) == ("", [3.0], 1)
+        assert said_of(ctx) == ("two_shot", HERE)
+        assert set(launched) - {"odd"} == {"two_shot", "third"}
+        assert ("odd" in launched) == (where == "launch")
 
 
-def calls_that_differ(cache, what):
+def calls_that_differ(cache, what, words):
     """One rank calls otherwise, or cannot call; then all call alike."""
     with measuring(cache) as ctx:
-        launched = watched(ctx)
-        bad = ctx.cur_rank == 1
+        launched, bad = watched(ctx), ctx.cur_rank == 1
         x, y = torch.ones(8), torch.zeros(8)
         config = Config(algorithm="third") if bad and what == "named" else None
         dtype = torch.int32 if bad and what == "dtype" else torch.float32
         out, inp = y.to(dtype), x.to(dtype)[: 7 if bad and what == "refused" else 8]
-        said = said_by(ctx.ccl.all_reduce, out, inp, config=config)
-        nothing = not launched
-        return said, nothing, [total(ctx), total(ctx)], said_of(ctx)
+        assert unlike((words, lambda: ctx.ccl.all_reduce(out, inp, config=config))) == launched == []
+        assert total(ctx) == total(ctx) == [3.0]
+        assert said_of(ctx) == ("two_shot", HERE)

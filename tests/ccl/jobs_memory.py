@@ -11,39 +11,28 @@ from iris_core.errors import HeapExhaustedError, UnsupportedError
 from iris_core.ops import FusedConfig
 
 
-def areas(device):
-    """Ranges of groups that share members, and of one that does not fit."""
-    places = {}
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("1MiB", device=device) as ctx:
-        area = ctx.heap.system_area
-        for members in ((0, 1), (1, 2), (2, 0), (0, 1, 2), (1, 0)):
-            if ctx.cur_rank in members:
-                places[members] = area.reserve(ctx._world.subworld(members), 1000 * len(members), "a test")
-        before = list(area._used)
-        said = said_by(area.reserve, ctx._world, 64 << 10, "a test")
-        ctx.barrier()
-        return places, said, before == area._used, area.nbytes
-
-
 def regions(device, system_size, workspace):
-    """Regions of the whole world and of a part of it: stable, symmetric, filled, growing."""
+    """Regions of the whole world and of a part of it: stable, filled, growing; returns where they lie."""
     found = []
     with environment(IRIS_SYSTEM_SIZE=system_size, IRIS_CCL_WORKSPACE=workspace), Iris("2MiB", device=device) as ctx:
         for members in ((0, 1, 2), (2, 0)):
             if ctx.cur_rank not in members:
                 continue
             team = ctx.ccl.team(members)
+            assert (team.members, team.rank) == (members, members.index(ctx.cur_rank))
             first, same = team.region("test", 1000, fill=7), team.region("test", 500)
             other, larger = team.region("other", 1000), team.region("test", 5000)
             space, again = (team.workspace("space", 1 << 40) for _ in range(2))
+            assert same is first
+            assert again is space
+            assert team.region("test", 5000) is larger
             each = (first, other, larger, space)
-            found.append({
-                "offsets": [r.offset_bytes for r in each], "sizes": [r.nbytes for r in each],
-                "same": same is first and again is space and team.region("test", 5000) is larger,
-                "filled": first.tensor.unique().tolist() == [7] and other.tensor.unique().tolist() == [0],
-                "place": first.tensor.data_ptr() - team.base_ptrs[team.rank] == first.offset_bytes,
-                "rank": (team.rank, team.size, team.members), "huge": said_by(team.region, "huge", 1 << 30),
-            })  # fmt: skip
+            assert [region.nbytes for region in each[:3]] == [1000, 1000, 5000]
+            assert 4096 <= space.nbytes <= 256 << 10
+            assert (first.tensor.unique().tolist(), other.tensor.unique().tolist()) == ([7], [0])
+            assert first.tensor.data_ptr() - team.base_ptrs[team.rank] == first.offset_bytes
+            assert "workspace 'huge' of a collective needs" in said_by(team.region, "huge", 1 << 30)
+            found.append([region.offset_bytes for region in each])
         ctx.barrier()
     return found
 
@@ -51,21 +40,21 @@ def regions(device, system_size, workspace):
 @on_heap("1MiB", IRIS_SYSTEM_SIZE="64KiB")
 def used_before(ctx):
     """A group's first call where its control words come from memory that was in use, full of large numbers."""
+    size, rank = ctx.num_ranks, ctx.cur_rank
     ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
-    before, found = ctx.zeros(100_000, dtype=torch.int64), []
-    torch.manual_seed(ctx.cur_rank)
+    before = ctx.zeros(100_000, dtype=torch.int64)
+    torch.manual_seed(rank)
     before.random_(1, 1 << 40)
     ctx.free(before)
     ctx.barrier()
-    x, y = ctx.full((64,), ctx.cur_rank + 1.0), ctx.zeros(64)
-    for late in range(ctx.num_ranks):
+    x, y = ctx.zeros(64), ctx.zeros(64)
+    for late in range(size):
         x.fill_(0)
         ctx.barrier()
-        time.sleep(0.2 * (ctx.cur_rank == late))
-        x.fill_(ctx.cur_rank + 1.0)
-        ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, ctx.num_ranks)])
-        found.append(y.unique().tolist())
-    return found
+        time.sleep(0.2 * (rank == late))
+        x.fill_(rank + 1.0)
+        ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, size)])
+        assert y.unique().tolist() == [size * (size + 1) / 2]
 
 
 @on_heap("96MiB", IRIS_SYSTEM_SIZE="1MiB")
@@ -81,43 +70,23 @@ def what_a_group_gets(ctx, groups):
     x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
     message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
     ctx.ccl.all_reduce(y, x, group=members)
-    return chosen, sizes, message, y.unique().tolist()
-
-
-@on_heap("8MiB", IRIS_SYSTEM_SIZE="64KiB")
-def off_the_heap(ctx):
-    """What a group makes of tensors that lie on no heap, where its workspaces come from the end of the heap."""
-    found, before, members, rank = [], ctx.heap.live_blocks(), [0, 1], ctx.cur_rank
-    if rank in members:
-        x, y = torch.full((100_000,), rank + 1.0, device=ctx.device), torch.zeros(100_000, device=ctx.device)
-        ctx.ccl.all_reduce(y, x, group=members)
-        found.append(y.unique().tolist() == [3.0])
-        torch.manual_seed(7)
-        factors = [(torch.randn(64, 16), torch.randn(16, 256)) for _ in members]
-        a, b = (factor.to(ctx.device) for factor in factors[rank])
-        products = [(left @ right).to(ctx.device) for left, right in factors]
-        total = products[0] + products[1]
-        for name, wanted in (
-            ("matmul_all_reduce", total), ("matmul_all_gather", torch.cat(products)),
-            ("matmul_reduce_scatter", total.chunk(2)[rank]),
-        ):  # fmt: skip
-            out = torch.zeros(wanted.shape, device=ctx.device)
-            getattr(ctx.ops, name)(out, a, b, group=members)
-            found.append(bool(torch.allclose(out, wanted, atol=1e-4)))
-    ctx.barrier()
-    return found, [block.label for block in ctx.heap.live_blocks() if block not in before]
+    assert y.unique().tolist() == [2.0]
+    return chosen, sizes, message
 
 
 def groups_beside_allocations(device):
-    """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps."""
-    groups, wrong, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), [], []
+    """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps.
+
+    Returns how many allocations there were, and where the regions are.
+    """
+    groups, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), []
     with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
         regions, blocks = {}, []
         for turn in range(12):
-            members = groups[turn % 4]
+            members, nbytes = groups[turn % 4], (20_000, 200_000)[turn // 4 % 2]  # in the system area, and behind it
             if ctx.cur_rank in members:
                 try:
-                    region = ctx.ccl.team(members).region(f"test {turn}", 200_000 + 777 * turn, fill=turn)
+                    region = ctx.ccl.team(members).region(f"test {turn}", nbytes + 777 * turn, fill=turn)
                 except UnsupportedError:
                     region = None
                 regions[turn, members] = region
@@ -129,12 +98,12 @@ def groups_beside_allocations(device):
         except HeapExhaustedError:
             counts.append(len(blocks))
         ctx.barrier()
-        wrong += [name for name, region in regions.items() if region and region.tensor.unique().tolist() != [name[0]]]
-        wrong += [at for at, block in enumerate(blocks) if block.unique().tolist() != [100 + ctx.cur_rank]]
+        assert all(each.tensor.unique().tolist() == [turn] for (turn, _), each in regions.items() if each)
+        assert all(block.unique().tolist() == [100 + ctx.cur_rank] for block in blocks)
         for block in blocks:
             ctx.free(block)
         ctx.barrier()
-        free = ctx.stats().free
+        assert 0 < ctx.stats().free <= 8 << 20
         places = {name: None if region is None else region.offset_bytes for name, region in regions.items()}
         ctx.barrier()
-        return wrong, counts, places, free
+        return counts, places

@@ -1,7 +1,11 @@
 """Rank jobs of tests/ccl: many calls one after the other, in groups, beside each other, and in graphs."""
 
+import contextlib
+import functools
 import inspect
 import random
+import re
+import threading
 import time
 
 import torch
@@ -12,12 +16,15 @@ from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.errors import IrisError
 from iris_core.hooks import hookimpl
 from iris_core.registry import default_registry
 from iris_core.types import PluginKind
+from iris_triton.interpreter import configured
 
 SHAPES = ((1,), (7,), (129,), (33, 5), (4099,))
 DTYPES = ("float32", "bfloat16", "int32", "int8")
+NUMEL = 50_000
 
 
 def random_case(generator, size):
@@ -109,31 +116,144 @@ def in_pieces(device, cases, workspace):
     return run_cases(device, cases, 2, None, workspace)
 
 
-@on_heap("24MiB")
-def asynchronous(ctx):
-    """Handles: started together, waited for in another order; and a synchronous call behind asynchronous ones."""
-    said, rank = [], ctx.cur_rank
-    tensors, outputs = ([ctx.full((1000 + i,), float(n * (rank + i))) for i in range(4)] for n in (1, 0))
-    works = [ctx.ccl.all_reduce(out, inp, async_op=True) for out, inp in zip(outputs, tensors, strict=True)]
-    last = ctx.zeros(ctx.num_ranks)
-    ctx.ccl.all_gather(last, tensors[0][:1])  # same team: behind the four
-    for work in reversed(works):
-        work.wait()
-    said.append([float(out.float().mean().item()) for out in outputs])
-    works[0].wait(timeout_s=10)
-    said.append(all(work.is_completed() for work in works))
-    said.append(last.tolist())
-    gone, out = (torch.full((5000,), float(n), device=ctx.device) for n in (rank, 0))
+def nobody_waits(device, seed, rounds):
+    """Calls of several teams whose handles are dropped: results are there behind a barrier, and no block is used twice.
+
+    Ranks are late by themselves; all else is the same on all of them.
+    """
+    wrong = []
+    with Iris("24MiB", device=device) as ctx:
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        shared, own = random.Random(seed), random.Random(100 * seed + rank)
+        reused = 0
+        for turn in range(rounds):
+            checks, freed = [], set()
+            for _ in range(shared.randint(1, 3)):
+                group = shared.sample(range(size), shared.randint(2, size))
+                fate = shared.choice(["free", "scope", "drop", "keep"])
+                with ctx.scope() if fate == "scope" else contextlib.nullcontext() as scope:
+                    x, y = ctx.full((NUMEL,), rank + 1.0), ctx.zeros(NUMEL)
+                    time.sleep(own.choice([0, 0, 0, 0.02, 0.1]))
+                    if rank in group:
+                        ctx.ccl.all_reduce(y, x, group=group, async_op=True)
+                        ctx.ccl.barrier(group=group, async_op=True)
+                    if scope:
+                        scope.keep(y)
+                    freed.add(x.data_ptr())
+                if fate == "free":
+                    ctx.free(x)
+                    freed.add(y.data_ptr())
+                    ctx.free(y)
+                elif rank in group:
+                    checks.append((y, float(sum(each + 1 for each in group)), fate))
+                del x, y
+            time.sleep(own.choice([0, 0, 0.05]))
+            ctx.barrier()
+            wrong += [(turn, fate) for y, total, fate in checks if not bool((y == total).all())]
+            new = [ctx.zeros(NUMEL) for _ in range(4)]
+            reused += len(freed & {each.data_ptr() for each in new})
+            time.sleep(0.03)
+            wrong += [(turn, "written after it was freed") for each in new if bool(each.any())]
+            for each in new:
+                ctx.free(each)
+        if device == "cpu" and not reused:
+            wrong.append("no block was used again")
+    return wrong
+
+
+@on_heap("8MiB")
+def freed_and_asked_for(ctx):
+    """A block is freed while a call uses it, and asked for again, as there is no other room; also off the heap."""
+    numel, one = 1_200_000, torch.ones(5000, device=ctx.device)
+    y, gone, out = ctx.zeros(numel), one.clone(), torch.zeros_like(one)
+    time.sleep(0.2 * (ctx.cur_rank == 1))
+    ctx.ccl.all_reduce(y, torch.ones(numel, device=ctx.device), async_op=True)
+    ctx.free(y)
+    again = ctx.zeros(numel)
+    assert again.data_ptr() == y.data_ptr()
+    time.sleep(0.3)
+    assert again.unique().tolist() == [0.0]
     work = ctx.ccl.all_reduce(out, gone, async_op=True)
     del gone
     torch.full((5000,), 77.0, device=ctx.device)  # must not get the memory of what is still read
     work.wait()
-    said.append(out.unique().tolist())
-    barrier = ctx.ccl.barrier(async_op=True)
-    barrier.wait()
-    ctx.ccl.barrier()
-    ctx.barrier()
-    return [*said, barrier.is_completed()]
+    assert out.unique().tolist() == [ctx.num_ranks]
+
+
+def leaves(device):
+    """The context is left while calls are under way, on all ranks: by close, and with an error."""
+    with Iris("8MiB", device=device) as ctx:
+        time.sleep(0.1 * ctx.cur_rank)
+        closed = ctx.zeros(NUMEL)
+        ctx.ccl.all_reduce(closed, ctx.ones(NUMEL), async_op=True)
+        ctx.ccl.barrier(async_op=True)
+    assert closed.unique().tolist() == [float(ctx.num_ranks)]
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        environment(IRIS_BARRIER_TIMEOUT="20"),
+        Iris("8MiB", device=device) as ctx,
+    ):
+        failed = torch.zeros(NUMEL, device=ctx.device)
+        for _ in range(5):
+            ctx.ccl.all_reduce(failed, torch.ones(NUMEL, device=ctx.device), async_op=True)
+        raise ZeroDivisionError
+
+
+def fails(how, learn):
+    """Rank 0 makes calls to which its partner does not come, and waits for none; so many ranks learn of it, once."""
+    ctx, said = Iris("8MiB", device="cpu"), []
+    rank, x, y = ctx.cur_rank, ctx.ones(4), ctx.zeros(4)
+    reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=[0, 1])
+    reduce() if rank < 2 else None
+    with configured(timeout_s=1.0):
+        works = [reduce(async_op=True) for _ in range(3)] if rank == 0 else []
+        if how == "wait":
+            said += [said_by(work.wait) for work in works]
+        if how == "collective" and rank == 0:
+            while not works[-1].is_completed():
+                time.sleep(0.01)
+            said.append(said_by(reduce))
+        if how == "group" and rank < 2:
+            said.append(said_by(ctx.barrier, group=[1, 0]))
+        if how in ("barrier", "close"):
+            said.append(said_by(getattr(ctx, how)))
+        if how != "close":
+            ctx.barrier()  # nothing is raised twice
+            if rank < 2:
+                ctx.ccl.reset(group=[0, 1])
+                reduce(async_op=True)
+    if how != "close":
+        ctx.close()
+        assert y.tolist() == ([2.0] * 4 if rank < 2 else [0.0] * 4)
+    assert len(said) == (3 if how == "wait" else 1) * (rank < learn)
+    kind = (
+        "DeadlockError: " if how == "wait" else f"DeviceError: (?=.*all_reduce)(?=.*{'rank 0' * (rank > 0)}).*Deadlock"
+    )
+    assert all(re.match(kind, text, re.DOTALL) for text in said), said
+
+
+def keeps_errors():
+    """Rank 0 makes barriers that fail before they are launched, and keeps their errors; then all make one."""
+    with Iris("8MiB", device="cpu") as ctx:
+        x, y = ctx.ones(4), ctx.zeros(4)
+        ctx.ccl.all_reduce(y, x)
+        ctx.ccl.barrier()
+        kept = []
+        with configured(timeout_s=1.0):
+            if ctx.cur_rank == 0:
+                kept += [ctx.ccl.all_reduce(y, x, async_op=True), ctx.ccl.barrier(async_op=True)]
+                while not kept[-1].is_completed():
+                    time.sleep(0.01)
+                try:
+                    ctx.ccl.barrier()
+                except IrisError as error:
+                    kept.append(error)
+                assert type(kept[-1]).__name__ == "DeviceError"
+        ctx.broadcast(0)
+        last = threading.Thread(target=ctx.ccl.barrier, daemon=True)
+        last.start()
+        last.join(30)
+        assert not last.is_alive()
 
 
 def captured(device, cases, replays, workspace=""):
@@ -186,7 +306,7 @@ class Observer:
 
 @on_heap("8MiB")
 def observed(ctx):
-    """What an observer hears, and which algorithms serve these calls."""
+    """What an observer hears: which algorithms serve these calls, and their bytes."""
     observer, x = Observer(), ctx.zeros(10)
     ctx.ccl.all_reduce(x, x)
     record = default_registry().register(PluginKind.OBSERVER, observer, name="listener")
@@ -196,7 +316,8 @@ def observed(ctx):
     finally:
         default_registry().unregister(record)
     ctx.ccl.all_reduce(x, x)
-    return observer.heard, [ctx.ccl.explain(*each).algorithm for each in (("all_reduce", x, x), ("broadcast", x))]
+    calls = ("all_reduce", x, x), ("broadcast", x)
+    assert observer.heard == [(op, ctx.ccl.explain(op, *tensors).algorithm, 40) for op, *tensors in calls]
 
 
 @on_heap("24MiB")
@@ -231,7 +352,7 @@ def messages(ctx, rounds):
 @on_heap("24MiB")
 def in_tiles(ctx):
     """reduce_scatter in the layout of the reference system."""
-    wrong, rank, size = [], ctx.cur_rank, ctx.num_ranks
+    rank, size = ctx.cur_rank, ctx.num_ranks
     for place, distribution, swizzle in (("heap", 1, 4), ("heap", 0, 2), ("ordinary", 1, 2), ("ordinary", 0, 1)):
         make = ctx.empty if place == "heap" else torch.empty
         numbers = torch.arange(100 * 130).remainder(251).view(100, 130).to(torch.int32)
@@ -244,9 +365,7 @@ def in_tiles(ctx):
         for row, column in own_tiles(rank, size, 7, 5, swizzle, distribution):
             part = slice(16 * row, 16 * row + 16), slice(32 * column, 32 * column + 32)
             want[part] = numbers[part] * (size * (size + 1) // 2)
-        if not torch.equal(y.cpu(), want):
-            wrong.append(f"rank {rank}, {place}, distribution {distribution}, swizzle {swizzle}")
-    return wrong
+        assert torch.equal(y.cpu(), want), (place, distribution, swizzle)
 
 
 def own_tiles(rank, size, rows, columns, swizzle, distribution):
@@ -258,12 +377,3 @@ def own_tiles(rank, size, rows, columns, swizzle, distribution):
             height = min(rows - first, swizzle)
             within = number % (swizzle * columns)
             yield first + within % height, within // height
-
-
-@on_heap("8MiB")
-def explained(ctx):
-    """What `explain` says, and that it is what happens."""
-    x = ctx.zeros(10)
-    explanation = ctx.ccl.explain("all_reduce", x, x, op="max")
-    refused = ctx.ccl.explain("all_reduce", x, x, config=Config(num_xcds=4))
-    return str(explanation), explanation.algorithm, [c.name for c in explanation.candidates], str(refused)

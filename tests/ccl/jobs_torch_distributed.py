@@ -2,12 +2,13 @@
 
 import itertools
 import os
+import re
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from ccl_cases import Case
-from jobs_ccl import on_heap, said_by
+from jobs_ccl import on_heap, said_by, unlike
 from ops_cases import Case as Product
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -55,51 +56,57 @@ def product_cases(name):
 @on_heap("8MiB")
 def asynchronous(ctx):
     """Calls beside the current stream, by torch.distributed and by ours in turn."""
-    found, device, torchs = [], ctx.device, name_on(ctx.device)
-    x, y = torch.full((64,), ctx.cur_rank + 1.0, device=device), torch.zeros(64, device=device)
+    torchs = name_on(ctx.device)
+    x, y = torch.full((64,), ctx.cur_rank + 1.0, device=ctx.device), torch.zeros(64, device=ctx.device)
     for algorithm in (torchs, "two_shot", torchs):
         ctx.ccl.all_reduce(y.zero_(), x, async_op=True, config=Config(algorithm=algorithm)).wait()
-        found.append(y.unique().tolist())
-    return found
+        assert y.unique().tolist() == [3.0]
 
 
 @on_heap("8MiB")
 def refusals(ctx):
-    """Why calls that it cannot serve are refused, by name; and what serves collectives if nothing is named."""
-    name, said, chosen, size = name_on(ctx.device), {}, set(), ctx.num_ranks
+    """Calls that it cannot serve are refused by name, with the reason; others serve them if nothing is named."""
+    name, size = name_on(ctx.device), ctx.num_ranks
     turned = list(reversed(range(size)))
 
     def zeros(*shape):
         return torch.zeros(shape, device=ctx.device)
 
-    def ask(what, op, /, *tensors, fields=None, **how):
-        """What each call says; all members make it."""
+    def refused(reason, op, /, *tensors, fields=None, **how):
+        """All members make it."""
         fused = "matmul" in op
         engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
-        said[what] = said_by(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
-        chosen.add(None if fused else engine.explain(op, *tensors, **how).algorithm)
+        said = said_by(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
+        words = f"UnsupportedError: .*cannot serve this call: {re.escape(reason)}"
+        assert re.fullmatch(words, said, re.DOTALL), said
+        assert fused or engine.explain(op, *tensors, **how).algorithm not in (name, "")
 
     x, y, whole, square = zeros(8), zeros(8), zeros(16 * size)[::2], zeros(8, 8)
+    uninitialised = "torch.distributed is not initialised (torch.distributed.init_process_group)"
     with mock.patch.object(dist, "is_initialized", return_value=False):
-        ask("no torch.distributed", "all_reduce", y, x)
-        ask("no torch.distributed for products", "matmul_all_reduce", zeros(8, 8), square, square)
-    ask("order", "all_reduce", y, x, group=turned)
-    ask("strided input", "all_reduce", y, zeros(16)[::2])
-    ask("strided output", "all_gather", whole, x)
-    ask("splits", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
-    ask("dtype", "all_reduce", y.short(), x.short())
-    ask("reduction", "all_reduce", y.int(), x.int(), op="bxor")
-    ask("average of integers", "all_reduce", y.int(), x.int(), op="avg")
-    ask("config", "all_reduce", y, x, fields={"comm_sms": 2})
-    ask("a rank alone", "all_reduce", y, x, group=[ctx.cur_rank])
-    ask("order of products", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
-    ask("columns", "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
-    ask("output", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
-    ask("A", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
-    ask("tiles", "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+        refused(uninitialised, "all_reduce", y, x)
+        refused(uninitialised, "matmul_all_reduce", zeros(8, 8), square, square)
+    orders = "torch.distributed orders the members by rank"
+    refused(orders, "all_reduce", y, x, group=turned)
+    refused("its tensors are contiguous", "all_reduce", y, zeros(16)[::2])
+    refused("its tensors are contiguous", "all_gather", whole, x)
+    parts, halves = "it divides tensors in equal parts, along the first dimension", [4, 4]
+    refused(parts, "all_to_all", x, y, input_split_sizes=halves, output_split_sizes=halves)
+    offered = "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64"
+    refused(offered, "all_reduce", y.short(), x.short())
+    refused("it does not reduce by bxor", "all_reduce", y.int(), x.int(), op="bxor")
+    refused("it does not reduce by avg", "all_reduce", y.int(), x.int(), op="avg")
+    refused("it has no use for comm_sms of the config", "all_reduce", y, x, fields={"comm_sms": 2})
+    refused("a group of one rank has no peer", "all_reduce", y, x, group=[ctx.cur_rank])
+    refused(orders, "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
+    rows = "its parts are rows, in torch's order"
+    refused(rows, "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
+    refused(rows, "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+    refused("its output is contiguous", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
+    refused("its A is contiguous", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
-    said["torch_symm"] = next(each.reason for each in symmetric.candidates if each.name == "torch_symm")
-    return said, chosen
+    (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
+    assert torch_symm.reason == "torch's symmetric memory is asked for on NVIDIA GPUs only"
 
 
 @on_heap("8MiB")
@@ -107,15 +114,19 @@ def meshes(ctx):
     """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
     mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
     part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
-    said, y = {}, ctx.zeros(2)
-    for name in ("dp", "tp"):
-        ctx.ccl.all_reduce(y, torch.full((2,), float(ctx.cur_rank), device=ctx.device), group=mesh[name])
+    y, rank = ctx.zeros(2), ctx.cur_rank
+    for name, total in (("dp", 2.0 * (rank % 2) + 2), ("tp", 4.0 * (rank // 2) + 1)):
+        ctx.ccl.all_reduce(y, torch.full((2,), float(rank), device=ctx.device), group=mesh[name])
         ctx.device_barrier(mesh[name])
         ctx.barrier(group=mesh[name])
-        said[name] = y.tolist()
-    said["mesh"] = said_by(ctx.ccl.all_reduce, y, y, group=mesh)
-    said["collective"] = said_by(ctx.ccl.all_reduce, part, part)
-    return said | {"product": said_by(ctx.ops.matmul_all_reduce, ctx.zeros(4, 4), part, part)}
+        assert y.tolist() == [total] * 2
+    reduce = ctx.ccl.all_reduce
+    wrong = unlike(
+        (r"GroupError.*of 2 dimensions; pass one of them: mesh\[name\]", lambda: reduce(y, y, group=mesh)),
+        ("TypeError: all_reduce: the output is a DTensor; pass this rank's part", lambda: reduce(part, part)),
+        (r".*tensor.to_local\(\)", lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part)),
+    )
+    assert wrong == []
 
 
 def gloo_sum(dying=None):

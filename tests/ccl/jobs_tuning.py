@@ -12,48 +12,29 @@ from jobs_common import environment
 from iris_core import Iris
 from iris_core.bench import RunOptions
 from iris_core.ops import FusedConfig
-from iris_core.tuning import collectives, matmuls
+from iris_core.tuning.collectives import TuneOptions
+from iris_core.tuning.matmuls import FusedTuneOptions
 from iris_core.tuning.tuner import tune_on_this_rank
 
 
 @on_heap("16MiB")
-def samples(ctx, nbytes, dtype):
-    """For each operation: whether the result was right, and whether a spoiled one and one with a wrong end were not."""
-    answers = {}
-    for op in collectives.OPS:
+def samples(ctx, wanted, algorithm=None):
+    """Each operation's result is right; with a wrong end it is not, and spoiled neither."""
+    for sample, config, *_ in wanted.points(ctx.cur_rank, ctx.num_ranks):
         with ctx.scope():
-            size = ctx.num_ranks
-            sample = collectives.Sample.of_bytes(op, getattr(torch, dtype), ctx.cur_rank, size, nbytes)
-            out, inp = sample.tensors(ctx)
-            getattr(ctx.ccl, op)(*((inp if out is None else out,) if op == "broadcast" else (out, inp)))
-            seen = None
+            out, *inputs = tensors = sample.tensors(ctx)
+            if sample.op == "broadcast":
+                tensors = [inputs[0] if out is None else out]
+            face = ctx.ops if isinstance(config, FusedConfig) else ctx.ccl
+            how = {"config": dataclasses.replace(config, algorithm=algorithm), **sample.options}
+            getattr(face, sample.op)(*tensors, **how)
+            assert sample.is_right(out), sample
             if out is not None:
-                right = sample.is_right(out)
-                out[-1] += 1
-                seen = [right, sample.is_right(out)]
-                out.fill_(collectives.SPOILED)
-                seen.append(sample.is_right(out))
-            answers[op] = (sample.nbytes, seen)
-    return answers
-
-
-@on_heap("16MiB")
-def products(ctx, dtype, algorithm=None):
-    """The same for each kind of product, and whether there is something to be right, of small numbers."""
-    answers, size = {}, ctx.num_ranks
-    for op, dim in matmuls.KINDS:
-        with ctx.scope():
-            layer = (10 * size, 16 * size, 48)
-            sample = matmuls.FusedSample.of_layer(op, dim, getattr(torch, dtype), ctx.cur_rank, size, layer)
-            out, a, b = sample.tensors(ctx)
-            getattr(ctx.ops, op)(out, a, b, config=FusedConfig(algorithm=algorithm), **sample.options)
-            want = sample.wanted(ctx.device)
-            seen = [torch.equal(out, want), bool(want.any()), bool(want.abs().max() < 100)]
-            out[-1, -1] += 1
-            seen.append(torch.equal(out, want))
-            out.fill_(matmuls.SPOILED)
-            answers[op, dim] = (*seen, bool((out == want).any()))
-    return answers
+                assert out.any(), sample
+                out.view(-1)[-1] += 1
+                assert not sample.is_right(out), sample
+                out.fill_(sample.spoiled)
+                assert not sample.is_right(out), sample
 
 
 def _no_room(*_):
@@ -87,7 +68,7 @@ def measuring_all():
 
 def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
-    op, kind = wanted["ops"][0], matmuls.FusedTuneOptions if "layers" in wanted else collectives.TuneOptions
+    op, kind = wanted["ops"][0], FusedTuneOptions if "layers" in wanted else TuneOptions
     launch = _no_room if refuses else (lambda *_, **__: None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
     with _broken(op, broken, launch) if broken else contextlib.nullcontext(), measuring_all():

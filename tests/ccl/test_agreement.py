@@ -32,136 +32,35 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
             assert any(re.search(words, said, re.DOTALL) for said in own), rows
 
 
-def test_who_may_not_call_at_all(pool):
-    for rank, (stranger, unknown, closed) in enumerate(pool.run(jobs.strangers, 2)):
-        assert rank == 1 or f"rank {rank} is not a member of the process group" in stranger
-        assert "no group" in unknown
-        assert closed.startswith("HeapClosedError")
-
-
 @three_ranks
 def test_ranks_that_call_differently_are_told(pool, num_ranks, device):
-    for found in pool.run(jobs.different, num_ranks, device):
-        for (words, _), (said, product, sums) in zip(jobs.DIFFERING, found, strict=True):
-            assert re.match(f"RankMismatchError.*{words}", said, re.DOTALL)
-            assert (product, sums) == ([12.0], [[6.0]] * 4)
+    assert pool.run(jobs.different, num_ranks, device) == [None] * num_ranks
 
 
 @two_ranks
-@pytest.mark.parametrize(("what", "words"), [
-    ("bits", "deterministic"), ("workspace", "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1"),
+@pytest.mark.parametrize("what", ["bits", "workspace"])
+def test_contexts_that_differ(pool, num_ranks, device, what):
+    assert pool.run(jobs.opens_differently, num_ranks, device, what) == [None] * num_ranks
+
+
+@two_ranks
+def test_tables_that_differ_in_the_launch_are_noticed(pool, num_ranks, tmp_path):
+    assert pool.run(jobs.tables_that_differ, num_ranks, "cpu", str(tmp_path)) == [None] * num_ranks
+
+
+@two_ranks
+@pytest.mark.parametrize("job", [
+    jobs.refused_later, jobs.next_candidate, jobs.messages_that_differ, jobs.splits_that_differ, jobs.accepted,
+    jobs.kinds_without_end,
 ])  # fmt: skip
-def test_contexts_that_differ(pool, num_ranks, device, what, words):
-    for said in pool.run(jobs.opens_differently, num_ranks, device, what):
-        assert re.match(f"RankMismatchError.*{words}", said, re.DOTALL)
+def test_two_ranks(pool, num_ranks, device, job):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
 @two_ranks
-@pytest.mark.parametrize("engine", ["ccl", "ops"])
-def test_tables_that_differ_in_the_launch_are_noticed(pool, num_ranks, engine, tmp_path):
-    for said, sums in pool.run(jobs.tables_that_differ, num_ranks, "cpu", str(tmp_path), engine):
-        assert re.match("RankMismatchError.*config: .*sms=1 on rank 0.*sms=2 on rank 1", said, re.DOTALL)
-        assert sums == [2.0 if engine == "ccl" else 128.0]
-
-
-@two_ranks
-def test_what_is_refused_on_later_calls_too(pool, num_ranks, device):
-    for said, sums, untouched, strided in pool.run(jobs.refused_later, num_ranks, device):
-        assert said[:4] == [""] * 4
-        words = ["the input is a lazy conjugate", "the input is lazily negated", "the output is lazily negated"]
-        words += ["is a lazy conjugate", *["input and output overlap"] * 2]
-        assert all(part in text for part, text in zip(words, said[4:], strict=True))
-        assert (sums, untouched, strided) == ([4.0] * 4, [0j] * 4, [1.0, 2.0])
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("where", "reason"), [("before", "out of memory"), ("after", "out of memory"), ("no room", "no room")]
-)
-def test_all_prepare_or_none(pool, num_ranks, device, where, reason):
-    results = pool.run(jobs.one_cannot_prepare, num_ranks, device, where)
-    kind = "UnsupportedError" if where == "no room" else "IrisError"
-    for said, *sums in results:
-        assert said == f"{kind}: rank 1 could not prepare 'two_shot' for all_reduce: {reason} here"
-        assert sums == [[3.0], [3.0]]
-
-
-@two_ranks
-def test_what_has_no_room_on_one_rank_is_left_out_on_all(pool, num_ranks, device):
-    for rank, result in enumerate(pool.run(jobs.next_candidate, num_ranks, device)):
-        first, second, text, sums, warnings = result
-        assert second not in ("", first)
-        assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in text
-        assert sums == [[2.0], [2.0]]
-        assert len(warnings) == (rank == 0)  # once, of the group's first member
-        assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
-
-
-@two_ranks
-def test_messages_that_differ_are_reported_and_taken_out(pool, num_ranks, device):
-    (sender, nothing), (receiver, wrong) = pool.run(jobs.messages_that_differ, num_ranks, device)
-    assert (nothing, wrong) == ([], [])
-    assert sender == [text.replace("DeviceError: ", "DeviceError: rank 1 has reported: ") for text in receiver]
-    first = "DeviceError: rank 1 received from rank 0 and expected 5 elements of float32, but 10 elements of float32"
-    assert receiver[0].startswith(first)
-    parts = [
-        "",
-        "expected 10 elements of int32, but 10 elements of float32 were sent",
-        "expected 7 elements of float32",
-    ]
-    parts += ["but 3 elements of float32 were sent", "expected 0 elements of float32, but 5 elements"]
-    parts += ["expected 5 elements of float32, but 0 elements"]
-    assert all(part in text for part, text in zip(parts, receiver, strict=True))
-
-
-@two_ranks
-def test_split_sizes_that_differ_are_reported(pool, num_ranks, device):
-    first, second = pool.run(jobs.splits_that_differ, num_ranks, device)
-    for number, (own, *_) in enumerate((first, second)):
-        assert f"this rank, number {number} of the group, has 3 rows for itself" in own
-    assert "rank 0 takes 12 elements from rank 1 (output_split_sizes), which gives it 9" in first[1]
-    assert "rank 1 takes 9 elements from rank 0" not in first[1]
-    assert (first[2], second[2]) == ([1.0] * 2 + [2.0] * 3, [1.0] * 4 + [2.0] * 2)
-    assert first[3] == second[3] == ""
-
-
-@two_ranks
-def test_arguments_as_torch_and_numpy_have_them(pool, num_ranks, device):
-    for rank, found in enumerate(pool.run(jobs.accepted, num_ranks, device)):
-        equal = [2.0 * rank, 2.0 * rank + 1, 10 + 2.0 * rank, 11 + 2.0 * rank]
-        assert found == {
-            "object": [2.0], "root": [1.0] * 3, "expanded": [1.0] * 4, "no tensor": "TypeError",
-            "no splits": equal, "one side": equal,
-            "average": [72, 72],  # as NCCL: integers wrap around before they are divided
-        }  # fmt: skip
-
-
-@two_ranks
-def test_kinds_without_end(pool, num_ranks, device):
-    for wrong, most in pool.run(jobs.kinds_without_end, num_ranks, device):
-        assert wrong == []
-        assert most <= 2 * 8
-
-
-@two_ranks
-def test_a_member_that_refuses_a_later_call_waits_for_none(pool, num_ranks, device, tmp_path):
-    first, second = pool.run(jobs.refused_by_one_that_is_ahead, num_ranks, device, str(tmp_path))
-    assert first == (True, ["ArgumentError"] * 2, [[3.0]] * 3)
-    assert second == (True, ["RankMismatchError", "ArgumentError"], [[3.0]] * 3)
-
-
-@two_ranks
-def test_tensors_that_lie_otherwise_on_one_rank(pool, num_ranks, device, tmp_path):
-    first, second = pool.run(jobs.laid_out_otherwise, num_ranks, device, str(tmp_path))
-    for served, came, _, sums, both in (first, second):
-        assert came
-        assert sums == [[2.0]] * 3
-        assert re.match(f"RankMismatchError.*algorithm: {served} on rank 0; ", both, re.DOTALL)
-        assert "in_stride=(9, 1), out_stride=(8, 1), aligned=True on rank 1" in both
-    assert first[2] == "RankMismatchError"
-    assert second[2].startswith("RankMismatchError: all_reduce: ")
-    assert f"served by {second[0]!r} with in_stride=(8, 1)" in second[2]
-    assert "in_stride=(9, 1)" in second[2]
+@pytest.mark.parametrize("job", [jobs.refused_by_one_that_is_ahead, jobs.laid_out_otherwise])
+def test_members_that_are_ahead(pool, num_ranks, device, job, tmp_path):
+    assert pool.run(job, num_ranks, device, str(tmp_path)) == [None] * num_ranks
 
 
 # -- without ranks ----------------------------------------------------------------------------------------------------
@@ -170,16 +69,12 @@ def test_another_algorithm_serves_in_graphs(monkeypatch):
     capturing, launched = [False], []
     monkeypatch.setattr(bind, "MAY_BE_WATCHED", set())
 
-    class Order:
-        def run(self, launch, plan, *tensors):
-            return launch(plan, *tensors)
-
     def bound(name, drops_plans):
-        algorithm = SimpleNamespace(
-            name=name, drops_plans=drops_plans, launch=lambda plan, *tensors: launched.append((name, plan, tensors))
-        )
+        launch = lambda plan, *tensors: launched.append((name, plan, tensors))
+        algorithm = SimpleNamespace(name=name, drops_plans=drops_plans, launch=launch)
         team = SimpleNamespace(reports=SimpleNamespace(alarm=[0], heard=0))
-        return bind.Bound(algorithm, f"plan of {name}", Order(), team, None, SimpleNamespace(op="all_reduce"))
+        order = SimpleNamespace(run=lambda launch, plan, *tensors: launch(plan, *tensors))
+        return bind.Bound(algorithm, f"plan of {name}", order, team, None, SimpleNamespace(op="all_reduce"))
 
     eager, other = bound("eager", True), bound("captured", False)
     assert eager.droppable

@@ -11,12 +11,12 @@ def test_bound_calls_are_right(pool, group, device, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_messages_of_another_thread(pool, num_ranks, device):
-    assert pool.run(jobs.messages, num_ranks, device) == [[True] * 20] * 2
+def test_messages(pool, num_ranks, device):
+    assert pool.run(jobs.messages, num_ranks, device) == [None] * 2
 
 
 def test_what_is_refused(pool):
-    assert pool.run(jobs.refused, 2) == [[]] * 2
+    assert pool.run(jobs.refused, 2) == [None] * 2
 
 
 @pytest.mark.multigpu(2)

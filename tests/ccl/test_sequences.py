@@ -1,58 +1,87 @@
-"""Calls one after the other, beside each other, and in groups; messages; observers."""
+"""Calls one after the other, beside each other, in groups and graphs; messages; observers.
+
+Of asynchronous calls that no caller waits for: barriers, frees, scopes, errors, and the end.
+"""
 
 import jobs_sequences as jobs
 import pytest
+from ccl_cases import ENCODINGS, OPS, Case, kinds
+from jobs_fast import SMALL, unprobed
 from rank_counts import rank_counts
-
-
-def all_right(results):
-    for wrong in results:
-        assert wrong == []
 
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     sets = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0], [2]]
-    all_right(pool.run(jobs.in_groups, num_ranks, device, sets, 5 if device == "cuda" else 3))
+    assert pool.run(jobs.in_groups, num_ranks, device, sets, 5 if device == "cuda" else 3) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize(("num_ranks", "slow"), [
     (3, False), *(pytest.param(n, False, marks=pytest.mark.exhaustive(device="cpu")) for n in (2, 8)), (4, True),
 ])  # fmt: skip
 def test_back_to_back(pool, num_ranks, slow, device):
-    many, few = ((500, 10), (30, 10)) if slow else ((10_000, 24), (60, 12))
+    many, few = ((500, 10), (20, 8)) if slow else ((10_000, 24), (30, 10))
     calls, kinds = many if device == "cuda" else few
-    all_right(pool.run(jobs.back_to_back, num_ranks, device, calls, kinds, slow, timeout_s=300.0))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_the_layout_of_tiles(pool, num_ranks, device):
-    all_right(pool.run(jobs.in_tiles, num_ranks, device))
+    found = pool.run(jobs.back_to_back, num_ranks, device, calls, kinds, slow, timeout_s=300.0)
+    assert found == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_messages_between_two_ranks(pool, num_ranks, device):
-    all_right(pool.run(jobs.messages, num_ranks, device, 3 if device == "cuda" else 1))
+    assert pool.run(jobs.messages, num_ranks, device, 3 if device == "cuda" else 1) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_asynchronous_calls(pool, num_ranks, device):
-    wanted = [[1.0, 3.0, 5.0, 7.0], True, [0.0, 1.0], [1.0], True]
-    assert pool.run(jobs.asynchronous, num_ranks, device) == [wanted] * num_ranks
+@pytest.mark.parametrize(("job", "num_ranks"), [
+    *((jobs.in_tiles, n) for n in (1, 3)), *((jobs.freed_and_asked_for, n) for n in (1, 3)),
+    *((jobs.leaves, n) for n in (1, 2)), (jobs.observed, 2),
+])  # fmt: skip
+def test_a_few_ranks(pool, job, num_ranks, device):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_observers_hear_of_launches(pool, num_ranks, device):
-    for heard, chosen in pool.run(jobs.observed, num_ranks, device):
-        assert heard == [("all_reduce", chosen[0], 40), ("broadcast", chosen[1], 40)]
+# -- asynchronous calls that no caller waits for ----------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[4]))
+def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
+    rounds = 12 if device == "cuda" else len(some(range(12), 2))
+    assert pool.run(jobs.nobody_waits, num_ranks, device, num_ranks, rounds) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_explain(pool, num_ranks, device):
-    for text, algorithm, names, refused_text in pool.run(jobs.explained, num_ranks, device):
-        assert {"one_shot", "two_shot", "local"} <= set(names)
-        assert algorithm in names
-        assert f"all_reduce: {algorithm}, " in text
-        assert "local (local): no, it serves groups of one rank, and this group has 2" in text
-        assert "no algorithm" in refused_text
-        assert "it has no use for num_xcds of the config" in refused_text
+@pytest.mark.parametrize(("how", "learn"), [("barrier", 3), ("close", 3), ("group", 2), ("collective", 1), ("wait", 1)])
+def test_errors_of_calls_that_no_caller_waits_for(pool, how, learn):
+    assert pool.run(jobs.fails, 3, how, learn) == [None] * 3
+
+
+def test_a_barrier_that_was_not_launched_keeps_no_place(pool):
+    assert pool.run(jobs.keeps_errors, 2) == [None] * 2
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+@pytest.mark.multigpu
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_replays_with_changing_data(pool, num_ranks):
+    cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in ("heap", "ordinary", "skewed")]
+    for algorithm in ("one_shot", "two_shot"):
+        cases.append(Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": algorithm}))
+    cases += [Case(op, "bfloat16", shape=(4099,), config={"algorithm": name}) for op, name in kinds("portable")]
+    for said, wrong in pool.run(jobs.captured, num_ranks, "cuda", cases, 50, timeout_s=300.0):
+        assert len(said) == 1
+        assert "call it once before the capture" in said[0]
+        assert wrong == []
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_replays_of_packets(pool, encoding, num_ranks):
+    """Each algorithm of packets in one piece and in several, with a workspace in which few messages go at once."""
+    if reason := unprobed("cuda", [encoding]):
+        pytest.skip(reason)
+    cases = [
+        Case(op, "float32", shape=(count,), config={"algorithm": name, "comm_sms": 2, "num_warps": 4})
+        for op, name in kinds(encoding)
+        for count in (77, 9001)
+    ]
+    for said, wrong in pool.run(jobs.captured, num_ranks, "cuda", cases, 50, SMALL, timeout_s=300.0):
+        assert len(said) == 1
+        assert wrong == []

@@ -4,33 +4,30 @@ from dataclasses import replace
 
 import pytest
 import torch
-from jobs_tuning import chosen, products, samples, tune
+from jobs_tuning import chosen, samples, tune
 from rank_counts import rank_counts
 from tables import table
 
 from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError
-from iris_core.tuning.collectives import OPS, TuneOptions
+from iris_core.tuning.collectives import TuneOptions
 from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 @pytest.mark.parametrize(("nbytes", "dtype"), [(1, "int8"), (5000, "bfloat16")])
 def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
-    unit = num_ranks * 16
-    for rank, answers in enumerate(pool.run(samples, num_ranks, device, nbytes, dtype)):
-        for op in OPS:
-            idle = (rank and op in ("reduce", "gather")) or (not rank and op == "broadcast")
-            assert answers[op] == (max(unit, nbytes // unit * unit), None if idle else [True, False, False]), op
+    wanted = TuneOptions(dtypes=(dtype,), min_nbytes=nbytes, max_nbytes=nbytes)
+    assert pool.run(samples, num_ranks, device, wanted) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_products_tell_right_from_wrong(pool, num_ranks, dtype, device):
     algorithm = None if dtype.startswith("float8") else "unfused"  # which does not multiply those
-    wanted = dict.fromkeys(KINDS, (True, True, True, False, False))
-    assert pool.run(products, num_ranks, device, dtype, algorithm) == [wanted] * num_ranks
+    wanted = FusedTuneOptions(dtypes=(dtype,), layers=((10 * num_ranks, 16 * num_ranks, 48),))
+    assert pool.run(samples, num_ranks, device, wanted, algorithm) == [None] * num_ranks
 
 
 def test_all_ranks_find_the_same(pool, device):
@@ -64,22 +61,16 @@ LAYER = ((16, 32, 48),)
 
 @pytest.mark.parametrize(("wanted", "broken", "dtype", "text"), [
     ({"ops": ("all_reduce",), "dtypes": ("float32",), "max_nbytes": 1024}, "one_shot", "*",
-     "all_reduce one_shot at 1024 bytes"),
+     "all_reduce one_shot at 1024 bytes: ranks 0, 1"),
     ({"ops": ("matmul_all_reduce",), "dtypes": ("tf32",), "layers": LAYER}, "two_shot", "float32",  # CPUs have no TF32
-     "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32"),
+     "matmul_all_reduce two_shot at 16 x 16 times 16 x 48 tf32: ranks 0, 1"),
+    ({"ops": ("matmul_all_reduce",), "layers": LAYER}, "two_shot", "bfloat16", ""),  # which cannot be launched
 ])  # fmt: skip
 def test_wrong_data_is_left_out_and_named(pool, wanted, broken, dtype, text):
-    for found in pool.run(tune, 2, "cpu", wanted, broken):
+    for found in pool.run(tune, 2, "cpu", wanted, broken, 100.0, not text):
         assert {row["dtype"] for row in found.entries} == {dtype}
         assert broken not in {row["algorithm"] for row in found.entries}
-        assert f"{text}: ranks 0, 1" in found.wrong
-
-
-def test_what_cannot_be_launched_is_left_out(pool):
-    for found in pool.run(tune, 2, "cpu", {"ops": ("matmul_all_reduce",), "layers": LAYER}, "two_shot", 100.0, True):
-        assert not found.wrong
-        assert not found.passed_over
-        assert "two_shot" not in {row["algorithm"] for row in found.entries} != set()
+        assert text in found.wrong if text else found.wrong == found.passed_over == ()
 
 
 def test_after_the_limit_nothing_is_begun(pool):
@@ -107,7 +98,7 @@ def test_options_that_cannot_be(options, wrong, message):
 
 
 def test_sizes():
-    for bounds, sizes in (((1024, 8192), [8192, 4096, 2048, 1024]), ((1024, 4095), [2048, 1024]), ((64, 64), [64])):
+    for bounds, sizes in (((1024, 8192), [8192, 4096, 2048, 1024]), ((1024, 4095), [2048, 1024]), ((1, 1), [32])):
         wanted = TuneOptions(ops=("reduce",), min_nbytes=bounds[0], max_nbytes=bounds[1])
         assert [each.sample.nbytes for each in wanted.points(0, 2)] == sizes
 

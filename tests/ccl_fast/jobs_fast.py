@@ -1,6 +1,8 @@
 """Rank jobs of tests/ccl_fast."""
 
+import contextlib
 import random
+import re
 import threading
 import time
 from functools import partial
@@ -41,6 +43,18 @@ def set_epochs(ctx, epoch):
     ctx.barrier()
 
 
+@contextlib.contextmanager
+def played(device, cases, backend="auto", **variables):
+    """A context, with tensors for cases, of each of which one call was made; `variables` are of the environment."""
+    with emulation(**variables), Iris("24MiB", device=device, backend=backend) as ctx:
+        plays = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
+        for tensors in plays:
+            tensors.fill(0)
+            jobs_ccl.call(ctx, tensors.case, tensors)
+        ctx.barrier()
+        yield ctx, plays
+
+
 def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     """Calls of all kinds in any order, and ranks that are out of step; returns what was wrong.
 
@@ -49,13 +63,7 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     order = random.Random(seed)
     own = random.Random()
     wrong = []
-    with emulation(IRIS_CCL_WORKSPACE=workspace), Iris("24MiB", device=device) as ctx:
-        rank, size = ctx.cur_rank, ctx.num_ranks
-        kinds = [jobs_ccl.Tensors(ctx, case, rank, size) for case in cases]
-        for tensors in kinds:  # prepares
-            tensors.fill(0)
-            jobs_ccl.call(ctx, tensors.case, tensors)
-        ctx.barrier()
+    with played(device, cases, IRIS_CCL_WORKSPACE=workspace) as (ctx, kinds):
         if epoch is not None:
             set_epochs(ctx, epoch)
         done = []
@@ -64,7 +72,7 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
             inputs = tensors.fill(turn)
             jobs_ccl.call(ctx, tensors.case, tensors)
             done.append((tensors, inputs, tensors.out.clone(), tensors.inp.clone(), turn))
-            if epoch is not None and (turn + rank) % size == 0:
+            if epoch is not None and (turn + ctx.cur_rank) % ctx.num_ranks == 0:
                 time.sleep(0.05)  # in every call, one rank is late
             elif own.random() < 0.2:
                 time.sleep(0.01 * own.random())
@@ -76,17 +84,15 @@ def run_mixed(device, cases, calls, seed, workspace, epoch=None):
     return wrong
 
 
-def after_a_reset(ctx, plays):
-    """What is wrong with calls in turn, when all have put the group back to its beginning."""
+def go_on(ctx, plays):
+    """All put the group back to its beginning, and call in turn."""
     ctx.ccl.reset()
-    wrong = []
     for turn in range(1, 4):
         for tensors in plays:
             inputs = tensors.fill(turn)
             jobs_ccl.call(ctx, tensors.case, tensors)
-            wrong += jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset")
+            assert jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset") == []
     ctx.barrier()
-    return wrong
 
 
 def plan_again(device, algorithms):
@@ -114,14 +120,9 @@ def plan_again(device, algorithms):
 
 
 def leave_one_out(device, algorithm, op):
-    """Rank 0 does not come in time; the others say that they waited, and in which call.  After a reset all is well."""
+    """Rank 0 does not come in time; returns what is raised then.  After a reset all is well."""
     case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
-    with emulation(IRIS_DEVICE_TIMEOUT="10"), Iris("24MiB", device=device) as ctx:
-        tensors = jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
-        inputs = tensors.fill(0)
-        jobs_ccl.call(ctx, case, tensors)
-        ctx.barrier()
-        first = jobs_ccl.verify(case, tensors, inputs)
+    with played(device, [case], IRIS_DEVICE_TIMEOUT="10") as (ctx, (tensors,)):
         if ctx.cur_rank > 0:
             with in_vain(10):
                 jobs_ccl.call(ctx, case, tensors)
@@ -129,23 +130,20 @@ def leave_one_out(device, algorithm, op):
                 torch.cuda.synchronize()
         text = jobs_ccl.said_by(ctx.barrier)
         ctx.barrier()
-        return first + after_a_reset(ctx, [tensors]), text
+        go_on(ctx, [tensors])
+        return text
 
 
-def run_overlapping(device, backend, op, algorithm):
+def run_overlapping(device, algorithm):
     """Rank 0 makes a call in a thread, which waits for the others, and another one meanwhile.
 
-    Returns what the ranks' next barrier raises, and what was wrong after a reset.
+    Its next barrier says so, and after a reset all is well.
     """
-    case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
-    with emulation(IRIS_DEVICE_TIMEOUT="4"), Iris("24MiB", device=device, backend=backend) as ctx:
-        both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for _ in range(2)]
-        for tensors in both:
-            tensors.fill(0)
-            jobs_ccl.call(ctx, case, tensors)
-        ctx.barrier()
+    case = Case("all_reduce", "float32", shape=(40,), config={"algorithm": algorithm})
+    backend = "gluon" if algorithm.startswith("gluon") else "triton"
+    with played(device, [case] * 2, backend, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
         first = threading.Thread(target=jobs_ccl.call, args=(ctx, case, both[0]))
-        store, both_wait = dist.distributed_c10d._get_default_store(), f"overlapping/{backend}/{op}/{algorithm}"
+        store, both_wait = dist.distributed_c10d._get_default_store(), f"overlapping/{algorithm}"
         if ctx.cur_rank > 0:
             store.wait([both_wait])
         first.start()
@@ -158,52 +156,26 @@ def run_overlapping(device, backend, op, algorithm):
         first.join()
         text = jobs_ccl.said_by(ctx.barrier)
         dist.barrier()
-        return text, after_a_reset(ctx, both[:1])
+        words = rf"DeviceError(?=.*at the same time on the device of rank 0)(?=.*all_reduce).*\({algorithm}\)"
+        assert ctx.cur_rank > 0 or re.match(words, text, re.DOTALL), text
+        go_on(ctx, both[:1])
 
 
 def call_in_other_order(device, algorithm):
     """Two calls that differ in the reduction alone, on the last rank in the other order, and ranks out of step.
 
-    Returns what is raised, and what was wrong after a reset.
+    All are told, and after a reset all is well.
     """
     cases = [
         Case("all_reduce", shape=(40,), reduction=each, config={"algorithm": algorithm}) for each in ("sum", "max")
     ]
-    with emulation(IRIS_DEVICE_TIMEOUT="5"), Iris("24MiB", device=device) as ctx:
-        both = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
-        for tensors in both:
-            tensors.fill(0)
-            jobs_ccl.call(ctx, tensors.case, tensors)
-        ctx.barrier()
+    with played(device, cases, IRIS_DEVICE_TIMEOUT="5") as (ctx, both):
         text, order = "", both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
         for step in (*(partial(jobs_ccl.call, ctx, tensors.case, tensors) for tensors in order), ctx.barrier):
             time.sleep(0.3 * random.random())
             with in_vain(2.5):
                 text += jobs_ccl.said_by(step)
         dist.barrier()
-        return text, after_a_reset(ctx, both)
-
-
-def cross_groups(device, algorithm, rounds):
-    """Groups of the same ranks in two orders, called in opposite orders on odd ranks; returns whether all is right."""
-    with emulation(), Iris("24MiB", device=device) as ctx:
-        members = list(range(ctx.num_ranks))
-        groups = [members, members[::-1]]
-        pairs = [(ctx.zeros(40), ctx.full((40,), ctx.cur_rank + 1.0)) for _ in groups]
-        config = Config(algorithm=algorithm)
-        for group, (out, inp) in zip(groups, pairs, strict=True):
-            ctx.ccl.all_reduce(out, inp, group=group, config=config)
-        order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
-        for turn in range(rounds):
-            under_way = []
-            for number in order:
-                time.sleep(0.02 * random.random())
-                pairs[number][1].fill_(ctx.cur_rank + turn + number)
-                under_way.append(ctx.ccl.all_reduce(*pairs[number], group=groups[number], config=config, async_op=True))
-            for each in under_way:
-                each.wait()
-            for number, (out, _) in enumerate(pairs):
-                if not bool((out == sum(rank + turn + number for rank in members)).all()):
-                    return False
-        ctx.barrier()
-        return True
+        words = "Device(?=.*have called differently)(?=.*sum)(?=.*max)"
+        assert re.match(words, text, re.DOTALL), text
+        go_on(ctx, both)

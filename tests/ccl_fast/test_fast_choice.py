@@ -6,13 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from table_files import table_file
 from tables import table
 
-from iris_core.ccl import Config
 from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
-from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_cases import usual
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives, fast_collectives
@@ -29,19 +26,6 @@ def request(op, target=GPU, size=4, **changes):
 
 def one(op, name):
     return next(each for each in fast_collectives() if (each.op, each.name) == (op, name))
-
-
-@table("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
-def test_models_choose_packets_for_small_messages(op, tmp_path, monkeypatch):
-    """Lines of 128 bytes only where they were found to arrive whole; nothing of it on other devices."""
-    monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "not probed")
-    chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
-    chosen = {target: chooser.choose(request(op, target), None)[0].name for target in (GPU, AMD, CPU)}
-    packets = {each.name for each in fast_collectives() if each.op == op}
-    assert chosen[GPU] in {name for name in packets if "ll128" not in name}
-    assert not {chosen[AMD], chosen[CPU]} & packets
-    listed = {each.name: str(each) for each in chooser.explain(request(op), None).candidates}
-    assert op != "all_reduce" or "until measured" in listed["sentinel_split"]
 
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
@@ -66,19 +50,6 @@ def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
     assert compared > 20
 
 
-def test_algorithms_that_must_be_measured(tmp_path):
-    """They serve where they are named, or a table names them, be it of the nearest number of ranks."""
-    only = [each for each in fast_collectives() if getattr(each, "measured_only", False)]
-    chooser = Chooser(only, Tables(tmp_path, [], "a GPU"), ())
-    with pytest.raises(UnsupportedError, match=r"sentinel_split.*only where they were measured"):
-        chooser.choose(request("all_reduce"), None)
-    assert chooser.choose(request("all_reduce"), Config(algorithm="sentinel_split"))[0].name == "sentinel_split"
-    table_file(tmp_path, {"algorithm": "sentinel_split"}, device="a GPU")
-    chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
-    for size in (4, 2):
-        assert chooser.choose(request("all_reduce", size=size), None)[0].name == "sentinel_split"
-
-
 @table(("name", "changes", "reason"), [
     ("sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
     ("sentinel_two_shot", {"dtype": "float64"}, "may have any value"),
@@ -91,37 +62,26 @@ def test_what_is_refused(name, changes, reason):
     asked = request("all_reduce")
     changed = dataclasses.replace(asked, options={**asked.options, "config": {"block_size_m": 8}})
     assert "block_size_m" in one("all_reduce", name).supports(changed).reason
-
-
-def test_packets_are_for_nvidia():
-    for each in fast_collectives():
-        assert "for NVIDIA GPUs" in each.supports(request(each.op, CPU)).reason
-        assert "NVIDIA" in each.supports(request(each.op, AMD)).reason
+    for target in (CPU, AMD):
+        assert all("for NVIDIA GPUs" in each.supports(request(each.op, target)).reason for each in fast_collectives())
 
 
 @table(("text", "holds"), [
+    (None, False),  # a device that was not probed
     *((json.dumps({"format": 1, "device": "x", "facts": {"whole_lines": {"holds": holds}}}), holds)
       for holds in (True, False)),
     *((text, False) for text in (
         "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
         '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}')),
 ])  # fmt: skip
-def test_facts_are_read(tmp_path, text, holds):
-    path = tmp_path / fabric.file_name("NVIDIA H200")
-    assert path.name == "NVIDIA_H200.json"
-    path.write_text(text)
-    assert fabric.says_whole_lines(path) is holds
-
-
-def test_a_device_that_was_not_probed(tmp_path, monkeypatch):
+def test_facts_are_read(tmp_path, monkeypatch, text, holds):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "fabric" / "NVIDIA_X_200.json"
+    path.parent.mkdir()
+    if text is not None:
+        path.write_text(text)
     fabric.has_whole_lines.cache_clear()
-    assert not fabric.has_whole_lines("no such device")
-    (tmp_path / "fabric").mkdir()
-    facts = {"whole_lines": {"holds": True}}
-    (tmp_path / "fabric" / "no_such_device.json").write_text(json.dumps({"format": 1, "facts": facts}))
-    fabric.has_whole_lines.cache_clear()
-    assert fabric.has_whole_lines("no such device")
+    assert fabric.has_whole_lines("NVIDIA X-200") is holds
     fabric.has_whole_lines.cache_clear()
 
 

@@ -2,12 +2,10 @@
 
 import pytest
 from ccl_cases import ENCODINGS, Case, kinds, of, sequence_cases
-from jobs_fast import SMALL, call_in_other_order, cross_groups, leave_one_out, plan_again, run_mixed, run_overlapping
+from jobs_fast import SMALL, call_in_other_order, leave_one_out, plan_again, run_mixed, run_overlapping
 from rank_counts import rank_counts
 
 SELDOM = pytest.mark.exhaustive(device="cpu")
-
-
 MIXED = [([each], rank_counts(seldom=[2, 3, 4, 8])) for each in ENCODINGS]
 MIXED += [(list(ENCODINGS), rank_counts(3, seldom=[2, 4, 8])), (["portable"], [3])]
 
@@ -28,22 +26,18 @@ def test_in_any_order_with_ranks_out_of_step(pool, some, encodings, num_ranks, d
     assert pool.run(run_mixed, num_ranks, device, cases, calls, len(encodings), SMALL) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_switch_in_any_order_with_ranks_out_of_step(pool, num_ranks):
+def test_switch_in_any_order_with_ranks_out_of_step(pool):
     cases = [of(kind, "bfloat16", shape=(701,), place=each) for kind in kinds("nvls") for each in ("heap", "ordinary")]
     cases += [of(kind, shape=(5003,), place="skewed") for kind in kinds("nvls")]
     cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary")]
-    assert pool.run(run_mixed, num_ranks, "cpu", cases, 14, 1, SMALL) == [[]] * num_ranks
+    assert pool.run(run_mixed, 3, "cpu", cases, 14, 1, SMALL) == [[]] * 3
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-@pytest.mark.parametrize(
-    ("encoding", "epoch"),
-    [
-        ("ll", -1), ("ll128", -1), ("sentinel", 2**31 - 3),
-        *(pytest.param(*each, marks=SELDOM) for each in (("ll", 2**31 - 3), ("ll128", 2**31 - 3), ("sentinel", -1))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("encoding", "epoch"), [
+    ("ll", -1), ("ll128", -1), ("sentinel", 2**31 - 3),
+    *(pytest.param(*each, marks=SELDOM) for each in (("ll", 2**31 - 3), ("ll128", 2**31 - 3), ("sentinel", -1))),
+])  # fmt: skip
 def test_epochs_wrap_around(pool, some, encoding, epoch, num_ranks, device):
     """Places that nothing was sent to are not taken for packets where the counters pass 0."""
     # all sizes, and of each algorithm one or two with the two epochs together
@@ -58,20 +52,13 @@ def test_one_member_plans_again(pool, encoding, device):
     assert pool.run(plan_again, 2, device, names) == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("op", "form", "encoding"),
-    [  # all encodings in one form, and all forms in one encoding at least
-        ("all_reduce", "two_shot", "ll128"),
-        pytest.param("all_reduce", "two_shot", "sentinel", marks=SELDOM),
-        ("reduce_scatter", "mailbox", "ll"),
-        *(pytest.param("reduce_scatter", "mailbox", encoding, marks=SELDOM) for encoding in ("ll128", "sentinel")),
-        ("all_reduce", "split", "sentinel"),
-    ],
-)
+@pytest.mark.parametrize(("op", "form", "encoding"), [  # all encodings in one form, and all forms in one at least
+    ("all_reduce", "two_shot", "ll128"), ("reduce_scatter", "mailbox", "ll"), ("all_reduce", "split", "sentinel"),
+    pytest.param("all_reduce", "two_shot", "sentinel", marks=SELDOM),
+    *(pytest.param("reduce_scatter", "mailbox", encoding, marks=SELDOM) for encoding in ("ll128", "sentinel")),
+])  # fmt: skip
 def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
-    results = pool.run(leave_one_out, 3, device, f"{encoding}_{form}", op)
-    assert [first for first, _ in results] == [[], [], []]
-    texts = [text for _, text in results]
+    texts = pool.run(leave_one_out, 3, device, f"{encoding}_{form}", op)
     # of pairs, one program waits for the data and the other for the arrival: on a GPU, either may report first
     said = ["where the data of rank 0 arrives, in the"]
     said += ["where rank 0 signals program"] * (form == "split")
@@ -83,37 +70,18 @@ def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
         assert op in texts[rank]
 
 
-@pytest.mark.parametrize(("backend", "op", "algorithm"), [
-    pytest.param("triton", "all_reduce", "ll_one_shot", marks=pytest.mark.exhaustive),
-    pytest.param("triton", "all_reduce", "sentinel_one_shot", marks=pytest.mark.exhaustive),
-    pytest.param("triton", "all_reduce", "ll128_two_shot", marks=pytest.mark.exhaustive),
-    ("triton", "all_reduce", "sentinel_split"), ("triton", "all_reduce", "one_shot"),
-    ("gluon", "all_reduce", "gluon_two_shot"),
+@pytest.mark.parametrize("algorithm", [
+    "sentinel_split", "one_shot", "gluon_two_shot",
+    *(pytest.param(f"{each}_shot", marks=pytest.mark.exhaustive) for each in ("ll_one", "sentinel_one", "ll128_two")),
 ])  # fmt: skip
-def test_launches_at_the_same_time_are_reported(pool, backend, op, algorithm):
+def test_launches_at_the_same_time_are_reported(pool, algorithm):
     """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
-    (text, _), *_ = results = pool.run(run_overlapping, 2, "cpu", backend, op, algorithm)
-    assert text.startswith("DeviceError")
-    assert "at the same time on the device of rank 0" in text
-    assert op in text
-    assert f"({algorithm})" in text
-    assert [wrong for _, wrong in results] == [[], []]
+    assert pool.run(run_overlapping, 2, "cpu", algorithm) == [None] * 2
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "algorithm"),
-    [(3, "sentinel_one_shot"), pytest.param(4, "ll128_two_shot", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize(("num_ranks", "algorithm"), [
+    (3, "sentinel_one_shot"), pytest.param(4, "ll128_two_shot", marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_ranks_that_call_in_different_orders_are_told(pool, num_ranks, algorithm):
     """Replays of graphs in different orders do the same on GPUs: the kernels compare, not the hosts."""
-    for text, wrong in pool.run(call_in_other_order, num_ranks, "cpu", algorithm):
-        assert text.startswith("Device")
-        assert "have called differently" in text
-        assert "sum" in text
-        assert "max" in text
-        assert wrong == []
-
-
-@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_groups_of_the_same_ranks_share_nothing(pool, num_ranks):
-    assert pool.run(cross_groups, num_ranks, "cpu", "ll_one_shot", 5) == [True] * num_ranks
+    assert pool.run(call_in_other_order, num_ranks, "cpu", algorithm) == [None] * num_ranks
