@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -241,19 +242,14 @@ def test_mathematical_functions():
 
 
 @triton.jit
-def random(out, bits, seed, N: tl.constexpr):
+def random(bits, seed, N: tl.constexpr):
     i = tl.arange(0, N)
-    keep(out, (tl.rand(seed, i), tl.randn(seed, i)), N)
     keep(bits, (tl.randint(seed, i), tl.umulhi(i * 100000007, i * 1000003)), N)
 
 
 def test_random_numbers_are_philox():
-    out, bits = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=I32)
-    random[(1,)](out, bits, 42, N=1024)
-    assert 0.45 < out[0].mean() < 0.55
-    assert ((out[0] >= 0) & (out[0] < 1)).all()
-    assert abs(out[1].mean()) < 0.15
-    assert 0.9 < out[1].std() < 1.1
+    bits = torch.zeros(2, 1024, dtype=I32)
+    random[(1,)](bits, 42, N=1024)
     # First words of Philox 4x32-10 with key 42 and counters 0, 1, computed here in plain Python.
     assert [b & 0xFFFFFFFF for b in bits[0, :2].tolist()] == [philox(n, 42) for n in range(2)]
     wrapped = [(n * 100000007 & 0xFFFFFFFF) * (n * 1000003 & 0xFFFFFFFF) >> 32 for n in range(1024)]
@@ -269,20 +265,20 @@ def philox(counter, key):
     return c[0]
 
 
-@triton.jit
-def unknown(x, what: tl.constexpr):
-    if what == "library":
-        tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))
-    else:
-        a = tl.full([32, 32], 0, tl.uint8).to(tl.float8e5, bitcast=True)
-        scale = tl.full([32, 1], 127, tl.uint8)
-        tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
+SCALED = """
+a = tl.full([32, 32], 0, tl.uint8).to(tl.float8e5, bitcast=True)
+scale = tl.full([32, 1], 127, tl.uint8)
+tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
+"""
 
 
-@table("what, text", [("library", r"__nv_byte_perm.*cpu_entry"), ("scaled", r"does not implement tl\.dot_scaled")])
-def test_what_is_not_there_is_named(what, text):
-    with pytest.raises(NotImplementedError, match=text):
-        unknown[(1,)](torch.zeros(1, dtype=I32), what)
+@table("text, said", [
+    ("tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))", r"__nv_byte_perm.*cpu_entry"),
+    (SCALED, r"does not implement tl\.dot_scaled"),
+])  # fmt: skip
+def test_what_is_not_there_is_named(text, said):
+    with pytest.raises(NotImplementedError, match=said):
+        kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 
 # -- descriptors and pointers -----------------------------------------------------------------------------------------
