@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor as TritonDescriptor
 
 from iris_core.errors import UnsupportedError
 from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.interpreter.cta import complete_stores
+from iris_gluon.bulk import await_bulk_stores
 from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
 from iris_triton import interpreter
 from iris_triton.testing.compile_only import assembly, compile_for
@@ -26,6 +26,10 @@ WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 BOX = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
 LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+NAMES = {
+    "gl": gl, "mbarrier": mbarrier, "tma": tma, "tma_load": tma_load, "tma_store": tma_store, "async_copy": async_copy,
+    "copy_to_shared": copy_to_shared, "fence_async_shared": fence_async_shared, "BOX": BOX, "FLAT": FLAT, "LINE": LINE,
+}  # fmt: skip
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
@@ -151,34 +155,21 @@ def test_memory_that_does_not_fit_the_descriptor(dtype, shape, swizzle, text):
 
 
 # -- stores reach global memory late ----------------------------------------------------------------------------------
-@gluon.jit
-def full_wait():
-    tma.store_wait(0)
+STORED = """
+memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.full([16, 32], 7.0, gl.float32, BOX))
+fence_async_shared()
+tma_store(desc, [0, 0], memory)
+"""
 
 
-@interpreter.cpu_entry(full_wait)
-def _full_wait(program):
-    complete_stores()
-
-
-@gluon.jit
-def look_after_store(source, x, out, how: gl.constexpr):
-    memory = gl.allocate_shared_memory(gl.float32, source.block_type.shape, source.layout)
-    memory.store(gl.full([16, 32], 7.0, gl.float32, BOX))
-    fence_async_shared()
-    tma_store(source, [0, 0], memory)
-    if how == "full":
-        full_wait()
-    elif how == "writes":
-        tma.store_wait(0, read_only=False)
-    tma.store_wait(0)
-    gl.store(out, gl.load(x))
-
-
-@table("how, seen", [("reads", 0.0), ("full", 7.0), *([("writes", 7.0)] if WAITS_FOR_WRITES else [])])
-def test_a_wait_for_reads_is_no_wait_for_writes(how, seen):
-    x, out = torch.zeros(16, 32), torch.zeros(1)
-    look_after_store[(1,)](describe(x, [16, 32]), x, out, how)
+@table("wait, seen", [
+    ("tma.store_wait(0)", 0.0), ("await_bulk_stores()", 7.0),
+    *([("tma.store_wait(0, read_only=False)", 7.0)] if WAITS_FOR_WRITES else []),
+])  # fmt: skip
+def test_a_wait_for_reads_is_no_wait_for_writes(wait, seen):
+    x, out, text = torch.zeros(16, 32), torch.zeros(1), f"{STORED}{wait}\ngl.store(out, gl.load(x))"
+    kernel = kernel_of(gluon.jit, "desc, x, out", text, await_bulk_stores=await_bulk_stores, **NAMES)
+    kernel[(1,)](describe(x, [16, 32]), x, out)
     assert out.item() == seen
     assert torch.equal(x, torch.full((16, 32), 7.0))  # at the end of the program in any case
 
@@ -241,10 +232,6 @@ def test_wrong_use_of_barriers(text, error, said):
 
 
 # -- missing waits and fences -----------------------------------------------------------------------------------------
-NAMES = {
-    "gl": gl, "mbarrier": mbarrier, "tma": tma, "tma_load": tma_load, "tma_store": tma_store, "async_copy": async_copy,
-    "copy_to_shared": copy_to_shared, "fence_async_shared": fence_async_shared, "BOX": BOX, "FLAT": FLAT, "LINE": LINE,
-}  # fmt: skip
 BEGIN = {
     "load": "memory.load(BOX)",
     "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
@@ -279,6 +266,7 @@ def do_both(desc, x, first: gl.constexpr, second: gl.constexpr, partitions: gl.c
     else:
         first(*one)
         second(*other)
+    memory.load(BOX)  # behind both
 
 
 @pytest.mark.parametrize("first", BEGIN)
@@ -326,6 +314,7 @@ COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under wa
      "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
     (COPY + "async_copy.commit_group()", RaceError, COPIES),
     (COPY, RaceError, COPIES),
+    ("copy_to_shared(line, x + i, mask=i < 1)", RaceError, COPIES),
     (COPY + "async_copy.mbarrier_arrive(ready)", UnsupportedError,
      "'async_copy_mbarrier_arrive': commit and await groups instead"),
     ("copy_to_shared(line, x + i, mask=i < 0)", None, ""),  # reads nothing

@@ -48,24 +48,18 @@ def test_a_heap_may_go_while_the_table_is_made(monkeypatch, make_heap):
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-@triton.jit
-def touch(p, offset, ACCESS: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    q = p + offset + i
-    if ACCESS == "load":
-        tl.load(q)
-    elif ACCESS == "store":
-        tl.store(q, i.to(p.dtype.element_ty))
-    elif ACCESS == "masked":
-        tl.store(q, i.to(p.dtype.element_ty), mask=i < 2)
-    elif ACCESS == "volatile":
-        tl.load(q, volatile=True)
-    elif ACCESS == "atomic":
-        tl.atomic_add(q, 1.0)
-    else:
-        tl.atomic_cas(q, 0.0, 1.0)
+def touching(text):
+    return kernel_of(
+        triton.jit, "p, offset, N: tl.constexpr", f"i = tl.arange(0, N)\nq = p + offset + i\n{text}", tl=tl
+    )
 
 
+TOUCH = {
+    "load": touching("tl.load(q)"), "store": touching("tl.store(q, i.to(p.dtype.element_ty))"),
+    "masked": touching("tl.store(q, i.to(p.dtype.element_ty), mask=i < 2)"),
+    "volatile": touching("tl.load(q, volatile=True)"),
+    "atomic": touching("tl.atomic_add(q, 1.0)"), "cas": touching("tl.atomic_cas(q, 0.0, 1.0)"),
+}  # fmt: skip
 ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "atomic_fadd", "cas": "atomic_cas"}
 
 
@@ -73,13 +67,13 @@ ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "ato
 def test_accesses_beyond_a_block_are_refused_on_every_rank(heap, access):
     for rank in [0, 1]:
         x = heap.tensor(rank, 256, 100)
-        touch[(1,)](x, 96, ACCESS=access, N=4)
+        TOUCH[access][(1,)](x, 96, N=4)
         before = [m.clone() for m in heap.memory]
         with pytest.raises(OutOfBoundsError) as info:
-            touch[(1,)](x, 98, ACCESS=access, N=4)
+            TOUCH[access][(1,)](x, 98, N=4)
         error, place = info.value, f"block 'x' of 400 bytes at offset 256 of the heap of rank {rank}"
         assert isinstance(error, IndexError)
-        assert (error.kernel, error.program, error.lane, error.nbytes) == ("touch", (0, 0, 0), 2, 4)
+        assert (error.kernel, error.program, error.lane, error.nbytes) == ("kernel", (0, 0, 0), 2, 4)
         assert (error.access, error.address) == (ACCESSES[access], heap.heap_bases[rank] + 256 + 400)
         assert f"begins 0 bytes past the end of {place}" in str(error)
         assert "1 more lanes" in str(error)
@@ -100,10 +94,10 @@ def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes,
     x = heap.tensor(rank, offset, 1)
     if text or first == 2**29:
         with pytest.raises(OutOfBoundsError, match=text or "lane 0"):
-            touch[(4,)](x, first, ACCESS=access, N=lanes)
+            TOUCH[access][(4,)](x, first, N=lanes)
     else:
-        touch[(4,)](x, first, ACCESS=access, N=lanes)
-    touch[(4,)](heap.tensor(0, 256, 1), 10, ACCESS="store", N=4)  # a failed launch leaves everything usable
+        TOUCH[access][(4,)](x, first, N=lanes)
+    TOUCH["store"][(4,)](heap.tensor(0, 256, 1), 10, N=4)  # a failed launch leaves everything usable
     assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
@@ -113,17 +107,17 @@ def test_freed_blocks_and_the_table(heap):
     heap.free(1024)
     assert current_regions() is not first
     with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
-        touch[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
+        TOUCH["load"][(1,)](heap.tensor(0, 1024, 16), 0, N=16)
 
 
 def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
     storage = torch.zeros(64)
-    touch[(1,)](storage[:8], 56, ACCESS="store", N=8)
-    touch[(1,)](storage[32:40], -32, ACCESS="store", N=8)
+    TOUCH["store"][(1,)](storage[:8], 56, N=8)
+    TOUCH["store"][(1,)](storage[32:40], -32, N=8)
     with pytest.raises(OutOfBoundsError, match="past the end of block 'p' of 256 bytes"):
-        touch[(1,)](storage[:8], 60, ACCESS="store", N=8)
+        TOUCH["store"][(1,)](storage[:8], 60, N=8)
     with pytest.raises(OutOfBoundsError, match="4 bytes before block 'p'"):
-        touch[(1,)](storage[:8], -1, ACCESS="load", N=1)
+        TOUCH["load"][(1,)](storage[:8], -1, N=1)
 
 
 @triton.jit
