@@ -293,6 +293,18 @@ def test_two_operations_on_the_same_memory(first):
             do_both[(1,)](describe(x, [16, 32]), x, one, other, partitions)
 
 
+@table("one, other, error, text", [
+    ("mbarrier.arrive(done, count=1)", "mbarrier.wait(done, 0)\n" + BEGIN["TMA store"], RaceError,
+     r"partition 1 \(kernel\) ends while 1 TMA stores"),
+    ("mbarrier.wait(done, 0)\nmbarrier.expect(done, 2048 - 16)\ntma_load(desc, [0, 0], done, memory)",
+     "mbarrier.arrive(done, count=1)\nmbarrier.wait(done, 1)", MBarrierError, r"'bars\[2\]' brought 16 bytes more"),
+])  # fmt: skip
+def test_mistakes_that_another_partition_comes_upon(one, other, error, text):
+    x = torch.randn(16, 32)
+    with pytest.raises(error, match=text):
+        do_both[(1,)](describe(x, [16, 32]), x, part(one), part(other), 2)
+
+
 SPACE = """
 memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout)
 line = gl.allocate_shared_memory(gl.float32, [128], LINE)

@@ -232,6 +232,19 @@ def test_promises_about_addresses(text, skipped, apart, message):
     assert torch.equal(out, x[skipped + (places if "% 8" not in text else places % 8)])
 
 
+@triton.jit
+def promising(x):
+    tl.multiple_of(x + tl.arange(0, 16), 16)
+
+
+def test_where_all_code_is_a_library_s_the_kernel_is_named():
+    """By its path this file is Triton's."""
+    said = r"'promising', line \d+ of test_cpu_memory.py: .* is 4 bytes behind one"
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        promising[(1,)](torch.zeros(17)[1:])
+    assert caught[0].filename == __file__
+
+
 # -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
 CALLS = [
     "ctx.load(x + offsets, 0)", "ctx.store(x + offsets, 1, 0)", "ctx.get(x + offsets, own + offsets, 0)",
