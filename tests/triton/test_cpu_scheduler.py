@@ -267,6 +267,7 @@ def wait_bounded(context, flag):
 
 def test_bounded_waits_end_by_themselves(monkeypatch):
     out = words()
+    monkeypatch.setattr(scheduler, "_CHECK_S", 0.05)  # else there is hardly a look at them before they end
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "0.8")
     with Iris("1MiB", device="cpu") as ctx, interpreter.configured(timeout_s=NEVER):
         wait_by_clock[(1,)](words(), out)
