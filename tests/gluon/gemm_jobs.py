@@ -67,34 +67,3 @@ def scatter_by_core(m, n, k, programs, turned=False):
         )  # fmt: skip
         ctx.barrier()
         return wrong_elements(c, a, torch.cat(slabs, dim=1))
-
-
-def scatter_any_strides():
-    """GEMM + all-scatter by the example's function; returns what was wrong."""
-    wrong = []
-    with Iris("4MiB", device="cpu", backend="gluon") as ctx:
-        rank, world, m, n, k = ctx.cur_rank, ctx.num_ranks, 70, 33, 40
-        rows, columns = ctx.zeros(m, n * world), ctx.zeros(n * world, m).t()
-        a, b = matrix(m, 2 * k, 1, k, torch.float32), matrix(k, 2 * n, 2 + rank, k, torch.float32)
-        whole = torch.cat([matrix(k, 2 * n, 2 + r, k, torch.float32)[:, ::2] for r in range(world)], dim=1)
-        for name, left, right, c in (
-            ("parts of rows", a[:, :k], b[:, ::2], rows),
-            ("by columns", a[:, :k].t().contiguous().t(), b[:, ::2].t().contiguous().t(), columns),
-        ):
-            ctx.barrier()
-            example().gemm_all_scatter(ctx, left, right, c)
-            ctx.barrier()
-            if wrong_elements(c, left, whole):
-                wrong.append(f"rank {rank}: {name}")
-        for reason, left, right, c in (
-            ("does not make", a, b, rows),
-            ("c must lie on the symmetric heap", a[:, :k], b[:, ::2], torch.zeros(m, n * world)),
-        ):
-            said = ""
-            try:
-                example().gemm_all_scatter(ctx, left, right, c)
-            except ValueError as error:
-                said = str(error)
-            if reason not in said:
-                wrong.append(f"rank {rank}: {said!r} instead of {reason!r}")
-    return wrong

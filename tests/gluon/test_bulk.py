@@ -28,7 +28,7 @@ ROWS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 
 
 def compiled(target="sm_90", op="put", dtype=torch.int32, chunk=16384, stages=4, num_warps=4):
-    arguments = [IrisDeviceCtx, INT64, dtype, dtype, 1000, 0, 0, 1, op, "method"]
+    arguments = [IrisDeviceCtx, INT64, dtype, dtype, 1000, 0, 0, 1, op]
     return compile_for(
         bulk_kernels.move, arguments, {"CHUNK_BYTES": chunk, "STAGES": stages, "num_warps": num_warps}, target
     )
@@ -75,7 +75,7 @@ def test_what_is_refused(change, text):
 
 
 DTYPES = [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64]
-COMBINATIONS = list(itertools.product(("put", "get"), (("function", 1), ("method", 4)), DTYPES))
+COMBINATIONS = list(itertools.product(("put", "get"), (1, 4), DTYPES))
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 4, 8]))
@@ -84,8 +84,8 @@ def test_copies(pool, num_ranks, device, some):
     cases = (
         COMBINATIONS if num_ranks <= 2 else [each for each in COMBINATIONS if each[2] in (torch.bool, torch.float32)]
     )
-    for op, (form, num_warps), dtype in some(cases, 7, num_ranks) if device == "cpu" else cases:
-        results = pool.run(bulk_kernels.run_moves, num_ranks, op, form, dtype, num_warps, device)
+    for op, num_warps, dtype in some(cases, 7, num_ranks) if device == "cpu" else cases:
+        results = pool.run(bulk_kernels.run_moves, num_ranks, op, dtype, num_warps, device)
         assert [line for lines in results for line in lines] == []
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
-from collectives_jobs import ALGORITHMS, asynchronous, in_gluon, mixed, one_of_each, said_of, same_bits, stays_away
+from collectives_jobs import ALGORITHMS, in_gluon, mixed, said_of, stays_away
 from rank_counts import rank_counts
 from tables import table
 from triton.runtime import _allocation
@@ -29,42 +29,8 @@ def all_right(results):
         assert wrong == []
 
 
-def check(pool, num_ranks, device, cases, turns=1):
-    cases = list(cases)
-    if device == "cuda":  # each kind of call is a kernel to be compiled, for each number of ranks
-        cases = cases[num_ranks % 3 :: 3]
-    all_right(pool.run(in_gluon, num_ranks, "jobs_ccl", "run_cases", device, cases, turns, timeout_s=500.0))
-
-
 # -- against torch ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1, 3, 4]))
-def test_dtypes_and_reductions(pool, some, num_ranks, device):
-    cases = list(ours([*reducing_cases(4 if num_ranks == 2 else 1), *moving_cases()]))
-    if device == "cpu":
-        cases = some(cases, 2 if num_ranks == 2 else 5, num_ranks)
-    check(pool, num_ranks, device, cases)
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
-def test_shapes(pool, some, num_ranks, device):
-    cases = list(ours(shape_cases()))
-    check(pool, num_ranks, device, some(cases, 3) if device == "cpu" else cases)
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_places(pool, some, num_ranks, device):
-    cases = list(ours(place_cases()))
-    check(pool, num_ranks, device, some(cases, 6) if device == "cpu" else cases[num_ranks % 2 :: 2])
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[1, 2]))
-def test_ways(pool, some, num_ranks, device):
-    cases = list(ours(way_cases(num_ranks)))
-    check(pool, num_ranks, device, some(cases, 9, num_ranks) if device == "cpu" else cases[num_ranks % 2 :: 2], 2)
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_columns(pool, some, num_ranks, device):
+def column_cases():
     """Rows that are whole vectors and rows that are not, on the heap and off it, of every width of elements."""
     cases = [
         Case("all_to_all", dtype, shape=(rows, columns), layout="columns", place=place)
@@ -74,9 +40,16 @@ def test_columns(pool, some, num_ranks, device):
         )
         for place in ("heap", "ordinary", "skewed", "strided", "transposed", "output only")
     ]  # fmt: skip
-    programs = with_config(cases[::5], comm_sms=3, block_size_m=2, block_size_n=8)
-    cases = list(ours([*cases, *programs][num_ranks - 2 :: num_ranks - 1]))
-    check(pool, num_ranks, device, some(cases, 3) if device == "cpu" else cases)
+    return [*cases, *with_config(cases[::5], comm_sms=3, block_size_m=2, block_size_n=8)]
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[1, 2, 4]))
+def test_element_types_reductions_shapes_places_and_ways(pool, some, num_ranks, device):
+    lists = reducing_cases(4), moving_cases(), shape_cases(), place_cases(), way_cases(num_ranks), column_cases()
+    cases = [case for each in lists for case in ours(each)]
+    # on a GPU, each kind of call is a kernel to be compiled, for each number of ranks
+    cases = some(cases, 5, num_ranks) if device == "cpu" else cases[num_ranks % 5 :: 5]
+    all_right(pool.run(in_gluon, num_ranks, "jobs_ccl", "run_cases", device, cases, 2, timeout_s=500.0))
 
 
 @pytest.mark.parametrize("num_ranks", [3])
@@ -98,34 +71,16 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, num_ranks,
 
 
 # -- beside Triton ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_the_same_bits_as_in_triton(pool, num_ranks, device):
-    dtypes = ("bfloat16", "int8") if device == "cpu" else ("float32", "bfloat16", "int8")
-    results = pool.run(same_bits, num_ranks, device, dtypes, ("product", "avg"), 1003)
-    assert [wrong for wrong, _ in results] == [[]] * num_ranks
-    assert len({tuple(digests) for _, digests in results}) == 1
-
-
-@pytest.mark.parametrize("num_ranks", [3])
-def test_calls_in_both_languages_follow_each_other(pool, num_ranks, device):
-    calls, kinds = (2000, 24) if device == "cuda" else (30, 8)
-    all_right(pool.run(mixed, num_ranks, "back_to_back", device, calls, kinds, False, timeout_s=300.0))
-
-
-@pytest.mark.parametrize("num_ranks", [4])
-def test_slow_ranks(pool, num_ranks, device):
-    all_right(pool.run(mixed, num_ranks, "back_to_back", device, 500 if device == "cuda" else 12, 5, True))
+@pytest.mark.parametrize(("num_ranks", "slow"), [(3, False), (4, True)])
+def test_calls_in_both_languages_follow_each_other(pool, num_ranks, slow, device):
+    many, few = ((500, 5), (12, 5)) if slow else ((2000, 24), (30, 8))
+    calls = many if device == "cuda" else few
+    all_right(pool.run(mixed, num_ranks, "back_to_back", device, *calls, slow, timeout_s=300.0))
 
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     all_right(pool.run(mixed, num_ranks, "in_groups", device, [[0, 3], [3, 1], [2, 0, 1], [1, 2, 3, 0], [2]], 4))
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_every_operation_works_with_this_backend(pool, num_ranks, device):
-    for wrong, messages in pool.run(one_of_each, num_ranks, device):
-        assert wrong == messages == []
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -154,33 +109,24 @@ def test_a_rank_that_stays_away_is_named(pool, num_ranks, device):
         assert "was all_reduce 6 x 4 x float32 (gluon_two_shot)" in said
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_asynchronous_calls(pool, num_ranks, device):
-    for outputs, gathered in pool.run(asynchronous, num_ranks, device):
-        assert outputs == [[1.0], [3.0], [5.0], [7.0]]
-        assert gathered == [0.0, 1.0]
-
-
 # -- choice -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2])
 def test_what_is_chosen_and_said(pool, num_ranks, device):
-    for said in pool.run(said_of, num_ranks, device):
-        for name in ("gluon", "warps", "lanes"):
-            assert said[name].startswith("all_reduce: gluon_two_shot, "), said[name]
-        assert said["named"].startswith("all_reduce: gluon_two_shot, named by algorithm='gluon_two_shot'")
-        assert "two_shot (triton): no, it is not written in Gluon" in said["gluon"]
-        assert said["gather"] == "gluon_push"
-        for name, reason in {
-            "triton": "it is not written in Gluon",
-            "stages": "it has no use for num_stages of the config",
-            "waves": "waves_per_eu speaks of AMD GPUs",
-            "swizzle": "it has no use for swizzle_size of the config",
-            "no gluon": "it is not written in Gluon",
-        }.items():
-            assert ": no algorithm, " in said[name]
-            assert reason in said[name]
-        assert "gluon_two_shot (gluon): " in said["free"]
-        assert "no, " not in said["free"].partition("gluon_two_shot (gluon): ")[2].partition("\n")[0]
+    ours = "all_reduce: gluon_two_shot, "
+    wanted = [
+        ({}, ours), ({"algorithm": "gluon_two_shot"}, f"{ours}named by algorithm='gluon_two_shot'"),
+        ({"num_warps": 8, "comm_sms": 3, "block_size_m": 8}, ours), ({"threads_per_warp": 32}, ours),
+        ({"algorithm": "two_shot"}, "it is not written in Gluon"),
+        ({"num_stages": 3}, "it has no use for num_stages of the config"),
+        ({"waves_per_eu": 2}, "waves_per_eu speaks of AMD GPUs"),
+        ({"swizzle_size": 8}, "it has no use for swizzle_size of the config"),
+    ]  # fmt: skip
+    for said, gathers, free in pool.run(said_of, num_ranks, device, [config for config, _ in wanted]):
+        for text, (_, words) in zip(said, wanted, strict=True):
+            assert words in text
+            assert (": no algorithm, " in text) == (ours not in words)
+        assert gathers == "gluon_push"
+        assert "no, " not in free.partition("gluon_two_shot (gluon): ")[2].partition("\n")[0]
 
 
 @table("algorithm", collectives())

@@ -5,123 +5,17 @@ import time
 
 import pytest
 import torch
-from gluon_kernels import Notes, describe, said_by_the_compiler
+from gluon_kernels import Notes, said_by_the_compiler
+from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from iris_core.errors import UnsupportedError
-from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
 from iris_triton import _compat as _triton
 from iris_triton import interpreter
 from iris_triton.testing.compile_only import compile_for
-
-
-# -- three partitions: load, add, store -------------------------------------------------------------------------------
-@gluon.jit
-def load_part(x_desc, y_desc, out_desc, barriers, buffers, row, steps, BUG: gl.constexpr):
-    in_empty, in_ready, _, _ = barriers
-    x_bufs, y_bufs, _ = buffers
-    COUNT: gl.constexpr = x_bufs.type.shape[0]
-    for i in range(steps):
-        ready = in_ready.index(i % COUNT)
-        mbarrier.wait(in_empty.index(i % COUNT), (i // COUNT & 1) ^ 1)
-        mbarrier.expect(ready, x_desc.block_type.nbytes + y_desc.block_type.nbytes)
-        tma_load(x_desc, [row, i * 32], ready, x_bufs.index(i % COUNT))
-        tma_load(y_desc, [row, i * 32], ready, y_bufs.index(i % COUNT))
-
-
-@gluon.jit
-def store_part(x_desc, y_desc, out_desc, barriers, buffers, row, steps, BUG: gl.constexpr):
-    _, _, out_empty, out_ready = barriers
-    _, _, out_bufs = buffers
-    COUNT: gl.constexpr = out_bufs.type.shape[0]
-    for i in range(steps):
-        mbarrier.wait(out_ready.index(i % COUNT), i // COUNT & 1)
-        tma_store(out_desc, [row, i * 32], out_bufs.index(i % COUNT))
-        if BUG != "frees too early":
-            tma.store_wait(COUNT - 1)
-            mbarrier.arrive(out_empty.index((i - (COUNT - 1)) % COUNT), count=1, pred=i >= COUNT - 1)
-        else:
-            mbarrier.arrive(out_empty.index(i % COUNT), count=1)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def add_part(x_desc, y_desc, out_desc, barriers, buffers, row, steps, BUG: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0])
-    in_empty, in_ready, out_empty, out_ready = barriers
-    x_bufs, y_bufs, out_bufs = buffers
-    COUNT: gl.constexpr = x_bufs.type.shape[0]
-    OUT: gl.constexpr = out_bufs.type.shape[0]
-    for i in range(steps):
-        place = i % COUNT
-        if BUG != "no wait for data":
-            mbarrier.wait(in_ready.index(place), i // COUNT & 1)
-        x = x_bufs.index(place).load(layout)
-        if BUG == "gives back too early":
-            fence_async_shared()
-            mbarrier.arrive(in_empty.index(place), count=1)
-        y = y_bufs.index(place).load(layout)
-        if BUG != "gives back too early":
-            if BUG != "no fence before giving back":
-                fence_async_shared()
-            mbarrier.arrive(in_empty.index(place), count=1)
-        if BUG != "no wait for room":
-            mbarrier.wait(out_empty.index(i % OUT), (i // OUT & 1) ^ 1)
-        out_bufs.index(i % OUT).store(x + y)
-        if BUG != "no fence before storing":
-            fence_async_shared()
-        mbarrier.arrive(out_ready.index(i % OUT), count=1)
-
-
-@gluon.jit
-def make_barriers(COUNT: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=1)
-    return barriers
-
-
-@gluon.jit
-def add_specialized(x_desc, y_desc, out_desc, steps, COUNT: gl.constexpr, OUT: gl.constexpr, BUG: gl.constexpr):
-    x_bufs = gl.allocate_shared_memory(gl.float32, [COUNT, 8, 32], x_desc.layout)
-    y_bufs = gl.allocate_shared_memory(gl.float32, [COUNT, 8, 32], y_desc.layout)
-    out_bufs = gl.allocate_shared_memory(gl.float32, [OUT, 8, 32], out_desc.layout)
-    barriers = (make_barriers(COUNT), make_barriers(COUNT), make_barriers(OUT), make_barriers(OUT))
-    buffers, row = (x_bufs, y_bufs, out_bufs), gl.program_id(0) * 8
-    arguments = (x_desc, y_desc, out_desc, barriers, buffers, row, steps, BUG)
-    gl.warp_specialize([(add_part, arguments), (load_part, arguments), (store_part, arguments)], [1, 1], [24, 24])
-
-
-def add(rows, columns, count, out_count, bug=""):
-    x, y, out = torch.randn(rows, columns), torch.randn(rows, columns), torch.zeros(rows, columns)
-    described = [describe(t, [8, 32]) for t in (x, y, out)]
-    add_specialized[(-(-rows // 8),)](*described, -(-columns // 32), count, out_count, bug)
-    return torch.equal(out, x + y)
-
-
-@table("rows, columns", [(16, 256), (20, 100)])
-def test_three_partitions(rows, columns):
-    for count, out_count in ((1, 1), (2, 1), (1, 2), (3, 2)):
-        assert add(rows, columns, count, out_count)
-
-
-@table("bug, text", [
-    ("frees too early", "store overwrites 'out_bufs.*TMA store.*may still be reading"),
-    ("no wait for data", "load reads 'x_bufs.*in the default partition, while the TMA load|never been written"),
-    ("gives back too early", "TMA load overwrites 'y_bufs.*which the default partition has read.*nothing orders the two"
-                             "|goes through the async proxy"),
-    ("no fence before giving back", "TMA load of 'x_bufs.*async proxy.*not ordered with the load"),
-    ("no wait for room", "store overwrites 'out_bufs|too many|for the phase before arriving again"),
-    ("no fence before storing", "TMA store of 'out_bufs.*async proxy.*not ordered with the store"),
-])  # fmt: skip
-def test_mistakes_are_found(bug, text):
-    for count in [1, 2]:
-        with pytest.raises((RaceError, MBarrierError, UninitializedMemoryError), match=text):
-            add(8, 32 * 12, count, count, bug)
 
 
 # -- results, arguments, warps ----------------------------------------------------------------------------------------
@@ -195,42 +89,45 @@ def test_warps_that_are_an_argument_and_an_option(warps):
 
 
 @gluon.jit
-def nothing():
+def nothing(bar):
     pass
 
 
 @gluon.jit
-def layout_of_the_kernel():
+def layout_of_the_kernel(bar):
     gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
-def nested():
-    gl.warp_specialize([(nothing, ()), (nothing, ())], [1], [24])
+def nested(bar):
+    gl.warp_specialize([(nothing, (bar,)), (nothing, (bar,))], [1], [24])
 
 
-@gluon.jit
-def specialize(what: gl.constexpr):
-    if what == "nested":
-        gl.warp_specialize([(nothing, ()), (nested, ())], [1], [24])
-    elif what == "nested in default":
-        gl.warp_specialize([(nested, ()), (nothing, ())], [1], [24])
-    elif what == "layout":
-        gl.warp_specialize([(nothing, ()), (layout_of_the_kernel, ())], [1], [24])
-    else:
-        gl.warp_specialize([(nothing, ()), (nothing, ())], [1], [24])
+SPECIALIZE = """
+first = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+second = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(first, count=1)
+mbarrier.init(second, count=1)
+gl.warp_specialize([(default, (first,)), (one, (second,)), (two, (first,))], [1, 1], [24, 24])
+"""
 
 
-@table("what, error, text", [
-    ("nested", UnsupportedError, "cannot be called inside a partition"),
-    ("nested in default", UnsupportedError, "cannot be called inside a partition"),
-    ("layout", ValueError, "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"),
+def specializing(default, one, two):
+    """A kernel with these partitions."""
+    return kernel_of(gluon.jit, "x", SPECIALIZE, gl=gl, mbarrier=mbarrier, default=default, one=one, two=two)
+
+
+@table("functions, error, text", [
+    ((nothing, nothing, nested), UnsupportedError, "cannot be called inside a partition"),
+    ((nested, nothing, nothing), UnsupportedError, "cannot be called inside a partition"),
+    ((nothing, layout_of_the_kernel, nothing), ValueError,
+     "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"),
 ])  # fmt: skip
-def test_misuse(what, error, text):
+def test_misuse(functions, error, text):
     with pytest.raises(error, match=text):
-        specialize[(1,)](what)
-    assert what != "layout" or said_by_the_compiler(specialize, what)
-    assert not said_by_the_compiler(specialize, "")
+        specializing(*functions)[(1,)](torch.zeros(1))
+    assert error is UnsupportedError or said_by_the_compiler(specializing(*functions), torch.float32)
+    assert not said_by_the_compiler(specializing(nothing, nothing, nothing), torch.float32)
 
 
 # -- waiting for other programs ---------------------------------------------------------------------------------------
@@ -300,47 +197,32 @@ def wait_for(bar):
 
 
 @gluon.jit
-def fail():
+def fail(bar):
     gl.device_assert(False, "on purpose")
 
 
-@gluon.jit
-def mutual(what: gl.constexpr):
-    first = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    second = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(first, count=1)
-    mbarrier.init(second, count=1)
-    if what == "deadlock":
-        gl.warp_specialize([(wait_for, (first,)), (wait_for, (second,)), (nothing, ())], [1, 1], [24, 24])
-    elif what == "worker":
-        gl.warp_specialize([(wait_for, (first,)), (wait_for, (second,)), (fail, ())], [1, 1], [24, 24])
-    elif what == "default":
-        gl.warp_specialize([(fail, ()), (wait_for, (second,)), (wait_for, (first,))], [1, 1], [24, 24])
-    elif what == "workers alone":
-        gl.warp_specialize([(nothing, ()), (wait_for, (second,))], [1], [24])
-
-
-@table("what, texts", [
-    ("deadlock", ["the default partition waits for mbarrier 'first' with phase=0",
-                  "partition 1 (wait_for) waits for mbarrier 'second' with phase=0"]),
-    ("workers alone", ["partition 1 (wait_for) waits for mbarrier 'second'"]),
+@table("functions, texts", [
+    ((wait_for, wait_for, nothing), ["the default partition waits for mbarrier 'first' with phase=0",
+                                     "partition 1 (wait_for) waits for mbarrier 'second' with phase=0"]),
+    ((nothing, wait_for, nothing), ["partition 1 (wait_for) waits for mbarrier 'second'"]),
 ])  # fmt: skip
-def test_a_deadlock_names_partitions_and_barriers(what, texts):
+def test_a_deadlock_names_partitions_and_barriers(functions, texts):
     with pytest.raises(interpreter.DeadlockError) as caught:
-        mutual[(3,)](what)
+        specializing(*functions)[(3,)](torch.zeros(1))
     assert all(text in str(caught.value) for text in texts)
-    assert caught.value.kernel == "mutual"
+    assert caught.value.kernel == "kernel"
 
 
-@pytest.mark.parametrize(("what", "note"), [("worker", "in partition 2 (fail)"), ("default", "in kernel 'mutual'")])
-def test_an_error_in_one_partition_ends_all(what, note):
+@table("functions, note", [
+    ((wait_for, wait_for, fail), "in partition 2 (fail)"), ((fail, wait_for, wait_for), "in kernel 'kernel'"),
+])  # fmt: skip
+def test_an_error_in_one_partition_ends_all(functions, note):
     before = threading.active_count()
     for _ in range(5):
         with pytest.raises(AssertionError, match="on purpose") as caught:
-            mutual[(2,)](what)
+            specializing(*functions)[(2,)](torch.zeros(1))
         assert any(note in line for line in caught.value.__notes__)
     until = time.perf_counter() + 60
     while threading.active_count() > max(before, 20) and time.perf_counter() < until:
         time.sleep(0.01)
     assert threading.active_count() <= max(before, 20)  # the pool keeps some, none is left waiting
-    assert add(16, 64, 2, 2)

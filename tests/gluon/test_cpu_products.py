@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gluon_kernels import load_block, said_by_the_compiler, store_block
+from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -173,7 +174,6 @@ def on_registers(
 
 
 AMPERE = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
-OTHER = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
 MFMA, MFMA_SMALL, MFMA_BYTES = (
     gl.amd.AMDMFMALayout(version=3, instr_shape=shape, transposed=True, warps_per_cta=[4, 1])
     for shape in ([32, 32, 8], [16, 16, 4], [32, 32, 16])
@@ -207,18 +207,6 @@ def test_instructions_on_registers(layout, k_width, multiply, dtype, sum_dtype, 
     if target:
         types = (dtype, dtype, sum_dtype, sum_dtype, m, n, k, layout, k_width, multiply)
         assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
-
-
-@gluon.jit
-def wrong_parent(multiply: gl.constexpr, v2: gl.constexpr, other: gl.constexpr):
-    a = gl.full([64, 64], 0.0, gl.float16, gl.DotOperandLayout(0, other, 2))
-    b = gl.full([64, 64], 0.0, gl.float16, gl.DotOperandLayout(1, v2, 2))
-    multiply(a, b, gl.zeros([64, 64], gl.float32, v2))
-
-
-def test_operands_of_another_layout_are_refused():
-    with pytest.raises(AssertionError, match="a's parent layout must be the same as acc's layout"):
-        wrong_parent[(1,)](mma_v2, AMPERE, OTHER)
 
 
 # -- AMD --------------------------------------------------------------------------------------------------------------
@@ -310,23 +298,22 @@ def test_stages_of_warp_pipelines_are_hints():
 
 
 # -- what is left out -------------------------------------------------------------------------------------------------
-@gluon.jit
-def left_out(what: gl.constexpr):
-    if what == "tensor memory":
-        blackwell.allocate_tensor_memory(gl.float32, [128, 64], blackwell.TensorMemoryLayout([128, 64], 1))
-    elif what == "scaled":
-        v2: gl.constexpr = gl.amd.AMDMFMALayout(4, [32, 32, 64], True, [4, 1])
-        a = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(0, v2, 16))
-        b = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(1, v2, 16))
-        gl.amd.cdna4.mfma_scaled(a, None, "e4m3", b, None, "e4m3", gl.zeros([64, 64], gl.float32, v2))
-    elif what == "assembly":
-        gl.inline_asm_elementwise("foo $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+SCALED = """
+a = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(0, MFMA_SCALED, 16))
+b = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(1, MFMA_SCALED, 16))
+gl.amd.cdna4.mfma_scaled(a, None, "e4m3", b, None, "e4m3", gl.zeros([64, 64], gl.float32, MFMA_SCALED))
+"""
 
 
-@table("what, text", [
-    ("tensor memory", "Blackwell's tensor memory is not emulated"), ("scaled", "dot_scaled"),
-    ("assembly", "cannot run the inline assembly 'foo"),
+@table("text, said", [
+    ("blackwell.allocate_tensor_memory(gl.float32, [128, 64], blackwell.TensorMemoryLayout([128, 64], 1))",
+     "Blackwell's tensor memory is not emulated"),
+    (SCALED, "dot_scaled"),
+    ('gl.inline_asm_elementwise("foo $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)',
+     "cannot run the inline assembly 'foo"),
 ])  # fmt: skip
-def test_what_is_left_out_is_refused_by_name(what, text):
-    with pytest.raises(UnsupportedError, match=text):
-        left_out[(1,)](what)
+def test_what_is_left_out_is_refused_by_name(text, said):
+    scaled = gl.constexpr(gl.amd.AMDMFMALayout(4, [32, 32, 64], True, [4, 1]))
+    kernel = kernel_of(gluon.jit, "x", text, gl=gl, blackwell=blackwell, MFMA_SCALED=scaled)
+    with pytest.raises(UnsupportedError, match=said):
+        kernel[(1,)](torch.zeros(1))

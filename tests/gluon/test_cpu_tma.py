@@ -1,10 +1,13 @@
 """mbarriers, TMA and copies in groups on the CPU: what they do, and every missing wait, arrival and fence."""
 
 import contextlib
+import functools
+import itertools
 
 import pytest
 import torch
 from gluon_kernels import ELEMENTS, describe, said_by_the_compiler
+from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor as TritonDescriptor
 
 from iris_core.errors import UnsupportedError
 from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.interpreter.cta import complete_stores
+from iris_gluon.bulk import await_bulk_stores
 from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
 from iris_triton import interpreter
 from iris_triton.testing.compile_only import assembly, compile_for
@@ -23,6 +26,10 @@ WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 BOX = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
 LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+NAMES = {
+    "gl": gl, "mbarrier": mbarrier, "tma": tma, "tma_load": tma_load, "tma_store": tma_store, "async_copy": async_copy,
+    "copy_to_shared": copy_to_shared, "fence_async_shared": fence_async_shared, "BOX": BOX, "FLAT": FLAT, "LINE": LINE,
+}  # fmt: skip
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
@@ -148,34 +155,21 @@ def test_memory_that_does_not_fit_the_descriptor(dtype, shape, swizzle, text):
 
 
 # -- stores reach global memory late ----------------------------------------------------------------------------------
-@gluon.jit
-def full_wait():
-    tma.store_wait(0)
+STORED = """
+memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.full([16, 32], 7.0, gl.float32, BOX))
+fence_async_shared()
+tma_store(desc, [0, 0], memory)
+"""
 
 
-@interpreter.cpu_entry(full_wait)
-def _full_wait(program):
-    complete_stores()
-
-
-@gluon.jit
-def look_after_store(source, x, out, how: gl.constexpr):
-    memory = gl.allocate_shared_memory(gl.float32, source.block_type.shape, source.layout)
-    memory.store(gl.full([16, 32], 7.0, gl.float32, BOX))
-    fence_async_shared()
-    tma_store(source, [0, 0], memory)
-    if how == "full":
-        full_wait()
-    elif how == "writes":
-        tma.store_wait(0, read_only=False)
-    tma.store_wait(0)
-    gl.store(out, gl.load(x))
-
-
-@table("how, seen", [("reads", 0.0), ("full", 7.0), *([("writes", 7.0)] if WAITS_FOR_WRITES else [])])
-def test_a_wait_for_reads_is_no_wait_for_writes(how, seen):
-    x, out = torch.zeros(16, 32), torch.zeros(1)
-    look_after_store[(1,)](describe(x, [16, 32]), x, out, how)
+@table("wait, seen", [
+    ("tma.store_wait(0)", 0.0), ("await_bulk_stores()", 7.0),
+    *([("tma.store_wait(0, read_only=False)", 7.0)] if WAITS_FOR_WRITES else []),
+])  # fmt: skip
+def test_a_wait_for_reads_is_no_wait_for_writes(wait, seen):
+    x, out, text = torch.zeros(16, 32), torch.zeros(1), f"{STORED}{wait}\ngl.store(out, gl.load(x))"
+    kernel = kernel_of(gluon.jit, "desc, x, out", text, await_bulk_stores=await_bulk_stores, **NAMES)
+    kernel[(1,)](describe(x, [16, 32]), x, out)
     assert out.item() == seen
     assert torch.equal(x, torch.full((16, 32), 7.0))  # at the end of the program in any case
 
@@ -207,171 +201,146 @@ def test_phases(rounds):
     assert out.item() == rounds
 
 
-@gluon.jit
-def wrong_barrier(x, what: gl.constexpr, phase):
-    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    if what == "not initialised":
-        mbarrier.arrive(bar, count=1)
-    elif what == "count":
-        mbarrier.init(bar, count=0)
-    elif what == "shape":
-        mbarrier.init(gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout()), count=1)
-    elif what == "type":
-        mbarrier.init(gl.allocate_shared_memory(gl.int32, [1], mbarrier.MBarrierLayout()), count=1)
-    mbarrier.init(bar, count=2)
-    if what == "twice":
-        mbarrier.init(bar, count=2)
-    elif what == "too many":
-        mbarrier.arrive(bar, count=3)
-    elif what == "phase":
-        mbarrier.wait(bar, phase)
-    elif what == "invalid":
-        mbarrier.invalidate(bar)
-        mbarrier.wait(bar, 1)
-    elif what == "deadlock":
-        mbarrier.arrive(bar, count=1)
-        mbarrier.wait(bar, 0)
-    elif what == "next phase":
-        mbarrier.arrive(bar, count=2)
-        mbarrier.wait(bar, 1)
+BARRIERS = """
+raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(bar, count=2)
+"""
 
 
-@table("what, error, text", [
-    ("not initialised", MBarrierError, "mbarrier.arrive of mbarrier 'bar', which mbarrier.init has not initialised"),
-    ("count", MBarrierError, "count of mbarrier 'bar' must be 1 to 1048575, got 0"),
-    ("shape", MBarrierError, "must be a descriptor of Nxi64 type with N <= number of CTAs"),
-    ("type", MBarrierError, "must be a descriptor of Nxi64 type with N <= number of CTAs"),
-    ("twice", MBarrierError, "'bar' is initialised already"),
-    ("too many", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
-    ("phase", ValueError, "0 or 1, not 2"),
-    ("invalid", MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
-    ("deadlock", interpreter.DeadlockError,
+@table("text, error, said", [
+    ("mbarrier.arrive(raw, count=1)", MBarrierError,
+     "mbarrier.arrive of mbarrier 'raw', which mbarrier.init has not initialised"),
+    ("mbarrier.init(raw, count=0)", MBarrierError, "count of mbarrier 'raw' must be 1 to 1048575, got 0"),
+    ("mbarrier.init(gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout()), count=1)", MBarrierError,
+     "must be a descriptor of Nxi64 type with N <= number of CTAs"),
+    ("mbarrier.init(gl.allocate_shared_memory(gl.int32, [1], mbarrier.MBarrierLayout()), count=1)", MBarrierError,
+     "must be a descriptor of Nxi64 type with N <= number of CTAs"),
+    ("mbarrier.init(bar, count=2)", MBarrierError, "'bar' is initialised already"),
+    ("mbarrier.arrive(bar, count=3)", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
+    ("mbarrier.wait(bar, phase)", ValueError, "0 or 1, not 2"),
+    ("mbarrier.invalidate(bar)\nmbarrier.wait(bar, 1)", MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
+    ("mbarrier.arrive(bar, count=1)\nmbarrier.wait(bar, 0)", interpreter.DeadlockError,
      "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals"),
-    ("next phase", interpreter.DeadlockError,
+    ("mbarrier.arrive(bar, count=2)\nmbarrier.wait(bar, 1)", interpreter.DeadlockError,
      "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals"),
 ])  # fmt: skip
-def test_wrong_use_of_barriers(what, error, text):
-    with pytest.raises(error, match=text):
-        wrong_barrier[(1,)](torch.zeros(1), what, 2)
+def test_wrong_use_of_barriers(text, error, said):
+    kernel = kernel_of(gluon.jit, "x, phase", BARRIERS + text, gl=gl, mbarrier=mbarrier)
+    with pytest.raises(error, match=said):
+        kernel[(1,)](torch.zeros(1), 2)
 
 
 # -- missing waits and fences -----------------------------------------------------------------------------------------
-@gluon.jit
-def hazards(x_desc, out_desc, what: gl.constexpr):
-    memory = gl.allocate_shared_memory(gl.float32, x_desc.block_type.shape, x_desc.layout)
-    zero = gl.zeros([16, 32], gl.float32, BOX)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
-    if what == "never written":
-        tma_store(out_desc, [0, 0], memory)
-    elif what == "write, load":
-        memory.store(zero)
-    elif what == "write, fence, load":
-        memory.store(zero)
-        fence_async_shared()
-    mbarrier.expect(ready, x_desc.block_type.nbytes)
-    tma_load(x_desc, [0, 0], ready, memory)
-    if what == "read before wait":
-        memory.load(BOX)
-    elif what == "write before wait":
-        memory.store(zero)
-    elif what == "store before wait":
-        tma_store(out_desc, [0, 0], memory)
-    elif what == "load before wait":
-        tma_load(x_desc, [0, 0], ready, memory)
-    elif what == "wait for the phase before":
-        mbarrier.wait(ready, 1)
-        memory.load(BOX)
-    mbarrier.wait(ready, 0)
-    value = memory.load(BOX)
-    if what == "read, load" or what == "read, fence, load":
-        if what == "read, fence, load":
-            fence_async_shared()
-        mbarrier.expect(ready, x_desc.block_type.nbytes)
-        tma_load(x_desc, [0, 0], ready, memory)
-        mbarrier.wait(ready, 1)
-    memory.store(value + 1)
-    if what == "fence in assembly":
-        gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    elif what != "no fence":
-        fence_async_shared()
-    tma_store(out_desc, [0, 0], memory)
-    if what == "write while stored":
-        memory.store(value)
-    elif what == "read while stored":
-        memory.load(BOX)
-    elif what == "load while stored":
-        tma_load(x_desc, [0, 0], ready, memory)
-    if what == "two stores":
-        tma_store(out_desc, [0, 0], memory)
-        tma.store_wait(1)
-    if what != "no last wait":
-        tma.store_wait(0)
-    if what == "write after wait":
-        memory.store(value)
+BEGIN = {
+    "load": "memory.load(BOX)",
+    "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
+    "TMA load": "mbarrier.expect(ready, desc.block_type.nbytes)\ntma_load(desc, [0, 0], ready, memory)",
+    "TMA store": "tma_store(desc, [0, 0], memory)",
+    "copy": "copy_to_shared(memory, x + gl.full([16, 32], 0, gl.int32, BOX))\nasync_copy.commit_group()",
+}
+COMPLETE = {"TMA load": "mbarrier.wait(ready, 0)", "TMA store": "tma.store_wait(0)", "copy": "async_copy.wait_group(0)"}
+FENCES = {
+    "none": "", "function": "fence_async_shared()",
+    "assembly": 'gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)',
+}  # fmt: skip
+WRITING, ASYNCHRONOUS, BY_PROXY = ("store", "TMA load", "copy"), (*COMPLETE,), ("TMA load", "TMA store")
 
 
-@table("what, text", [
-    ("read before wait", "load reads 'memory'.*while the TMA load .*may still be writing it: wait for mbarrier 'ready"),
-    ("write before wait", "store overwrites 'memory'.*while the TMA load"),
-    ("store before wait", "TMA store reads 'memory'.*while the TMA load"),
-    ("load before wait", "TMA load overwrites 'memory'.*while the TMA load"),
-    ("wait for the phase before", "load reads 'memory'.*while the TMA load"),
-    ("write, load", "TMA load of 'memory' goes through the async proxy.*not ordered with the store"),
-    ("read, load", "TMA load of 'memory' goes through the async proxy.*not ordered with the load"),
-    ("no fence", "TMA store of 'memory' goes through the async proxy.*not ordered with the store"),
-    ("write while stored", "store overwrites 'memory'.*while the TMA store.*may still be reading it: call tma.store"),
-    ("load while stored", "TMA load overwrites 'memory'.*while the TMA store"),
-    ("no last wait", "the kernel ends while 1 TMA stores may still read its shared memory"),
-    ("never written", "a TMA store reads 'memory'"),
-    *((harmless, "") for harmless in ("", "write, fence, load", "read, fence, load", "read while stored", "two stores",
-                                      "write after wait", "fence in assembly")),
-])  # fmt: skip
-def test_hazards(what, text):
-    x, out = torch.randn(16, 32), torch.zeros(16, 32)
-    error = UninitializedMemoryError if what == "never written" else RaceError
-    with pytest.raises(error, match=f"(?s){text}") if text else contextlib.nullcontext():
-        hazards[(1,)](describe(x, [16, 32]), describe(out, [16, 32]), what)
-    assert text or torch.equal(out, x + 1)
+@functools.cache
+def part(*lines):
+    return kernel_of(gluon.jit, "desc, x, memory, ready, done", "\n".join(filter(None, lines)), **NAMES)
 
 
 @gluon.jit
-def never_waited(x_desc, x, what: gl.constexpr):
-    i = gl.arange(0, 128, layout=FLAT)
-    memory = gl.allocate_shared_memory(gl.float32, x_desc.block_type.shape, x_desc.layout)
-    line = gl.allocate_shared_memory(gl.float32, [128], LINE)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
-    if what == "TMA load" or what == "invalidated":
-        mbarrier.expect(ready, x_desc.block_type.nbytes)
-        tma_load(x_desc, [0, 0], ready, memory)
-        if what == "invalidated":
-            mbarrier.invalidate(ready)
-    elif what != "nothing":
-        copy_to_shared(line, x + i)
-        if what == "group":
-            async_copy.commit_group()
-        elif what == "barrier":
-            async_copy.mbarrier_arrive(ready)
+def do_both(desc, x, first: gl.constexpr, second: gl.constexpr, partitions: gl.constexpr):
+    memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.zeros([16, 32], gl.float32, BOX))
+    bars = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(3):
+        mbarrier.init(bars.index(i), count=1)
+    fence_async_shared()
+    one = (desc, x, memory, bars.index(0), bars.index(2))
+    other = (desc, x, memory, bars.index(1), bars.index(2))
+    if partitions == 2:
+        gl.warp_specialize([(first, one), (second, other)], [4], [24])
     else:
-        copy_to_shared(line, x + i, mask=i < 0)  # reads nothing
+        first(*one)
+        second(*other)
+    memory.load(BOX)  # behind both
 
 
-COPY = r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"
-
-
-@table("what, error, text", [
-    ("TMA load", RaceError, "ends while the TMA load to 'memory' in line .* may be under way: wait for mbarrier 'rea"),
-    ("invalidated", MBarrierError, "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
-    ("group", RaceError, COPY),
-    ("no group", RaceError, COPY),
-    ("barrier", UnsupportedError, "'async_copy_mbarrier_arrive': commit and await groups instead"),
-    ("nothing", None, ""),
-])  # fmt: skip
-def test_what_is_under_way_at_the_end(what, error, text):
+@pytest.mark.parametrize("first", BEGIN)
+def test_two_operations_on_the_same_memory(first):
+    """In one partition, or the second one in another: what is missing between them is found, and nothing else."""
     x = torch.randn(16, 32)
-    with pytest.raises(error, match=text) if error else contextlib.nullcontext():
-        never_waited[(1,)](describe(x, [16, 32]), x, what)
+    for second, waits, fence, (partitions, ordered) in itertools.product(
+        BEGIN, (True, False), FENCES, ((1, True), (2, True), (2, False))
+    ):
+        done = "written" if first == "store" else "read"
+        is_awaited = waits or (partitions == 1 and first == second)  # by the second one's wait
+        said = "" if is_awaited or first not in ASYNCHRONOUS else f"ends while .*{first}"
+        if first in WRITING or second in WRITING:
+            if first in ASYNCHRONOUS and not (waits and ordered):
+                said = f"'memory' in .*, while the .*{first} .*may still be"
+            elif not ordered:
+                said = f"'memory' in partition 1 .*, which the default partition has {done}"
+            elif first not in BY_PROXY and second in BY_PROXY and fence == "none":
+                said = f"{second} of 'memory' goes through the async proxy.*not ordered with the .*{first}"
+        ends = COMPLETE.get(first) if waits else ""
+        one = part(BEGIN[first], ends, FENCES[fence], "mbarrier.arrive(done, count=1)")
+        other = part("mbarrier.wait(done, 0)" if ordered else "", BEGIN[second], COMPLETE.get(second))
+        with pytest.raises(RaceError, match=said) if said else contextlib.nullcontext():
+            do_both[(1,)](describe(x, [16, 32]), x, one, other, partitions)
+
+
+@table("one, other, error, text", [
+    ("mbarrier.arrive(done, count=1)", "mbarrier.wait(done, 0)\n" + BEGIN["TMA store"], RaceError,
+     r"partition 1 \(kernel\) ends while 1 TMA stores"),
+    ("mbarrier.wait(done, 0)\nmbarrier.expect(done, 2048 - 16)\ntma_load(desc, [0, 0], done, memory)",
+     "mbarrier.arrive(done, count=1)\nmbarrier.wait(done, 1)", MBarrierError, r"'bars\[2\]' brought 16 bytes more"),
+])  # fmt: skip
+def test_mistakes_that_another_partition_comes_upon(one, other, error, text):
+    x = torch.randn(16, 32)
+    with pytest.raises(error, match=text):
+        do_both[(1,)](describe(x, [16, 32]), x, part(one), part(other), 2)
+
+
+SPACE = """
+memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout)
+line = gl.allocate_shared_memory(gl.float32, [128], LINE)
+ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(ready, count=1)
+i = gl.arange(0, 128, layout=FLAT)
+"""
+LOAD, COPY = "tma_load(desc, [0, 0], ready, memory)\nmbarrier.wait(ready, 0)", "copy_to_shared(line, x + i)\n"
+COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"
+
+
+@table("text, error, said", [
+    (BEGIN["TMA load"] + "\nmbarrier.wait(ready, 1)\nmemory.load(BOX)", RaceError,
+     "load reads 'memory'.*while the TMA load .*may still be writing it: wait for mbarrier 'ready'"),
+    (BEGIN["TMA store"], UninitializedMemoryError, "a TMA store reads 'memory'"),
+    (BEGIN["TMA load"], RaceError,
+     "ends while the TMA load to 'memory' in line .* may be under way: wait for mbarrier 'ready'"),
+    (BEGIN["TMA load"] + "\nmbarrier.invalidate(ready)", MBarrierError,
+     "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
+    (COPY + "async_copy.commit_group()", RaceError, COPIES),
+    (COPY, RaceError, COPIES),
+    ("copy_to_shared(line, x + i, mask=i < 1)", RaceError, COPIES),
+    (COPY + "async_copy.mbarrier_arrive(ready)", UnsupportedError,
+     "'async_copy_mbarrier_arrive': commit and await groups instead"),
+    ("copy_to_shared(line, x + i, mask=i < 0)", None, ""),  # reads nothing
+    (f"mbarrier.expect(ready, 2048 - 16)\n{LOAD}", MBarrierError, "'ready' brought 16 bytes more"),
+    (f"mbarrier.expect(ready, 2048 + 16)\n{LOAD}", interpreter.DeadlockError,
+     "'ready'.* lacks 16 bytes that mbarrier.expect announced and no copy brings"),
+    (LOAD, interpreter.DeadlockError,
+     "'ready'.* lacks 1 of 1 arrivals and an mbarrier.expect for 2048 bytes that copies brought"),
+])  # fmt: skip
+def test_what_is_read_too_early_or_under_way_at_the_end(text, error, said):
+    x = torch.randn(16, 32)
+    kernel = kernel_of(gluon.jit, "desc, x", SPACE + text, **NAMES)
+    with pytest.raises(error, match=f"(?s){said}") if error else contextlib.nullcontext():
+        kernel[(1,)](describe(x, [16, 32]), x)
 
 
 # -- copies in groups -------------------------------------------------------------------------------------------------

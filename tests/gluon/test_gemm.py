@@ -12,7 +12,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon import IrisDeviceCtx, gemm
-from iris_gluon._compat import aggregate
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
 BF16 = torch.bfloat16
@@ -113,44 +112,6 @@ def test_portable_all_scatter(target, example):
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
 
 
-@aggregate
-class Gated:
-    """An order of a fused kernel: operands are there when a flag says so."""
-
-    inner: gemm.RowGroups
-    flags: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, inner, flags):
-        self.inner = inner
-        self.flags = flags
-
-    @gluon.jit
-    def place(self, tile):
-        return self.inner.place(tile)
-
-    @gluon.jit
-    def await_operands(self, row, column):
-        while gl.load(self.flags + row, volatile=True) == 0:
-            pass
-
-
-@gluon.jit
-def gated_gemm(a, b, c, flags, tiles_m, tiles_n, k_tiles, GROUP: gl.constexpr, STAGES: gl.constexpr,
-               PARTS: gl.constexpr, NUM_WARPS: gl.constexpr):  # fmt: skip
-    order = Gated(gemm.RowGroups(tiles_m, tiles_n, GROUP), flags)
-    gemm.multiply_tiles(a, b, order, gemm.StoreTile(c), tiles_m * tiles_n, k_tiles, STAGES, PARTS, NUM_WARPS)
-
-
-def test_an_order_of_ones_own():
-    matrix = torch.empty(512, 512, dtype=BF16)
-    c = gemm_jobs.example().describe(matrix, [LARGE.block_m, LARGE.block_n // LARGE.parts])
-    arguments = [*gemm_jobs.example().operands(LARGE, matrix, matrix), c, torch.int32, 17, 18, 19]
-    ptx = assembly(compile_for(gated_gemm, arguments, LARGE.options))
-    assert "ld.volatile.global" in ptx
-    assert spilled_bytes(ptx) == 0
-
-
 # -- configurations ---------------------------------------------------------------------------------------------------
 @table("change, text", [
     ({"parts": 3}, "parts must be 1 or 2"),
@@ -215,11 +176,6 @@ def test_every_tile_once(tiles_m, tiles_n, group):
 
 
 # -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
-def test_refused_on_the_cpu(example):
-    a = torch.zeros(128, 128, dtype=BF16)
-    assert "this is the CPU" in example.unsupported(a, a, a)
-
-
 @pytest.mark.parametrize(("shape", "dtype", "parts", "programs", "stored"), [
     ((64, 64, 64), BF16, 1, 3, "rows"), ((200, 104, 136), torch.float16, 1, 1, "rows"),
     ((200, 104, 136), BF16, 2, 3, "rows"), ((8, 8, 200), torch.float16, 2, 1, "rows"),
@@ -238,10 +194,6 @@ def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
 @pytest.mark.parametrize(("num_ranks", "turned"), [(1, False), (2, False), (3, False), (2, True)])
 def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
     assert pool.run(gemm_jobs.scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
-
-
-def test_all_scatter_of_any_strides(pool):
-    assert pool.run(gemm_jobs.scatter_any_strides, 2) == [[], []]
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What Python syntax means in kernels on the CPU: the compiler's meaning, not Python's; aggregates."""
+"""What Python syntax means in kernels on the CPU: the compiler's meaning, not Python's."""
 
 import collections
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
-
-from iris_triton._compat import aggregate
 
 GLOBAL = tl.constexpr(5)
 Pair = collections.namedtuple("Pair", ["data", "scale"])
@@ -59,8 +58,9 @@ def booleans(out, a, b, FLAG: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def choices(out, a):
+    yes = True
     x = 1.0 if a > 3 else 2.0
-    tl.store(out, x)
+    tl.store(out, x * yes.to(tl.float32))
     tl.store(out + 1, min(a, 3).to(tl.float32) + max(a, 3))
     if a > 3:
         return
@@ -68,14 +68,12 @@ def choices(out, a):
 
 
 @triton.jit
-def python_numbers(out, n: tl.constexpr, KIND: tl.constexpr):
+def python_numbers(out, n: tl.constexpr):
     tl.store(out, int(n))
     tl.store(out + 1, float(n // 2))
     tl.store(out + 2, bool(n))
     B: tl.constexpr = int((n + 9) % 8)
     tl.store(out + 3 + tl.arange(0, B), 1.0)
-    if KIND is not None:
-        tl.store(out, KIND(tl.program_id(0)))
 
 
 @triton.jit
@@ -94,6 +92,11 @@ def not_inlined(a, k: tl.constexpr):
 
 
 @triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
 def functions(out, a, b):
     s, d = plus_minus(a, b)
     s2, d2 = apply(plus_minus, s, d)
@@ -106,8 +109,8 @@ def functions(out, a, b):
 
 def make_closure(constant, function):
     @triton.jit
-    def kernel(out):
-        tl.store(out, function(constant))
+    def kernel(out, a):
+        tl.store(out, function(a, constant))
 
     return kernel
 
@@ -181,8 +184,10 @@ def annotated(out: "*fp64", x: tl.pointer_type(tl.int32), n: "i64"):  # noqa: F7
     (booleans, (2, 6, True, 8), [int(each) for each in "0001110011000001111000000001110078"]),
     (choices, (5,), [1, 8, 0]),
     (choices, (2,), [2, 5, 1]),
-    (python_numbers, (3, None), [3, 1, 1, 1, 1, 1, 1, 0]),
+    (python_numbers, (3,), [3, 1, 1, 1, 1, 1, 1, 0]),
     (functions, (5.0, 3.0), [8, 4, 12, 12, 15]),
+    (make_closure(tl.constexpr(7), not_inlined), (2,), [14]),
+    (make_closure(tl.constexpr(9), add), (2,), [11]),
     (constants, (4, "abc", tl.float32), [116.0 + i for i in range(16)]),
     (tuples, (Pair(torch.tensor([2.0]), 3), (1, 2, 4)), [6, 7, 8, 3]),
     (arguments, (True, None, 2.5, 0), [1, 2.5, 7]),
@@ -194,24 +199,6 @@ def test_what_python_means(kernel, given, expected):
     out = torch.zeros(len(expected), dtype=torch.float64)
     kernel[(1,)](out, *given)
     assert out.tolist() == expected
-
-
-@triton.jit
-def double(x):
-    return x * 2
-
-
-@triton.jit
-def triple(x):
-    return x * 3
-
-
-def test_closures_keep_their_own_values():
-    out = torch.zeros(2)
-    first, second = make_closure(tl.constexpr(7), double), make_closure(tl.constexpr(9), triple)
-    first[(1,)](out)
-    second[(1,)](out[1:])
-    assert out.tolist() == [14, 27]
 
 
 @triton.jit
@@ -249,102 +236,7 @@ def test_an_argument_that_is_one_is_a_constant():
     assert any("do_not_specialize" in note and "'fixed'" in note for note in caught.value.__notes__)
 
 
-# -- aggregates, in the form in which they also compile for GPUs ------------------------------------------------------
-@aggregate
-class Inner:
-    scale: tl.tensor
-    size: tl.constexpr
-
-    @triton.constexpr_function
-    def __init__(self, scale, size):
-        self.scale = scale
-        self.size = tl.constexpr(size)
-
-    @triton.jit
-    def scaled(self, x, extra=1):
-        return x * self.scale * extra
-
-    @triton.jit
-    def indices(self):
-        return tl.arange(0, self.size)
-
-    @triton.jit
-    def count(self, ptr, n, sem: tl.constexpr = "acq_rel"):
-        tl.atomic_add(ptr, n * self.scale.to(tl.int32), sem=sem, scope="sys")
-
-
-@aggregate
-class Outer:
-    inner: Inner
-    base: tl.tensor
-    flag: tl.constexpr
-
-    @triton.constexpr_function
-    def __init__(self, inner, base, flag):
-        self.inner = inner
-        self.base = base
-        self.flag = tl.constexpr(flag)
-
-    @staticmethod
-    @triton.jit
-    def make(base, scale, size: tl.constexpr, flag: tl.constexpr = True):
-        return Outer(Inner(scale, size), base, flag)
-
-    @triton.jit
-    def load(self, offset=0):
-        return self.inner.scaled(tl.load(self.base + offset + self.inner.indices()), extra=2)
-
-    @triton.jit
-    def with_base(self, base):
-        return Outer(self.inner, base, self.flag)
-
-
-@triton.jit
-def through(counter, ptr, n):
-    counter.count(ptr, n)
-    return counter
-
-
-@triton.jit
-def use(x, y, out, counts, scale, B: tl.constexpr):
-    outer = Outer.make(x, scale, B)
-    other = outer.with_base(y)
-    i = outer.inner.indices()
-    if outer.flag:
-        tl.store(out + i, outer.load() + other.load(offset=1))
-    if outer.inner.size == B and outer.inner.size * 2 > 4:
-        tl.store(out + B, outer.inner.size)
-    for k in range(outer.inner.size):
-        tl.store(out + B + 1 + k, k)
-    for k in tl.static_range(other.inner.size):
-        tl.store(out + 2 * B + 1 + k, k + other.inner.size)
-    f = outer.load
-    tl.store(out + 3 * B + 1, tl.sum(f()))
-    pair = (outer.inner, Inner(scale * 10, B))
-    through(pair[0], counts, 3).count(counts, 4, sem="relaxed")
-    through(pair[1], counts + 1, tl.program_id(0))
-
-
-def test_aggregates():
-    """Methods, static methods, nesting, constants; as arguments, as results and in tuples."""
-    x, y, out, counts = torch.arange(8.0), torch.arange(9.0) * 10, torch.zeros(26), torch.zeros(2, dtype=torch.int32)
-    use[(3,)](x, y, out, counts, 3.0, B=8)
-    assert torch.equal(out[:8], 6 * (x + y[1:]))
-    assert out[8:25].tolist() == [8, *range(16)]
-    assert out[25] == (6 * x).sum()
-    assert counts.tolist() == [3 * 7 * 3, 30 * (0 + 1 + 2)]
-
-
 # -- errors, and what is printed --------------------------------------------------------------------------------------
-@aggregate
-class Broken:
-    value: tl.tensor
-
-    @triton.constexpr_function
-    def __init__(self, value):
-        pass
-
-
 def undecorated(x):
     return x + 1
 
@@ -354,51 +246,23 @@ def recursive(n):
     return recursive(n + 1)
 
 
-@triton.jit
-def wrong(x, what: tl.constexpr):
-    if what == "block condition":
-        if tl.arange(0, 8) > 3:
-            tl.store(x, 1)
-    elif what == "static assert":
-        tl.static_assert(what == "", "too small")
-    elif what == "device assert":
-        tl.device_assert(tl.load(x) == 2, "must be two")
-    elif what == "assert":
-        assert tl.load(x) == 2, "must be two"
-    elif what == "undecorated":
-        tl.store(x, undecorated(1))
-    elif what == "recursion":
-        tl.store(x, recursive(tl.load(x)))
-    else:
-        Broken(tl.load(x))
-
-
-@triton.jit
-def store_to_const(x: tl.const, what: tl.constexpr):
-    tl.store(x, 1)
-
-
-@table("kernel, what, error, text", [
-    (wrong, "block condition", TypeError, r"must be a scalar, not a block of shape \[8\]"),
-    (wrong, "static assert", AssertionError, "too small"),
-    (wrong, "device assert", AssertionError, "must be two"),
-    (wrong, "assert", AssertionError, "must be two"),
-    (wrong, "undecorated", NotImplementedError, r"undecorated.*@triton\.jit"),
-    (wrong, "recursion", RecursionError, "depth"),
-    (wrong, "field", AttributeError, "did not initialize attribute 'value'"),
-    (store_to_const, "", ValueError, "constant pointer"),
+@table("parameters, text, error, said", [
+    ("x", "tl.store(x, 1 if tl.arange(0, 8) > 3 else 2)", TypeError, r"must be a scalar, not a block of shape \[8\]"),
+    ("x", "tl.static_assert(x is None, 'too small')", AssertionError, "too small"),
+    ("x", "tl.device_assert(tl.load(x) == 2, 'must be two')", AssertionError, "must be two"),
+    ("x", "assert tl.load(x) == 2, 'must be two'", AssertionError, "must be two"),
+    ("x", "tl.store(x, undecorated(1))", NotImplementedError, r"undecorated.*@triton\.jit"),
+    ("x", "tl.store(x, recursive(tl.load(x)))", RecursionError, "depth"),
+    ("x: tl.const", "tl.store(x, 1)", ValueError, "constant pointer"),
+    *(("x", f"tl.store(x, {kind}(tl.program_id(0)))", TypeError, rf"{kind}\(\) in a kernel converts constants only")
+      for kind in ("int", "float", "bool")),
 ])  # fmt: skip
-def test_what_is_refused_as_by_the_compiler(kernel, what, error, text):
-    with pytest.raises(error, match=text):
-        kernel[(1,)](torch.ones(1, dtype=torch.int32), what)
-    if text == "must be two":
-        kernel[(1,)](torch.tensor([2]), what)
-
-
-@pytest.mark.parametrize("kind", [int, float, bool])
-def test_only_constants_become_python_numbers(kind):
-    with pytest.raises(TypeError, match=rf"{kind.__name__}\(\) in a kernel converts constants only, not int32"):
-        python_numbers[(1,)](torch.zeros(8), 3, kind)
+def test_what_is_refused_as_by_the_compiler(parameters, text, error, said):
+    kernel = kernel_of(triton.jit, parameters, text, tl=tl, undecorated=undecorated, recursive=recursive)
+    with pytest.raises(error, match=said):
+        kernel[(1,)](torch.ones(1, dtype=torch.int32))
+    if said == "must be two":
+        kernel[(1,)](torch.tensor([2]))
 
 
 @triton.jit

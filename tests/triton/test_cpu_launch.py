@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import types
 import warnings
 
 import numpy as np
@@ -147,35 +146,8 @@ def test_autotuner_takes_the_first_configuration_and_its_hook():
 
 # -- entries and assembly ---------------------------------------------------------------------------------------------
 @triton.jit
-def vendor(x, k: tl.constexpr, flag=None):
-    return tl.inline_asm_elementwise("no.such.thing $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def call_vendor(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, vendor(tl.load(x + i), 3))
-
-
-@triton.jit
 def assembly(out, text: tl.constexpr):
     tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
-
-
-def test_an_entry_replaces_a_device_function():
-    x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match=r"'no\.such\.thing \$0, \$1;'.*cpu_entry"):
-        call_vendor[(1,)](x, x, N=4)
-    seen = []
-
-    @interpreter.cpu_entry(vendor)
-    def entry(program, value, k, flag=None):
-        seen.append((program.pid, program.grid, program.linear_id, value.dtype, k, flag))
-        return value * np.int32(k) + np.int32(program.linear_id)
-
-    call_vendor[(1, 2)](x, out, N=4)
-    assert torch.equal(out, x * 3 + 1)
-    assert seen == [((0, y, 0), (1, 2, 1), y, np.int32, 3, None) for y in range(2)]
 
 
 @triton.jit
@@ -236,22 +208,6 @@ def test_assembly_that_is_built_in():
     ):
         with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
             assembly[(1,)](out, text)
-
-
-@triton.jit
-def target(out):
-    if tl.target_info.is_cuda() or tl.target_info.is_hip():
-        tl.store(out, 1)
-    else:
-        tl.store(out, 2)
-
-
-def test_kernels_see_neither_cuda_nor_hip(monkeypatch):
-    driver = types.SimpleNamespace(get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(triton.runtime.driver, "_active", driver, raising=False)
-    out = torch.zeros(1)
-    target[(1,)](out)
-    assert out.item() == 2
 
 
 # -- other Tritons, other processes -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 from triton.experimental.gluon import language as gl
 
@@ -16,7 +17,7 @@ from iris_core import Iris
 from iris_core.errors import ArgumentError
 from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
-from iris_triton.interpreter import OutOfBoundsError, hints
+from iris_triton.interpreter import OutOfBoundsError
 from iris_triton.interpreter.memory import regions
 from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
 from iris_triton.language.address import translate
@@ -47,24 +48,18 @@ def test_a_heap_may_go_while_the_table_is_made(monkeypatch, make_heap):
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-@triton.jit
-def touch(p, offset, ACCESS: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    q = p + offset + i
-    if ACCESS == "load":
-        tl.load(q)
-    elif ACCESS == "store":
-        tl.store(q, i.to(p.dtype.element_ty))
-    elif ACCESS == "masked":
-        tl.store(q, i.to(p.dtype.element_ty), mask=i < 2)
-    elif ACCESS == "volatile":
-        tl.load(q, volatile=True)
-    elif ACCESS == "atomic":
-        tl.atomic_add(q, 1.0)
-    else:
-        tl.atomic_cas(q, 0.0, 1.0)
+def touching(text):
+    return kernel_of(
+        triton.jit, "p, offset, N: tl.constexpr", f"i = tl.arange(0, N)\nq = p + offset + i\n{text}", tl=tl
+    )
 
 
+TOUCH = {
+    "load": touching("tl.load(q)"), "store": touching("tl.store(q, i.to(p.dtype.element_ty))"),
+    "masked": touching("tl.store(q, i.to(p.dtype.element_ty), mask=i < 2)"),
+    "volatile": touching("tl.load(q, volatile=True)"),
+    "atomic": touching("tl.atomic_add(q, 1.0)"), "cas": touching("tl.atomic_cas(q, 0.0, 1.0)"),
+}  # fmt: skip
 ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "atomic_fadd", "cas": "atomic_cas"}
 
 
@@ -72,13 +67,13 @@ ACCESSES = {"load": "load", "store": "store", "volatile": "load", "atomic": "ato
 def test_accesses_beyond_a_block_are_refused_on_every_rank(heap, access):
     for rank in [0, 1]:
         x = heap.tensor(rank, 256, 100)
-        touch[(1,)](x, 96, ACCESS=access, N=4)
+        TOUCH[access][(1,)](x, 96, N=4)
         before = [m.clone() for m in heap.memory]
         with pytest.raises(OutOfBoundsError) as info:
-            touch[(1,)](x, 98, ACCESS=access, N=4)
+            TOUCH[access][(1,)](x, 98, N=4)
         error, place = info.value, f"block 'x' of 400 bytes at offset 256 of the heap of rank {rank}"
         assert isinstance(error, IndexError)
-        assert (error.kernel, error.program, error.lane, error.nbytes) == ("touch", (0, 0, 0), 2, 4)
+        assert (error.kernel, error.program, error.lane, error.nbytes) == ("kernel", (0, 0, 0), 2, 4)
         assert (error.access, error.address) == (ACCESSES[access], heap.heap_bases[rank] + 256 + 400)
         assert f"begins 0 bytes past the end of {place}" in str(error)
         assert "1 more lanes" in str(error)
@@ -99,10 +94,10 @@ def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes,
     x = heap.tensor(rank, offset, 1)
     if text or first == 2**29:
         with pytest.raises(OutOfBoundsError, match=text or "lane 0"):
-            touch[(4,)](x, first, ACCESS=access, N=lanes)
+            TOUCH[access][(4,)](x, first, N=lanes)
     else:
-        touch[(4,)](x, first, ACCESS=access, N=lanes)
-    touch[(4,)](heap.tensor(0, 256, 1), 10, ACCESS="store", N=4)  # a failed launch leaves everything usable
+        TOUCH[access][(4,)](x, first, N=lanes)
+    TOUCH["store"][(4,)](heap.tensor(0, 256, 1), 10, N=4)  # a failed launch leaves everything usable
     assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
@@ -112,17 +107,17 @@ def test_freed_blocks_and_the_table(heap):
     heap.free(1024)
     assert current_regions() is not first
     with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
-        touch[(1,)](heap.tensor(0, 1024, 16), 0, ACCESS="load", N=16)
+        TOUCH["load"][(1,)](heap.tensor(0, 1024, 16), 0, N=16)
 
 
 def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
     storage = torch.zeros(64)
-    touch[(1,)](storage[:8], 56, ACCESS="store", N=8)
-    touch[(1,)](storage[32:40], -32, ACCESS="store", N=8)
+    TOUCH["store"][(1,)](storage[:8], 56, N=8)
+    TOUCH["store"][(1,)](storage[32:40], -32, N=8)
     with pytest.raises(OutOfBoundsError, match="past the end of block 'p' of 256 bytes"):
-        touch[(1,)](storage[:8], 60, ACCESS="store", N=8)
+        TOUCH["store"][(1,)](storage[:8], 60, N=8)
     with pytest.raises(OutOfBoundsError, match="4 bytes before block 'p'"):
-        touch[(1,)](storage[:8], -1, ACCESS="load", N=1)
+        TOUCH["load"][(1,)](storage[:8], -1, N=1)
 
 
 @triton.jit
@@ -154,24 +149,6 @@ def test_addresses_from_memory_need_a_named_region(heap):
     indirect[(1,)](on_heaps, out, N=4)
     assert not out.any()
     assert [heap.tensor(rank, 256, 2).tolist() for rank in (0, 1)] == [[0, -2], [-1, -3]]
-
-
-@triton.jit
-def pointers(table, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    first = tl.load(table + 0).to(tl.pointer_type(tl.pointer_type(tl.float32)))
-    tl.store(out + i, tl.load(tl.load(first + i)))
-
-
-def test_pointers_to_pointers():
-    values = torch.arange(4.0)
-    pointed = torch.tensor([values[k:].data_ptr() for k in (2, 0, 3, 1)])
-    tokens = [interpreter.allow_region(t.data_ptr(), t.nbytes) for t in (values, pointed)]
-    out = torch.zeros(4)
-    pointers[(1,)](torch.tensor([pointed.data_ptr()]), out, N=4)
-    for token in tokens:
-        interpreter.unregister_memory(token)
-    assert out.tolist() == [2, 0, 3, 1]
 
 
 @table("address, nbytes", [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
@@ -216,116 +193,94 @@ def test_without_any_memory_the_message_says_so():
 
 
 # -- promises ---------------------------------------------------------------------------------------------------------
-@triton.jit
-def promise(x, out, apart, what: tl.constexpr, number: tl.constexpr):
-    i = tl.arange(0, 16)
-    where = x + i * apart
-    if what == "multiple":
-        where = tl.multiple_of(where, number)
-    elif what == "contiguous":
-        where = tl.max_contiguous(where, number)
-    elif what == "rows":
-        rows = tl.multiple_of(x + i[:, None] * apart + i[None, :], (1, number))
-        tl.store(out, tl.sum(tl.sum(tl.load(rows), 1), 0))
-    elif what == "scalar":
-        where = tl.multiple_of(x, number) + i
-    elif what == "assume":
-        tl.assume(apart == number)
-    elif what == "offsets":  # of numbers more is promised than is meant
-        where = x + tl.max_contiguous(tl.multiple_of(i * apart % 8, number), number)
-    tl.store(out + i, tl.load(where))
+MULTIPLE, CONTIGUOUS = "where = tl.multiple_of(where, 16)", "where = tl.max_contiguous(where, {})"
+ROWS = """
+rows = tl.multiple_of(x + i[:, None] * apart + i[None, :], (1, 16))
+tl.store(out, tl.sum(tl.sum(tl.load(rows), 1), 0))
+"""
 
 
-@table("what, skipped, apart, number, message", [
-    ("multiple", 0, 1, 16, ""),
-    ("multiple", 4, 1, 16, ""),
-    ("multiple", 1, 1, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
-    ("multiple", 0, 4, 16, ""),
-    ("multiple", 0, 2, 16, "multiples of 16 bytes: .* is 8 bytes behind one"),
-    ("contiguous", 1, 1, 16, ""),
-    ("contiguous", 0, 2, 4, "groups of 4 neighbouring elements along axis 0: .* is not 4 bytes behind"),
-    ("rows", 0, 20, 16, ""),
-    ("rows", 0, 21, 16, "multiples of 16 bytes: .* is 4 bytes behind one"),
-    ("scalar", 1, 1, 16, ""),  # kernels promise before they branch
-    ("offsets", 0, 3, 16, ""),
-    ("assume", 0, 3, 3, ""),
-    ("assume", 0, 3, 4, "condition that does not hold"),
+@table("text, skipped, apart, message", [
+    (MULTIPLE, 0, 1, ""),
+    (MULTIPLE, 4, 1, ""),
+    (MULTIPLE, 1, 1, "multiples of 16 bytes: .* is 4 bytes behind one"),
+    (MULTIPLE, 0, 4, ""),
+    (MULTIPLE, 0, 2, "multiples of 16 bytes: .* is 8 bytes behind one"),
+    (CONTIGUOUS.format(16), 1, 1, ""),
+    (CONTIGUOUS.format(4), 0, 2, "groups of 4 neighbouring elements along axis 0: .* is not 4 bytes behind"),
+    (ROWS, 0, 20, ""),
+    (ROWS, 0, 21, "multiples of 16 bytes: .* is 4 bytes behind one"),
+    ("where = tl.multiple_of(x, 16) + i", 1, 1, ""),  # kernels promise before they branch
+    # of numbers more is promised than is meant
+    ("where = x + tl.max_contiguous(tl.multiple_of(i * apart % 8, 16), 16)", 0, 3, ""),
+    ("tl.assume(apart == 3)", 0, 3, ""),
+    ("tl.assume(apart == 4)", 0, 3, "condition that does not hold"),
 ])  # fmt: skip
-def test_promises_about_addresses(what, skipped, apart, number, message):
+def test_promises_about_addresses(text, skipped, apart, message):
     x, out = torch.randn(512), torch.zeros(16)
+    text = f"i = tl.arange(0, 16)\nwhere = x + i * apart\n{text}\ntl.store(out + i, tl.load(where))"
+    kernel = kernel_of(triton.jit, "x, out, apart", text, tl=tl)
     if message:
         with interpreter.configured(hints="raise"), pytest.raises(AssertionError, match=message):
-            promise[(1,)](x[skipped:], out, apart, what, number)
-        hints._refuted.clear()
-        with pytest.warns(RuntimeWarning, match=rf"'promise', line \d+ of test_cpu_memory.py.*{message}") as caught:
-            promise[(2,)](x[skipped:], out, apart, what, number)
-        promise[(1,)](x[skipped:], out, apart, what, number)  # pytest makes another warning an error
+            kernel[(1,)](x[skipped:], out, apart)
+        with pytest.warns(RuntimeWarning, match=rf"'kernel', line \d+ of kernel_\d+.py.*{message}") as caught:
+            kernel[(2,)](x[skipped:], out, apart)
         (each,) = caught
-        assert each.filename == __file__
-        assert "tl." in linecache.getline(__file__, each.lineno)
-    else:
-        promise[(1,)](x[skipped:], out, apart, what, number)
-    if what != "offsets":
-        assert torch.equal(out, x[skipped : skipped + (16 * apart if what != "scalar" else 16) : apart])
+        assert "tl." in linecache.getline(each.filename, each.lineno)
+    kernel[(1,)](x[skipped:], out, apart)  # pytest makes another warning an error
+    places = torch.arange(16) * apart
+    assert torch.equal(out, x[skipped + (places if "% 8" not in text else places % 8)])
+
+
+@triton.jit
+def promising(x):
+    tl.multiple_of(x + tl.arange(0, 16), 16)
+
+
+def test_where_all_code_is_a_library_s_the_kernel_is_named():
+    """By its path this file is Triton's."""
+    said = r"'promising', line \d+ of test_cpu_memory.py: .* is 4 bytes behind one"
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        promising[(1,)](torch.zeros(17)[1:])
+    assert caught[0].filename == __file__
 
 
 # -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
-LAYOUT = tl.constexpr(None)
+CALLS = [
+    "ctx.load(x + offsets, 0)", "ctx.store(x + offsets, 1, 0)", "ctx.get(x + offsets, own + offsets, 0)",
+    "ctx.put(own + offsets, x + offsets, 0)", "ctx.copy(x + offsets, own + offsets, 0, 0)",
+    "ctx.copy(own + offsets, x + offsets, 0, 0)", "ctx.atomic_add(x, 1, 0)", "ctx.atomic_cas(x, 1, 0, 0)",
+    "ctx.signal(x, 1, 0)", "ctx.put_signal(own + offsets, own + offsets, x, 1, 0)",
+    "tiles.gather(tiles.TileView(0, 0, 2, 2, LAYOUT), tiles.make_tensor_view(x, 2, 2, 2, 1), 0, ctx)",
+    "iris.load(x + offsets, 0, 0, ctx.heap_bases)",
+]  # fmt: skip
 BLOCKED = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 
 
-@triton.jit
-def through_context(context, own, x, rank, world: tl.constexpr, what: tl.constexpr):
-    ctx = DeviceContext.initialize(context, rank, world)
-    offsets = lanes(4)
-    if what == "load":
-        ctx.load(x + offsets, 0)
-    elif what == "store":
-        ctx.store(x + offsets, 1, 0)
-    elif what == "get":
-        ctx.get(x + offsets, own + offsets, 0)
-    elif what == "put":
-        ctx.put(own + offsets, x + offsets, 0)
-    elif what == "copy":
-        ctx.copy(x + offsets, own + offsets, 0, 0)
-    elif what == "copy to":
-        ctx.copy(own + offsets, x + offsets, 0, 0)
-    elif what == "atomic_add":
-        ctx.atomic_add(x, 1, 0)
-    elif what == "atomic_cas":
-        ctx.atomic_cas(x, 1, 0, 0)
-    elif what == "signal":
-        ctx.signal(x, 1, 0)
-    elif what == "put_signal":
-        ctx.put_signal(own + offsets, own + offsets, x, 1, 0)
-    elif what == "tile":
-        view = tiles.make_tensor_view(x, 2, 2, 2, 1)
-        tiles.gather(tiles.TileView(0, 0, 2, 2, LAYOUT), view, 0, ctx)
-    else:
-        iris.load(x + offsets, 0, 0, ctx.heap_bases)
+def calling(text):
+    names = {"tl": tl, "iris": iris, "tiles": tiles, "lanes": lanes, "DeviceContext": DeviceContext}
+    text = f"ctx = DeviceContext.initialize(context, rank, world)\noffsets = lanes(4)\n{text}"
+    return kernel_of(triton.jit, "context, own, x, rank, world: tl.constexpr", text, LAYOUT=tl.constexpr(None), **names)
 
 
-@table("what", ["load", "store", "get", "put", "copy", "copy to", "atomic_add", "atomic_cas", "signal", "put_signal",
-                "tile", "function"])  # fmt: skip
+@table("text", CALLS)
 @pytest.mark.parametrize("language", ["triton", "gluon"])
-def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(language, what):
-    kernel = through_context
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(language, text):
+    kernel, off = calling(text), torch.zeros(4, dtype=I64)
     if language == "gluon":
         kernel = in_gluon(kernel, DeviceContext=gluon_kernels, LAYOUT=BLOCKED)
-    off = torch.zeros(4, dtype=I64)
     with Iris("1MiB", device="cpu", backend=language) as ctx:
         context, own = ctx.get_device_context(), ctx.zeros(4, dtype=I64)
-        kernel[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1, what)
+        kernel[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1)
         with pytest.raises(OutOfBoundsError, match="on the heap") as caught:
-            kernel[(1,)](context, own, off, 0, 1, what)
+            kernel[(1,)](context, own, off, 0, 1)
         with pytest.raises(ArgumentError):
-            kernel[(1,)](torch.zeros(64, dtype=I64), own, own, 0, 1, what)
+            kernel[(1,)](torch.zeros(64, dtype=I64), own, own, 0, 1)
         assert not own.any()
     error = caught.value
-    assert (error.kernel, error.program, error.address) == ("through_context", (0, 0, 0), off.data_ptr())
+    assert (error.kernel, error.program, error.address) == ("kernel", (0, 0, 0), off.data_ptr())
     (note,) = error.__notes__
-    assert ", rank 0 of 1, at " in note
-    assert f"{__file__}:" in note
+    assert ", rank 0 of 1, at kernel_" in note
     assert not off.any()
 
 
@@ -345,10 +300,10 @@ def test_a_context_tensor_of_another_world_is_refused(make_world, given, rank, w
         with pytest.raises(
             ArgumentError, match="that of rank 2" if given == "peer's" else "DeviceContext|context tensor"
         ) as caught:
-            through_context[(1,)](context, x, x, rank, world, "store")
+            calling("ctx.store(x + offsets, 1, 0)")[(1,)](context, x, x, rank, world)
         assert not x.any()
     (note,) = caught.value.__notes__
-    assert note.startswith("in kernel 'through_context', program (0, 0, 0) of grid (1, 1, 1), rank 0 of 1, ")
+    assert note.startswith("in kernel 'kernel', program (0, 0, 0) of grid (1, 1, 1), rank 0 of 1, ")
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_text import check
 from tables import table
 
 from iris_triton.interpreter.frontend import numerics
@@ -140,78 +141,51 @@ def test_casts_match_torch(sources, targets, values):
         assert torch.equal(out.double(), once.to(target).double()), (source, target)
 
 
-def test_out_of_range_and_nan_conversions_saturate():
-    out = torch.zeros(4, dtype=torch.int32)
-    cast[(1,)](torch.tensor([NAN, INF, -INF, 1e10]), out, B=4)
-    assert out.tolist() == [0, 2**31 - 1, -(2**31), 2**31 - 1]
-
-
-@triton.jit
-def binary(x, y, out, KIND: tl.constexpr, B: tl.constexpr):
-    i = tl.arange(0, B)
-    a, b = tl.load(x + i), tl.load(y + i)
-    if KIND == "arithmetic":
-        results = (a + b, a - b, a * b, tl.where(a > b, a, -b), tl.maximum(a, b), tl.minimum(a, b))
-    elif KIND == "division":
-        results = (a / b,)
-    elif KIND == "integers":
-        results = (a // b, a % b, tl.maximum(a, b), a > b, a >> 1, a + b)
-    elif KIND == "bits":
-        results = (a << b, a >> b, a ^ b | a & 3, ~a)
-    elif KIND == "nan":
-        seen = (a == a).to(tl.float32) + 2 * (a != a).to(tl.float32) + 4 * (a < b).to(tl.float32)
-        results = (tl.maximum(a, b), tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL), tl.clamp(a, -1.0, 1.0), seen)
-    elif KIND == "bitcasts":
-        bits = a.to(tl.int32, bitcast=True)
-        results = (bits, bits.to(tl.float32, bitcast=True).to(tl.int32))
-    else:
-        results = (a & b, a | b, ~a, a != b)
-    for k in tl.static_range(len(results)):
-        tl.store(out + k * B + i, results[k].to(out.dtype.element_ty))
-
-
-def run(kind, a, b, number, dtype=None):
-    out = torch.zeros(number, a.numel(), dtype=dtype or a.dtype)
-    binary[(1,)](a, b, out, kind, B=a.numel())
-    return out
-
-
 @table("dtype", [*INTS, *FLOATS])
 def test_arithmetic_matches_torch(dtype):
     generator = torch.Generator().manual_seed(1)
     a, b = ((torch.randn(64, generator=generator) * 10).to(dtype) for _ in range(2))
-    expected = [a + b, a - b, a * b, torch.where(a > b, a, -b), torch.maximum(a, b), torch.minimum(a, b)]
-    assert torch.equal(run("arithmetic", a, b, 6), torch.stack(expected))
+    for expression, expected in (
+        ("a + b", a + b), ("a - b", a - b), ("a * b", a * b), ("tl.where(a > b, a, -b)", torch.where(a > b, a, -b)),
+        ("tl.maximum(a, b)", torch.maximum(a, b)), ("tl.minimum(a, b)", torch.minimum(a, b)),
+    ):  # fmt: skip
+        check(expression, expected, a=a, b=b)
 
 
 @table("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
 def test_true_division(dtype):
     a, b = torch.tensor([1, 7, -9, 100]).to(dtype), torch.tensor([3, 2, 4, 8]).to(dtype)
-    (out,) = run("division", a, b, 1, torch.float64)
-    torch.testing.assert_close(out, (a / b).double(), atol=0, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
+    check("(a / b).to(tl.float64)", (a / b).double(), a=a, b=b, rtol=0 if dtype is not torch.bfloat16 else 2**-8)
 
 
 @table("dtype", UNSIGNED)
 def test_unsigned_arithmetic(dtype):
     top = torch.iinfo(dtype).max
-    a, b = [top, top - 6, 5, 200], [2, top, top, 7]
-    out = run("integers", torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), 6)
-    pairs = [(x // y, x % y, max(x, y), int(x > y), x >> 1, (x + y) & top) for x, y in zip(a, b, strict=True)]
-    assert out.tolist() == [list(each) for each in zip(*pairs, strict=True)]
+    pairs = list(zip([top, top - 6, 5, 200], [2, top, top, 7], strict=True))
+    a, b = (torch.tensor(each, dtype=dtype) for each in zip(*pairs, strict=True))
+    for expression, value in (
+        ("a // b", lambda x, y: x // y), ("a % b", lambda x, y: x % y), ("tl.maximum(a, b)", max),
+        ("(a > b).to(a.dtype)", lambda x, y: int(x > y)), ("a >> 1", lambda x, y: x >> 1),
+        ("a + b", lambda x, y: (x + y) & top),
+    ):  # fmt: skip
+        check(expression, torch.tensor([value(*pair) for pair in pairs], dtype=dtype), a=a, b=b)
 
 
 def test_bits_nan_and_bools():
-    a, k = torch.tensor([1, -8, 2**30, -1], dtype=torch.int32), torch.tensor([3, 1, 1, 31], dtype=torch.int32)
-    assert torch.equal(run("bits", a, k, 4), torch.stack([a << k, a >> k, (a ^ k) | (a & 3), ~a]))
-    out = run("nan", torch.tensor([NAN, 1.0, INF, -INF]), torch.tensor([2.0, NAN, 3.0, 4.0]), 4)
-    assert out[0].tolist() == [2, 1, INF, 4]
-    assert out[1].isnan().tolist() == [True, True, False, False]
-    assert out[2].tolist()[1:] == [1, 1, -1]
-    assert out[3].tolist() == [2, 1, 1, 5]
-    x = torch.tensor([1.0, -2.0, 3.5, 0.0])
-    assert torch.equal(run("bitcasts", x, x, 2, torch.int32), torch.stack([x.view(torch.int32), x.int()]))
-    p, q = torch.tensor([True, False, True, False]), torch.arange(4) > 1
-    assert torch.equal(run("bools", p, q, 4), torch.stack([p & q, p | q, ~p, p ^ q]))
+    a, b = torch.tensor([1, -8, 2**30, -1], dtype=torch.int32), torch.tensor([3, 1, 1, 31], dtype=torch.int32)
+    x, y = torch.tensor([NAN, 1.0, INF, -INF]), torch.tensor([2.0, NAN, 3.0, 4.0])
+    z, p, q = torch.tensor([1.0, -2.0, 3.5, 0.0]), torch.tensor([True, False, True, False]), torch.arange(4) > 1
+    for expression, expected in (
+        ("a << b", a << b), ("a >> b", a >> b), ("a ^ b | a & 3", (a ^ b) | (a & 3)), ("~a", ~a),
+        ("tl.maximum(x, y)", torch.tensor([2.0, 1.0, INF, 4.0])),
+        ("tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)", torch.tensor([NAN, NAN, INF, 4.0])),
+        ("tl.clamp(y, 2.5, 3.5)", torch.tensor([2.5, 2.5, 3.0, 3.5])),
+        ("x == x", x == x), ("x != x", x != x), ("x < y", x < y),
+        ("z.to(tl.int32, bitcast=True)", z.view(torch.int32)),
+        ("z.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True).to(tl.int32)", z.int()),
+        ("p & q", p & q), ("p | q", p | q), ("~p", ~p), ("p != q", p ^ q),
+    ):  # fmt: skip
+        check(expression, expected, a=a, b=b, x=x, y=y, z=z, p=p, q=q)
 
 
 # -- fast paths hold the same as the semantic layer: values and types, for all operators, dtypes and shapes -----------
@@ -256,11 +230,11 @@ def test_operators(name):
     for left, right in itertools.product(TYPES, repeat=2):
         if left is not right and TYPES.index(right) % 3 and not (left.is_int_signed() and right.is_int_signed()):
             continue  # other unequal types take the general way on both sides; a third of them is enough
-        for shape, other in SHAPES:
+        for shape, other in SHAPES if left is right else SHAPES[::3]:
             a, b = make(left, shape, 1), make(right, other, 2)
             assert outcome(fast, a, b) == outcome(general, a, b), (left, right, shape, other)
             compared += 1
-    assert compared > 300
+    assert compared > 200
     for type_, number in itertools.product(TYPES, [3, -3, 2.5, -2.0, True, 2**31, 2**40, 1e39]):
         a = make(type_, (4,), 3)
         for operands in ((a, number), (number, a), (a, tl.constexpr(number))):

@@ -1,11 +1,14 @@
 """Reductions, scans, shapes, products, random numbers, mathematical functions, descriptors, atomics: against torch."""
 
+import functools
 import math
+import operator
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import check, kernel_of
 from tables import table
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -17,68 +20,41 @@ def randn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@triton.jit
-def keep(out, results, N: tl.constexpr):
-    """One result per row."""
-    for k in tl.static_range(len(results)):
-        tl.store(out + k * N + tl.arange(0, N), results[k])
-
-
 # -- reductions and scans ---------------------------------------------------------------------------------------------
-@triton.jit
-def reduce(x, sums, maxima, minima, where, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
-    v = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
-    i = tl.arange(0, N if AXIS == 0 else M)
-    tl.store(sums + i, tl.sum(v, axis=AXIS).to(sums.dtype.element_ty))
-    tl.store(maxima + i, tl.max(v, axis=AXIS))
-    tl.store(minima + i, tl.min(v, axis=AXIS))
-    tl.store(where + i, tl.argmax(v, axis=AXIS))
-
-
 @table("dtype", [torch.float32, torch.bfloat16, torch.float16, I32, torch.int8, torch.uint8])
 def test_reductions(dtype):
     x = randn(16, 32) * 20
     x = (x.abs() if dtype is torch.uint8 else x).to(dtype)
     wide = torch.float32 if dtype.is_floating_point else I32
-    for axis, count in enumerate((32, 16)):
-        sums, where = torch.zeros(count, dtype=wide), torch.zeros(count, dtype=I32)
-        maxima, minima = torch.zeros(2, count, dtype=dtype)
-        reduce[(1,)](x, sums, maxima, minima, where, 16, 32, AXIS=axis)
-        # 16-bit floats are summed in their own precision, as on GPUs.
-        atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
-        torch.testing.assert_close(sums, x.to(wide).sum(axis).to(wide), atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6)
-        assert torch.equal(maxima, x.amax(axis))
-        assert torch.equal(minima, x.amin(axis))
+    # 16-bit floats are summed in their own precision, as on GPUs.
+    atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
+    for axis in (0, 1):
+        sums = x.to(wide).sum(axis).to(wide)
+        check(
+            f"tl.sum(v, axis={axis}).to(out.dtype.element_ty)", sums, v=x, atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6
+        )
+        check(f"tl.max(v, axis={axis})", x.amax(axis), v=x)
+        check(f"tl.min(v, axis={axis})", x.amin(axis), v=x)
         # The first of equal maxima wins.
-        assert torch.equal(where.long(), (x == x.amax(axis, keepdim=True)).int().argmax(axis))
+        check(f"tl.argmax(v, axis={axis})", (x == x.amax(axis, keepdim=True)).int().argmax(axis).int(), v=x)
 
 
 def test_maximum_ignores_nan_as_on_gpus():
-    x, out = torch.ones(16, 32), torch.zeros(2, 16)
+    x = torch.ones(16, 32)
     x[:, 3], x[:, 4] = float("nan"), 7
-    reduce[(1,)](x, torch.zeros(16), out[0], out[1], torch.zeros(16, dtype=I32), 16, 32, AXIS=1)
-    assert (out[0] == 7).all()
-    assert (out[1] == 1).all()
-
-
-@triton.jit
-def whole(x, out, N: tl.constexpr):
-    v = tl.load(x + tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :])
-    value, index = tl.max(tl.reshape(v, [N * N]), axis=0, return_indices=True)
-    rows = tl.sum(v, axis=1, keep_dims=True)
-    xored = tl.xor_sum(v.to(tl.int32)).to(tl.float32)
-    results = (tl.sum(v), tl.max(v), value, index.to(tl.float32), tl.sum(rows * rows), xored)
-    for k in tl.static_range(6):
-        tl.store(out + k, results[k])
+    check("tl.max(v, axis=1)", torch.full((16,), 7.0), v=x)
+    check("tl.min(v, axis=1)", torch.ones(16), v=x)
 
 
 def test_reductions_of_everything_and_kept_dimensions():
-    x, out, xored = randn(8, 8) * 10, torch.zeros(6), 0
-    whole[(1,)](x, out, N=8)
-    for value in x.int().flatten().tolist():
-        xored ^= value
-    expected = [x.sum(), x.max(), x.max(), x.argmax(), (x.sum(1) ** 2).sum(), xored]
-    torch.testing.assert_close(out, torch.tensor([float(e) for e in expected]), atol=1e-3, rtol=1e-5)
+    x, rows = randn(8, 8) * 10, "tl.sum(v, axis=1, keep_dims=True)"
+    largest = "tl.max(tl.reshape(v, [64]), axis=0, return_indices=True)"
+    check("tl.sum(v)", x.sum(), v=x, atol=1e-3, rtol=1e-5)
+    check("tl.max(v)", x.max(), v=x)
+    check(f"{largest}[0]", x.max(), v=x)
+    check(f"{largest}[1]", x.argmax().int(), v=x)
+    check(f"tl.sum({rows} * {rows})", (x.sum(1) ** 2).sum(), v=x, atol=1e-3, rtol=1e-5)
+    check("tl.xor_sum(v)", torch.tensor(functools.reduce(operator.xor, x.int().flatten().tolist())).int(), v=x.int())
 
 
 @triton.jit
@@ -100,164 +76,105 @@ def product(a, b):
     return a * b
 
 
-@triton.jit
-def combine(x, y, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(x + i), tl.load(y + i)
-    ra, rb = tl.reduce((a, b), 0, affine)
-    tl.store(out, ra)
-    tl.store(out + 1, rb)
-    tl.store(out + 2, tl.reduce(a, 0, larger))
-    sa, sb = tl.associative_scan((a, b), 0, affine)
-    backwards = tl.associative_scan(a, 0, product, reverse=True)
-    keep(out + N, (sa, sb, tl.associative_scan(a, 0, larger), backwards, tl.map_elementwise(larger, a, 0.5)), N)
-
-
 def test_own_combine_functions_keep_the_order():
     a, b = randn(8), randn(8, seed=1)
-    out = torch.zeros(6, 8)
-    combine[(1,)](a, b, out, N=8)
-    ra, rb, running = a[0], b[0], [(a[0], b[0])]
+    running = [(a[0], b[0])]
     for x, y in zip(a[1:], b[1:], strict=True):
-        ra, rb = ra * x, rb * x + y
-        running.append((ra, rb))
-    torch.testing.assert_close(out[0, :3], torch.stack([ra, rb, a.max()]))
-    scans = [*map(torch.stack, zip(*running, strict=True)), a.cummax(0).values, a.flip(0).cumprod(0).flip(0)]
-    torch.testing.assert_close(out[1:], torch.stack([*scans, a.clamp(min=0.5)]))
-
-
-@triton.jit
-def scan(x, out, M: tl.constexpr, N: tl.constexpr):
-    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    v = tl.load(x + at)
-    tl.store(out + at, tl.cumsum(v, axis=1))
-    tl.store(out + M * N + at, tl.cumsum(v, axis=0, reverse=True))
-    tl.store(out + 2 * M * N + at, tl.cumprod(v, axis=1))
+        running.append((running[-1][0] * x, running[-1][1] * x + y))
+    for number, scanned in enumerate(map(torch.stack, zip(*running, strict=True))):
+        how = {"a": a, "b": b, "affine": affine, "atol": 1e-5, "rtol": 1.3e-6}
+        check(f"tl.reduce((a, b), 0, affine)[{number}]", scanned[-1], **how)
+        check(f"tl.associative_scan((a, b), 0, affine)[{number}]", scanned, **how)
+    backwards, how = a.flip(0).cumprod(0).flip(0), {"atol": 1e-5, "rtol": 1.3e-6}
+    check("tl.associative_scan(a, 0, product, reverse=True)", backwards, a=a, product=product, **how)
+    check("tl.reduce(a, 0, larger)", a.max(), a=a, larger=larger)
+    check("tl.associative_scan(a, 0, larger)", a.cummax(0).values, a=a, larger=larger)
+    check("tl.map_elementwise(larger, a, 0.5)", a.clamp(min=0.5), a=a, larger=larger)
 
 
 def test_scans():
-    x, out = randn(4, 8), torch.zeros(3, 4, 8)
-    scan[(1,)](x, out, 4, 8)
-    torch.testing.assert_close(out, torch.stack([x.cumsum(1), x.flip(0).cumsum(0).flip(0), x.cumprod(1)]))
-
-
-@triton.jit
-def histogram(x, out, N: tl.constexpr, BINS: tl.constexpr):
-    i = tl.arange(0, N)
-    v = tl.load(x + i)
-    keep(out, (tl.histogram(v, BINS), tl.histogram(v, BINS, mask=i < N // 2)), BINS)
+    x = randn(4, 8)
+    how = {"v": x, "atol": 1e-5, "rtol": 1.3e-6}
+    check("tl.cumsum(v, axis=1)", x.cumsum(1), **how)
+    check("tl.cumsum(v, axis=0, reverse=True)", x.flip(0).cumsum(0).flip(0), **how)
+    check("tl.cumprod(v, axis=1)", x.cumprod(1), **how)
 
 
 def test_histogram_drops_what_is_out_of_range():
     x = torch.randint(-2, 12, (64,), generator=torch.Generator().manual_seed(0), dtype=I32)
-    out = torch.zeros(2, 8, dtype=I32)
-    histogram[(1,)](x, out, N=64, BINS=8)
-    for row, values in zip(out, (x, x[:32]), strict=True):
-        assert row.tolist() == [int((values == b).sum()) for b in range(8)]
+    for mask, values in ((None, x), ("tl.arange(0, 64) < 32", x[:32])):
+        bins = torch.tensor([int((values == b).sum()) for b in range(8)]).int()
+        check(f"tl.histogram(v, 8, mask={mask})", bins, v=x)
 
 
 # -- shapes, products, functions --------------------------------------------------------------------------------------
-@triton.jit
-def shape(x, y, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(x + i), tl.load(y + i)
-    left, right = tl.split(tl.join(a, b))
-    square = tl.reshape(a, [4, N // 4])
-    filled = tl.full([N], 3.5, tl.float32) + tl.zeros([N], tl.float32) + tl.zeros_like(a)
-    p, q = tl.split(tl.join(tl.load(x), tl.load(y)))
-    rows = (
-        left, right, tl.ravel(tl.trans(square)), tl.reshape(tl.permute(square, (1, 0)), [N]),
-        tl.gather(a, (N - 1) - i, axis=0), tl.sort(a), tl.sort(a, descending=True), tl.flip(a, 0), filled,
-        tl.zeros_like(a) + (p - q),
-    )  # fmt: skip
-    keep(out, rows, N)
-    wide = tl.broadcast_to(tl.expand_dims(a, 0), [2, N])
-    tl.store(out + 10 * N + tl.arange(0, 2)[:, None] * N + i[None, :], wide)
-    keep(out + 12 * N, (tl.interleave(a, b), tl.cat(a, b, can_reorder=True)), 2 * N)
-
-
-def test_shapes():
-    x, y, out = randn(16), randn(16, seed=1), torch.zeros(16, 16)
-    shape[(1,)](x, y, out, N=16)
-    turned, rows = x.view(4, 4).T.flatten(), torch.ones(16)
-    expected = [x, y, turned, turned, x.flip(0), x.sort().values, x.sort(descending=True).values, x.flip(0), rows * 3.5]
-    expected += [rows * (x[0] - y[0]), x, x, *torch.stack([x, y], 1).view(2, 16), x, y]
-    assert torch.equal(out, torch.stack(expected))
-
-
-@triton.jit
-def dot(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OUT: tl.constexpr):
-    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    x = tl.load(a + m[:, None] * K + k[None, :])
-    y = tl.load(b + k[:, None] * N + n[None, :])
-    acc = tl.load(c + m[:, None] * N + n[None, :])
-    tl.store(out + m[:, None] * N + n[None, :], tl.dot(x, y, acc, out_dtype=OUT))
-
-
-@table("dtype, result, element, tolerance", [
-    (torch.float32, torch.float32, tl.float32, 1e-4),
-    (torch.float16, torch.float32, tl.float32, 1e-4),
-    (torch.float16, torch.float16, tl.float16, 2e-2),
-    (torch.bfloat16, torch.float32, tl.float32, 1e-4),
-    (torch.float64, torch.float64, tl.float64, 1e-10),
-    (torch.int8, I32, tl.int32, 0),
-    (torch.float8_e4m3fn, torch.float32, tl.float32, 1e-4),
-    (torch.float8_e5m2, torch.float32, tl.float32, 1e-4),
+@table("expression, expected", [
+    ("tl.split(tl.join(a, b))[0]", lambda x, y: x),
+    ("tl.split(tl.join(a, b))[1]", lambda x, y: y),
+    ("tl.ravel(tl.trans(tl.reshape(a, [4, 4])))", lambda x, y: x.view(4, 4).T.flatten()),
+    ("tl.reshape(tl.permute(tl.reshape(a, [4, 4]), (1, 0)), [16])", lambda x, y: x.view(4, 4).T.flatten()),
+    ("tl.gather(a, 15 - tl.arange(0, 16), axis=0)", lambda x, y: x.flip(0)),
+    ("tl.sort(a)", lambda x, y: x.sort().values),
+    ("tl.sort(a, descending=True)", lambda x, y: x.sort(descending=True).values),
+    ("tl.flip(a, 0)", lambda x, y: x.flip(0)),
+    ("tl.full([16], 3.5, tl.float32) + tl.zeros([16], tl.float32) + tl.zeros_like(a)", lambda x, y: x * 0 + 3.5),
+    ("tl.split(tl.join(tl.sum(a), tl.sum(b)))[1] * tl.full([16], 1.0, tl.float32)", lambda x, y: y.sum().expand(16)),
+    ("tl.broadcast_to(tl.expand_dims(a, 0), [2, 16])", lambda x, y: torch.stack([x, x])),
+    ("tl.interleave(a, b)", lambda x, y: torch.stack([x, y], 1).view(32)),
+    ("tl.cat(a, b, can_reorder=True)", lambda x, y: torch.cat([x, y])),
 ])  # fmt: skip
-def test_dot(dtype, result, element, tolerance):
+def test_shapes(expression, expected):
+    x, y = torch.arange(16.0).roll(5), torch.arange(16.0).roll(3) - 20
+    check(expression, expected(x, y).contiguous(), a=x, b=y)
+
+
+@table("dtype, result, tolerance", [
+    (torch.float32, torch.float32, 1e-4), (torch.float16, torch.float32, 1e-4), (torch.float16, torch.float16, 2e-2),
+    (torch.bfloat16, torch.float32, 1e-4), (torch.float64, torch.float64, 1e-10), (torch.int8, I32, 0),
+    (torch.float8_e4m3fn, torch.float32, 1e-4), (torch.float8_e5m2, torch.float32, 1e-4),
+])  # fmt: skip
+def test_dot(dtype, result, tolerance):
     scale = 40 if dtype is torch.int8 else 1
     a, b = (randn(16, 32) * scale).to(dtype), (randn(32, 16, seed=1) * scale).to(dtype)
-    c, out = (randn(16, 16, seed=2) * 4).to(result), torch.zeros(16, 16, dtype=result)
-    dot[(1,)](a, b, c, out, 16, 16, 32, OUT=element)
+    c = (randn(16, 16, seed=2) * 4).to(result)
     expected = (a.double() @ b.double() + c.double()).to(result)
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    check("tl.dot(a, b, c, out_dtype=c.dtype)", expected, a=a, b=b, c=c, atol=tolerance, rtol=tolerance)
 
 
-@triton.jit
-def mathematics(x, out, N: tl.constexpr):
-    v = tl.load(x + tl.arange(0, N))
-    lib: tl.constexpr = tl.extra.libdevice
-    keep(out, (
-        tl.exp(v) + tl.exp2(v), tl.log(v) + tl.log2(v), tl.sin(v) + tl.cos(v), tl.erf(v) + tl.abs(-v),
-        tl.sqrt(v) + tl.rsqrt(v) + tl.sqrt_rn(v), tl.floor(v) + tl.ceil(v), tl.fma(v, v, v) + tl.div_rn(v, v + 1),
-        tl.sigmoid(v) + tl.clamp(v, 0.5, 1.0), tl.softmax(v), lib.tanh(v) + lib.erf(v) + lib.erfinv(v / 4),
-        lib.pow(v, 2.0) + lib.atan2(v, 1.0) + lib.fast_expf(v),
-        lib.isnan(v).to(tl.float32) + lib.rint(v * 3) + lib.rsqrt(v * v + 1),
-        tl.extra.cuda.libdevice.fmod(-v * 7, 2.0) + tl.extra.hip.libdevice.cosh(v), lib.remainder(-v * 7, 2.0),
-    ), N)  # fmt: skip
+LIBDEVICE = "tl.extra.libdevice"
 
 
-def test_mathematical_functions():
-    x, out = (randn(32).abs() + 0.1).clamp(max=3), torch.zeros(14, 32)
-    mathematics[(1,)](x, out, N=32)
-    expected = [
-        x.exp() + x.exp2(), x.log() + x.log2(), x.sin() + x.cos(), x.erf() + x, x.sqrt() + x.rsqrt() + x.sqrt(),
-        x.floor() + x.ceil(), x * x + x + x / (x + 1), x.sigmoid() + x.clamp(0.5, 1.0), x.softmax(0),
-        x.tanh() + x.erf() + (x / 4).erfinv(), x**2 + torch.atan2(x, torch.ones(32)) + x.exp(),
-        (x * 3).round() + (x * x + 1).rsqrt(), (-x * 7).fmod(2.0) + x.cosh(),
-        torch.tensor([math.remainder(-v * 7, 2.0) for v in x.tolist()]),
-    ]  # fmt: skip
-    torch.testing.assert_close(out, torch.stack(expected), atol=1e-5, rtol=1e-6)
-
-
-@triton.jit
-def random(out, bits, seed, N: tl.constexpr):
-    i = tl.arange(0, N)
-    keep(out, (tl.rand(seed, i), tl.randn(seed, i)), N)
-    keep(bits, (tl.randint(seed, i), tl.umulhi(i * 100000007, i * 1000003)), N)
+@table("expression, expected", [
+    ("tl.exp(v) + tl.exp2(v)", lambda x: x.exp() + x.exp2()),
+    ("tl.log(v) + tl.log2(v)", lambda x: x.log() + x.log2()),
+    ("tl.sin(v) + tl.cos(v)", lambda x: x.sin() + x.cos()),
+    ("tl.erf(v) + tl.abs(-v)", lambda x: x.erf() + x),
+    ("tl.sqrt(v) + tl.rsqrt(v) + tl.sqrt_rn(v)", lambda x: x.sqrt() + x.rsqrt() + x.sqrt()),
+    ("tl.floor(v) + tl.ceil(v)", lambda x: x.floor() + x.ceil()),
+    ("tl.fma(v, v, v) + tl.div_rn(v, v + 1)", lambda x: x * x + x + x / (x + 1)),
+    ("tl.sigmoid(v) + tl.clamp(v, 0.5, 1.0)", lambda x: x.sigmoid() + x.clamp(0.5, 1.0)),
+    ("tl.softmax(v)", lambda x: x.softmax(0)),
+    (f"{LIBDEVICE}.tanh(v) + {LIBDEVICE}.erf(v) + {LIBDEVICE}.erfinv(v / 4)",
+     lambda x: x.tanh() + x.erf() + (x / 4).erfinv()),
+    (f"{LIBDEVICE}.pow(v, 2.0) + {LIBDEVICE}.atan2(v, 1.0) + {LIBDEVICE}.fast_expf(v)",
+     lambda x: x**2 + torch.atan2(x, torch.ones(32)) + x.exp()),
+    (f"{LIBDEVICE}.isnan(v).to(tl.float32) + {LIBDEVICE}.rint(v * 3) + {LIBDEVICE}.rsqrt(v * v + 1)",
+     lambda x: (x * 3).round() + (x * x + 1).rsqrt()),
+    ("tl.extra.cuda.libdevice.fmod(-v * 7, 2.0) + tl.extra.hip.libdevice.cosh(v)",
+     lambda x: (-x * 7).fmod(2.0) + x.cosh()),
+    (f"{LIBDEVICE}.remainder(-v * 7, 2.0)", lambda x: torch.tensor([math.remainder(-v * 7, 2.0) for v in x.tolist()])),
+])  # fmt: skip
+def test_mathematical_functions(expression, expected):
+    x = (randn(32).abs() + 0.1).clamp(max=3)
+    check(expression, expected(x), v=x, atol=1e-5, rtol=1e-6)
 
 
 def test_random_numbers_are_philox():
-    out, bits = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=I32)
-    random[(1,)](out, bits, 42, N=1024)
-    assert 0.45 < out[0].mean() < 0.55
-    assert ((out[0] >= 0) & (out[0] < 1)).all()
-    assert abs(out[1].mean()) < 0.15
-    assert 0.9 < out[1].std() < 1.1
-    # First words of Philox 4x32-10 with key 42 and counters 0, 1, computed here in plain Python.
-    assert [b & 0xFFFFFFFF for b in bits[0, :2].tolist()] == [philox(n, 42) for n in range(2)]
+    """Words of Philox 4x32-10 with key 42 and counters 0, 1..., computed here in plain Python."""
+    i = torch.arange(16).int()
+    check("tl.randint(42, i)", torch.tensor([philox(n, 42) for n in range(16)]).int(), i=i)
     wrapped = [(n * 100000007 & 0xFFFFFFFF) * (n * 1000003 & 0xFFFFFFFF) >> 32 for n in range(1024)]
-    assert [b & 0xFFFFFFFF for b in bits[1].tolist()] == wrapped
+    check("tl.umulhi(i * 100000007, i * 1000003)", torch.tensor(wrapped).int(), i=torch.arange(1024).int())
 
 
 def philox(counter, key):
@@ -269,20 +186,20 @@ def philox(counter, key):
     return c[0]
 
 
-@triton.jit
-def unknown(x, what: tl.constexpr):
-    if what == "library":
-        tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))
-    else:
-        a = tl.full([32, 32], 0, tl.uint8).to(tl.float8e5, bitcast=True)
-        scale = tl.full([32, 1], 127, tl.uint8)
-        tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
+SCALED = """
+a = tl.full([32, 32], 0, tl.uint8).to(tl.float8e5, bitcast=True)
+scale = tl.full([32, 1], 127, tl.uint8)
+tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
+"""
 
 
-@table("what, text", [("library", r"__nv_byte_perm.*cpu_entry"), ("scaled", r"does not implement tl\.dot_scaled")])
-def test_what_is_not_there_is_named(what, text):
-    with pytest.raises(NotImplementedError, match=text):
-        unknown[(1,)](torch.zeros(1, dtype=I32), what)
+@table("text, said", [
+    ("tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))", r"__nv_byte_perm.*cpu_entry"),
+    (SCALED, r"does not implement tl\.dot_scaled"),
+])  # fmt: skip
+def test_what_is_not_there_is_named(text, said):
+    with pytest.raises(NotImplementedError, match=said):
+        kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 
 # -- descriptors and pointers -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 
 import iris_gluon
@@ -19,25 +20,27 @@ from iris_triton.backend import TritonBackend
 from iris_triton.interpreter import OutOfBoundsError
 from iris_triton.language import asm
 from iris_triton.settings import TritonSettings
-from iris_triton.testing.compile_only import TARGETS, compile_for
 
 
-@triton.jit
-def touch(x, out, bases, first, second, op: tl.constexpr):
-    if op == "load":
-        tl.store(out, iris.load(x, first, second, bases))
-    elif op == "store":
-        iris.store(x, 3.14159, first, second, bases)
-    elif op == "rows":  # one store may go to several ranks
-        ranks, i = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
-        iris.store(x + ranks * 0 + i, ranks * 10.0 + i, first, ranks, bases)
-    elif op == "subtract":  # a value of fewer bits than the element's
-        iris.atomic_sub(x, out.to(tl.uint32), first, second, bases)
-        iris.atomic_sub(x, 1, first, second, bases)
-    else:
-        rows, columns = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
-        tile = iris.load(x + rows * 16 + columns, first, second, bases, hint=op)
-        iris.store(out + rows + columns * 8, tile, first, second, bases)
+def touching(text):
+    """A kernel that works on the memory of rank `second` by a pointer into that of rank `first`."""
+    return kernel_of(triton.jit, "x, out, bases, first, second", text, iris=iris, tl=tl)
+
+
+LOAD = touching("tl.store(out, iris.load(x, first, second, bases))")
+TURN = """
+rows, columns = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
+tile = iris.load(x + rows * 16 + columns, first, second, bases, hint={hint!r})
+iris.store(out + rows + columns * 8, tile, first, second, bases)
+"""
+TO_RANKS = """
+ranks, i = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
+iris.store(x + ranks * 0 + i, ranks * 10.0 + i, first, ranks, bases)
+"""
+SUBTRACT = """
+iris.atomic_sub(x, out.to(tl.uint32), first, second, bases)
+iris.atomic_sub(x, 1, first, second, bases)
+"""
 
 
 def test_the_first_rank_owns_the_pointer(make_world):
@@ -45,22 +48,22 @@ def test_the_first_rank_owns_the_pointer(make_world):
     world = make_world(2)
     x, out = world.tensors(*(torch.tensor([1.0 + r], dtype=torch.bfloat16) for r in range(2))), torch.zeros(1)
     for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
-        touch[(1,)](x[first], out, world.bases, first, second, "load")
+        LOAD[(1,)](x[first], out, world.bases, first, second)
         assert out.item() == second + 1
-    touch[(1,)](x[1], out, world.bases, 1, 0, "store")
+    touching("iris.store(x, 3.14159, first, second, bases)")[(1,)](x[1], out, world.bases, 1, 0)
     assert [t.item() for t in x] == [torch.tensor(3.14159).to(torch.bfloat16).item(), 2.0]
     # swapped ranks lead to an address in no heap, which the CPU executor refuses
     with pytest.raises(OutOfBoundsError):
-        touch[(1,)](x[1], out, world.bases, 0, 1, "load")
+        LOAD[(1,)](x[1], out, world.bases, 0, 1)
 
 
 def test_blocks_of_two_dimensions_and_of_ranks(make_world):
     world = make_world(4)
     x, y = world.tensors(*(torch.randn(8, 16) for _ in range(4))), world.zeros(16, 8)
-    touch[(1,)](x[0], y[0], world.bases, 0, 1, (1, 16))
+    touching(TURN.format(hint=(1, 16)))[(1,)](x[0], y[0], world.bases, 0, 1)
     assert torch.equal(y[1], x[1].T)
     assert not y[0].any()
-    touch[(1,)](x[2], y[2], world.bases, 2, 0, "rows")
+    touching(TO_RANKS)[(1,)](x[2], y[2], world.bases, 2, 0)
     for rank in range(4):
         assert x[rank][0, :8].tolist() == [rank * 10.0 + i for i in range(8)]
 
@@ -69,7 +72,7 @@ def test_subtraction_wraps_in_the_element_type(make_world):
     world = make_world(2)
     x = world.tensors(*(torch.tensor([10], dtype=torch.uint64) for _ in range(2)))
     for result in (2, 2**64 - 6):
-        touch[(1,)](x[0], 7, world.bases, 0, 1, "subtract")
+        touching(SUBTRACT)[(1,)](x[0], 7, world.bases, 0, 1)
         assert x[1].item() == result
 
 
@@ -80,7 +83,7 @@ def test_subtraction_wraps_in_the_element_type(make_world):
 def test_impossible_hints_are_refused(make_world, hint, text):
     world = make_world(2)
     with pytest.raises(Exception, match=text):
-        touch[(1,)](world.zeros(128)[0], world.zeros(128)[0], world.bases, 0, 1, hint)
+        touching(TURN.format(hint=hint))[(1,)](*(world.zeros(128)[0] for _ in range(2)), world.bases, 0, 1)
 
 
 @triton.jit
@@ -131,31 +134,6 @@ def test_device_id_for_rank(monkeypatch):
 
 
 @triton.jit
-def describe(out, context_tensor, rank, world_size: tl.constexpr, how: tl.constexpr, given: tl.constexpr):
-    if how == "constexpr":
-        ctx = iris.DeviceContext.initialize(context_tensor, given, world_size)
-    elif how == "runtime":
-        ctx = iris.DeviceContext.initialize(context_tensor, rank, world_size, False)
-    else:
-        ctx = iris.DeviceContext.from_tensor(context_tensor, world_size)
-    tl.store(out, ctx.rank)
-    tl.store(out + 1, ctx.world_size)
-    tl.store(out + 2, tl.load(ctx.heap_bases + ctx.rank))
-    if ctx.tracing.enabled:
-        tl.store(out + 3, 1)
-
-
-@table("how, target", list(zip(("constexpr", "runtime", "tensor"), TARGETS, strict=True)))
-def test_fields(make_world, how, target):
-    world, out = make_world(3), torch.full((4,), -1)
-    describe[(1,)](out, world.context(2), 2, world_size=3, how=how, given=2)
-    assert out.tolist() == [2, 3, world.bases[2].item(), -1]
-    compile_for(describe, (torch.int64, torch.int64, 2), {"world_size": 3, "how": how, "given": 2}, target)
-    # the order of the others is tests/kit's
-    assert iris.DeviceContext.initialize.arg_names == ["context_tensor", "rank", "world_size", "tracing"]
-
-
-@triton.jit
 def measure(out):
     tl.store(out, asm.read_realtime())
     tl.store(out + 1, asm.read_realtime())
@@ -178,33 +156,9 @@ def make_backend(**settings):
     return TritonBackend(CreateRequest(DeviceTarget(DeviceType.CPU), 0, 1, 1 << 20, TritonSettings(**settings)))
 
 
-@triton.jit
-def store_at(address, value):
-    tl.store(tl.load(address).to(tl.pointer_type(tl.int32)), value)
-
-
 def test_backend_refuses_heaps_that_are_not_aligned():
     with pytest.raises(CapabilityError, match=r"multiples of 4096 bytes.*rank 1 at 0x1001"):
         make_backend().make_context(ContextSpec(0, 2, (0x1000, 0x1001)))
-
-
-def test_backend_lets_the_executor_know_the_heap_until_it_is_detached(make_heap):
-    heap, backend = make_heap(1, (64, 64, "middle"), register=lambda heap: heap), make_backend(cpu_timeout=12.5)
-    before = interpreter.configuration()
-    backend.attach(heap)
-    try:
-        assert interpreter.configuration().timeout_s == 12.5
-        address = torch.tensor([heap.heap_bases[0] + 64])
-        store_at[(1,)](address, 7)
-        assert heap.tensor(0, 64, 1, torch.int32).item() == 7
-        with pytest.raises(OutOfBoundsError, match="middle"):
-            store_at[(1,)](address + 64, 7)
-        backend.detach()
-        with pytest.raises(OutOfBoundsError):
-            store_at[(1,)](address, 8)
-        backend.detach()
-    finally:
-        interpreter.configure(bounds_check=before.bounds_check, timeout_s=before.timeout_s)
 
 
 def test_backend_offers_the_device_functions():

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 
 import iris_triton as iris
@@ -12,13 +13,7 @@ from iris_core.device.reports import Meaning, Report, timeout_text
 from iris_triton import interpreter
 
 I32, I64 = torch.int32, torch.int64
-FLAGS = [I32, I64, torch.uint32, torch.uint64]
 NS = 20_000_000
-
-
-@triton.jit
-def wait_alone(flag, value, out, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr):
-    tl.store(out, iris.wait(flag, value, cmp, sem, scope))
 
 
 @triton.jit
@@ -31,21 +26,10 @@ def look_once(flags, values, out, cmp: tl.constexpr, N: tl.constexpr):
     tl.store(out + 4 + i, iris.load_acquire(flags + i))
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_comparisons(flag):
-    word, out = torch.tensor([5], dtype=flag), torch.zeros(1, dtype=flag)
-    for cmp, holds, fails in (
-        ("eq", [5], [4, 6]), ("ne", [4, 6], [5]), ("gt", [4], [5, 6]), ("ge", [4, 5], [6]), ("lt", [6], [4, 5]),
-        ("le", [5, 6], [4]),
-    ):  # fmt: skip
-        for value in holds:
-            wait_alone[(1,)](word, value, out.zero_(), cmp, "acquire", "sys")
-            assert out.item() == 5
-        with interpreter.configured(timeout_s=0.02):
-            for value in fails:
-                with pytest.raises(TimeoutError, match="wait_alone"):
-                    wait_alone[(1,)](word, value, out, cmp, "acquire", "sys")
-    flags = torch.tensor([5, 6, 7, 8], dtype=flag)  # looking does not wait
+@table("flag", [I32, I64, torch.uint32, torch.uint64])
+def test_looking_does_not_wait(flag):
+    """tests/multirank/test_sync.py waits by every comparison."""
+    flags = torch.tensor([5, 6, 7, 8], dtype=flag)
     for values, cmp, wanted in (
         ([5, 6, 7, 8], "eq", [1, 1, 0]), ([5, 6, 7, 9], "eq", [1, 0, 0]), ([4, 5, 7, 8], "lt", [0, 0, -1]),
         ([5, 6, 7, 9], "lt", [0, 0, 3]), ([6, 6, 0, 0], "ge", [0, 0, 1]),
@@ -55,9 +39,14 @@ def test_comparisons(flag):
         assert out.tolist() == [*wanted, 5, 5, 6, 7, 8], (values, cmp)
 
 
+@triton.jit
+def wait_alone(flag, value, out):
+    tl.store(out, iris.wait(flag, value, "gt", "relaxed", "gpu"))
+
+
 def test_unsigned_flags_compare_unsigned():
     word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
-    wait_alone[(1,)](word, 7, out, "gt", "relaxed", "gpu")
+    wait_alone[(1,)](word, 7, out)
     assert out.item() == 2**32 - 1
 
 
@@ -129,12 +118,12 @@ def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("iris_triton.interpreter.entries.clock", clock.monotonic_ns)
     world = make_world(1)
-    (flag,), out = world.zeros(1, dtype=I64), torch.full((6,), -1)
-    context = world.context(0, timeout_ns=100_000_000)  # 10 looks
-    wait_bounded[(1, 3, 2)](flag, out, context, lanes=1, world_size=1)
-    assert out.tolist() == [0] * 6
-    assert 0 <= world.status[Status.PROGRAM] < 6
-    for forget, looks in ((False, range(1, 2)), (True, range(11, 1000))):
+    (flag,), out = world.zeros(1, dtype=I64), torch.full((2,), -1)
+    context = world.context(0, timeout_ns=40_000_000)  # 4 looks
+    wait_bounded[(1, 1, 2)](flag, out, context, lanes=1, world_size=1)
+    assert out.tolist() == [0] * 2
+    assert 0 <= world.status[Status.PROGRAM] < 2
+    for forget, looks in ((False, range(1, 2)), (True, range(5, 1000))):
         clock.looks = 0
         world.status *= not forget
         wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)
@@ -161,61 +150,25 @@ def test_program_and_rank_of_the_report_and_waits_without_status_words(make_worl
 
 # -- barrier ----------------------------------------------------------------------------------------------------------
 @triton.jit
-def meet(
-    data, flags, bad, contexts, words, rounds, start, stride, size, flag_type: tl.constexpr, whole: tl.constexpr,
-    world_size: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Members write a round number to each other between two barriers, and must all see all of them.
-
-    In a grid of two dimensions program j of a rank meets program j of the others.
-    """
+def meet(flags, contexts, words, rounds, world_size: tl.constexpr):
+    """In a grid of two dimensions program j of a rank meets program j of the others."""
     rank, program = tl.program_id(0), tl.program_id(1)
     ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
-    mine = tl.load(data + rank).to(tl.pointer_type(tl.int32)) + program * world_size
-    own = tl.load(flags + rank).to(tl.pointer_type(flag_type))
-    report = tl.load(bad + rank).to(tl.pointer_type(tl.int32))
-    lanes = tl.arange(0, LANES)
-    if (rank >= start) & ((rank - start) % stride == 0) & ((rank - start) // stride < size):
-        for r in range(rounds):
-            ctx.store(mine + rank, r + 1, start + lanes % size * stride)
-            if whole:
-                ctx.barrier(own, program=program)
-            else:
-                ctx.barrier(own, start, stride, size, program)
-            seen = tl.load(mine + start + lanes % size * stride, volatile=True)
-            tl.atomic_add(report, tl.sum((seen != r + 1).to(tl.int32), axis=0))
-            if whole:
-                iris.barrier(own, rank, world_size, ctx.heap_bases, program=program)
-            else:
-                iris.barrier(own, rank, world_size, ctx.heap_bases, start, stride, size, program)
+    own = tl.load(flags + rank).to(tl.pointer_type(tl.int32))
+    for _ in range(rounds):
+        ctx.barrier(own, program=program)
+        iris.barrier(own, rank, world_size, ctx.heap_bases, program=program)
 
 
-@table("world_size, programs, group, dtype, first", [
-    (1, 1, (0, 1, 1), I64, 0),
-    (8, 1, (1, 3, 3), I64, 0),
-    (4, 1, (3, 1, 1), I64, 0),
-    (3, 1, (0, 1, 3), I32, 2**31 - 3),  # counters wrap around
-    (2, 5, (0, 1, 2), I64, 0),  # programs have barriers of their own
-])  # fmt: skip
-def test_barrier_of_a_group(make_world, world_size, programs, group, dtype, first):
-    world = make_world(world_size)
-    start, stride, size = group
-    flags = world.tensors(*(torch.full((programs, world_size + 1), first, dtype=dtype) for _ in range(world_size)))
-    contexts, members = world.contexts(), range(start, start + stride * size, stride)
-    for _ in range(2):  # nothing is reset between launches
-        data, bad = world.zeros(programs, world_size, dtype=I32), world.zeros(1, dtype=I32)
-        tables = (torch.tensor([t.data_ptr() for t in by_rank]) for by_rank in (data, flags, bad))
-        flag_type, whole = tl.int32 if dtype is I32 else tl.int64, group == (0, 1, world_size)
-        meet[(world_size, programs)](
-            *tables, contexts, contexts.shape[1], 3, *group, flag_type, whole, world_size=world_size, LANES=8
-        )
-        assert not any(b.item() for b in bad)
-        assert all((data[rank][:, list(members)] == 3).all() for rank in members)
-    # two barriers per round; ranks outside the group are not touched
-    passed = torch.tensor([first + 12]).to(dtype).item()
-    for rank in range(world_size):
-        expected = [passed if rank in members and m in members else first for m in range(world_size)]
-        assert flags[rank].tolist() == [[*expected, passed if rank in members else first]] * programs
+def test_programs_have_barriers_of_their_own_whose_counters_wrap_around(make_world):
+    """tests/multirank/test_sync.py looks at what is stored before barriers, and at groups."""
+    world, first = make_world(2), 2**31 - 3
+    flags, contexts = world.tensors(*(torch.full((5, 3), first, dtype=I32) for _ in range(2))), world.contexts()
+    for launch in (1, 2):  # nothing is reset between launches
+        addresses = torch.tensor([each.data_ptr() for each in flags])
+        meet[(2, 5)](addresses, contexts, contexts.shape[1], 3, world_size=2)
+        passed = torch.tensor([first + launch * 6]).to(I32)
+        assert all((each == passed).all() for each in flags)
 
 
 def test_barrier_does_not_pass_while_a_rank_is_missing(make_world):
@@ -227,63 +180,32 @@ def test_barrier_does_not_pass_while_a_rank_is_missing(make_world):
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
-@triton.jit
-def misuse(flag, bases, what: tl.constexpr):
-    if what == "op":
-        iris.signal(flag, 1, 0, 0, bases, op="sub")
-    elif what == "cmp":
-        iris.wait(flag, 1, cmp="=>")
-    elif what == "barrier":
-        iris.barrier(flag, 0, 1, bases)
-    elif what == "signal type":
-        iris.signal(flag, 1, 0, 0, bases)
-    elif what == "signal scope":
-        iris.signal(flag, 1, 0, 0, bases, scope="cta")
-    elif what == "signal sem":
-        iris.put_signal(flag, flag, flag, 1, 0, 0, bases, sem="acquire")
-    elif what == "wait scope":
-        iris.wait(flag, 1, scope="cta")
-    elif what == "wait sem":
-        iris.wait(flag, 1, sem="release")
-    elif what == "signal block":
-        iris.signal(flag + tl.arange(0, 2), 1, 0, 0, bases)
-    elif what == "barrier block":
-        iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)
-    elif what == "wait block":
-        iris.wait(flag + tl.arange(0, 2)[:, None] + tl.arange(0, 2)[None, :], 1)
-    elif what == "any of one":
-        iris.wait_any(flag, 1)
-    elif what == "test type":
-        iris.test(flag, 1)
-    elif what == "load scope":
-        iris.load_acquire(flag, scope="cta")
-    else:
-        iris.wait(flag, 1)
-
-
-@table("what, dtype, text", [
-    ("op", I64, 'op of signal must be "set" or "add"'),
-    ("cmp", I64, "cmp of wait must be"),
-    ("barrier", torch.uint32, "flags of a barrier must be int32 or int64"),
-    ("barrier", torch.float64, "flags of a barrier must be int32 or int64"),
-    ("dtype", torch.float32, "integers of 32 or 64 bits"),
-    ("dtype", torch.int16, "integers of 32 or 64 bits"),
-    ("signal type", torch.float32, "integers of 32 or 64 bits"),
-    ("signal scope", I64, 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
-    ("signal sem", I64, 'sem of signal must be "release" or "relaxed"'),
-    ("wait scope", I64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
-    ("wait sem", I64, 'sem of wait must be "acquire" or "relaxed"'),
-    ("signal block", I64, "signal changes one flag"),
-    ("barrier block", I64, "flags of a barrier must be a pointer to the first word"),
-    ("any of one", I64, "wait_any takes a block of flags"),
-    ("test type", torch.float32, "integers of 32 or 64 bits"),
-    ("load scope", I64, 'scope "sys" or "gpu"'),
-    ("wait block", I64, "wait takes one flag, or a block of them with one dimension"),
+@table("text, dtype, said", [
+    ('iris.signal(flag, 1, 0, 0, bases, op="sub")', I64, 'op of signal must be "set" or "add"'),
+    ('iris.wait(flag, 1, cmp="=>")', I64, "cmp of wait must be"),
+    ("iris.barrier(flag, 0, 1, bases)", torch.uint32, "flags of a barrier must be int32 or int64"),
+    ("iris.barrier(flag, 0, 1, bases)", torch.float64, "flags of a barrier must be int32 or int64"),
+    ("iris.wait(flag, 1)", torch.float32, "integers of 32 or 64 bits"),
+    ("iris.wait(flag, 1)", torch.int16, "integers of 32 or 64 bits"),
+    ("iris.signal(flag, 1, 0, 0, bases)", torch.float32, "integers of 32 or 64 bits"),
+    ('iris.signal(flag, 1, 0, 0, bases, scope="cta")', I64,
+     'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+    ('iris.put_signal(flag, flag, flag, 1, 0, 0, bases, sem="acquire")', I64,
+     'sem of signal must be "release" or "relaxed"'),
+    ('iris.wait(flag, 1, scope="cta")', I64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+    ('iris.wait(flag, 1, sem="release")', I64, 'sem of wait must be "acquire" or "relaxed"'),
+    ("iris.signal(flag + tl.arange(0, 2), 1, 0, 0, bases)", I64, "signal changes one flag"),
+    ("iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)", I64, "flags of a barrier must be a pointer to the first "),
+    ("iris.wait_any(flag, 1)", I64, "wait_any takes a block of flags"),
+    ("iris.test(flag, 1)", torch.float32, "integers of 32 or 64 bits"),
+    ('iris.load_acquire(flag, scope="cta")', I64, 'scope "sys" or "gpu"'),
+    ("iris.wait(flag + tl.arange(0, 4).reshape([2, 2]), 1)", I64, "wait takes one flag, or a block of them with one "),
 ])  # fmt: skip
-def test_misuse_is_refused(make_world, what, dtype, text):
+def test_misuse_is_refused(make_world, text, dtype, said):
     world = make_world(1)
-    with pytest.raises(Exception, match=text):
-        misuse[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases, what)
+    kernel = kernel_of(triton.jit, "flag, bases", text, iris=iris, tl=tl)
+    with pytest.raises(Exception, match=said):
+        kernel[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases)
 
 
 @triton.jit
