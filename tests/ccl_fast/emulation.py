@@ -14,6 +14,7 @@ from jobs_common import environment
 from iris_core.device.context_words import MismatchCode
 from iris_core.types import DeviceType
 from iris_triton import collectives
+from iris_triton.checker import benign_race
 from iris_triton.collectives.packets import arithmetic, mailbox, packet
 from iris_triton.collectives.parts.barrier import report_difference, report_overlap
 from iris_triton.gemm.packet_norm import PacketNorm
@@ -28,35 +29,34 @@ _KIND = tl.constexpr(int(MismatchCode.KIND))
 
 # -- packets ----------------------------------------------------------------------------------------------------------
 @triton.jit
-def _joined(low, high):
-    """Two words as one of 64 bits."""
-    return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
-
-
-@triton.jit
-def _at(address):
-    """An address as a pointer to 64-bit words."""
-    return address.to(tl.pointer_type(tl.int64))
+def _word(address, k: tl.constexpr):
+    """A pointer to a word of a packet."""
+    return (address + 4 * k).to(tl.pointer_type(tl.int32))
 
 
 @cpu_entry(packet.push)
 @triton.jit
 def push(address, raw, mask, flags, ENC: tl.constexpr):
-    tl.atomic_xchg(_at(address), _joined(raw[0], raw[1]), mask=mask != 0, sem="relaxed", scope="sys")
     early, late = (mask != 0) & (flags == 0), (mask != 0) & (flags != 0)
-    tl.atomic_xchg(_at(address + 8), _joined(raw[2], raw[3]), mask=early, sem="relaxed", scope="sys")
-    if ENC == "ll128":  # nothing but the flags says that the rest is there
+    for k in tl.static_range(4):  # words that say by themselves that they are there, or of which others say so
+        if not (ENC == "ll" and k % 2 == 1):
+            now = early if ENC == "ll128" and k == 3 else mask != 0
+            tl.atomic_xchg(_word(address, k), raw[k], mask=now, sem="release", scope="sys")
+    if ENC != "sentinel":
         tl.debug_barrier()
-        tl.atomic_xchg(_at(address + 8), _joined(raw[2], raw[3]), mask=late, sem="release", scope="sys")
+        for k in tl.static_range(4):
+            if k == 3 or (k == 1 and ENC == "ll"):
+                now = late if ENC == "ll128" else mask != 0
+                tl.atomic_xchg(_word(address, k), raw[k], mask=now, sem="release", scope="sys")
 
 
 @cpu_entry(packet.clear)
 @triton.jit
 def clear(address, stride, mask, N: tl.constexpr):
-    nothing = address * 0 + _EMPTY
+    nothing = (address * 0 + _EMPTY).to(tl.int32)
     for i in tl.static_range(N):
-        tl.store(_at(address + i * stride), nothing, mask=mask != 0)
-        tl.store(_at(address + i * stride + 8), nothing, mask=mask != 0)
+        for k in tl.static_range(4):
+            tl.store(_word(address + i * stride, k), nothing, mask=mask != 0)
 
 
 @cpu_entry(packet.poll)
@@ -134,6 +134,17 @@ def claim(found, counters, epoch, count, me, status, rank):
 @triton.jit
 def confirm(counters, claimed, epoch, me, status, rank):
     report_overlap((claimed != epoch).to(tl.int32), status, rank, counters.to(tl.int64), me)
+
+
+class Mailbox(mailbox.Mailbox):
+    """A mailbox of which `look` reads, to report mistakes, what others store at the same time."""
+
+    def __init__(self, counters, *where):
+        super().__init__(counters, *where)
+        benign_race(counters[_ENDED.value :], "a word says of which epoch it is: an older one reports nothing")
+
+
+mailbox.Mailbox = Mailbox
 
 
 # -- algorithms -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
-"""Rank jobs of the tests of examples 31 and 32: their operations, called again and again, with no wait in between."""
+"""Rank jobs of the tests of examples 31 to 34: their operations, called again and again, with no wait in between."""
 
+import contextlib
 import pathlib
 import random
 import time
 
+import delays
 import jobs_examples
 import torch
 
@@ -13,31 +15,36 @@ MOST_CYCLES = 200_000
 """For which a GPU rests before a call at most: longer than a call takes."""
 
 
-def in_a_row(path, calls, device):
+def in_a_row(path, calls, device, again, share=0.0, shared_file=None):
     """Call an example's operation with changing data, each rank at its own pace; returns the largest error.
 
-    No rank's host waits for another one or for its device.  On GPUs the calls behind the first are a graph's.
+    No rank's host waits for another one or for its device.
 
     Args:
         path: of the example.
         calls: how many.
         device: where.
+        again: with the same tensors, into which new data is copied; on GPUs the calls behind the first are a graph's.
+        share: on CPU ranks, how many signals inside the kernels are followed by a delay.
+        shared_file: for `delays.late_after_signals`; may be None if `share` is 0.
     """
     example = jobs_examples.load(path)
     with Iris(heap_size="16MiB", device=device) as ctx:
         generator = torch.Generator().manual_seed(7)  # the same numbers on all ranks
-        operation, make = PREPARE[pathlib.Path(path).name](ctx, example, generator)
+        operation, make = PREPARE[pathlib.Path(path).name](ctx, example, generator, again)
         made = [make() for _ in range(calls)]
         inputs = [[x.to(ctx.device) for x in tensors] for tensors, _ in made]
         ctx.barrier()
         outs, pace = [], random.Random(ctx.cur_rank)
         call = operation
-        for tensors in inputs:
-            if pace.random() < 0.5:
-                _rest(device, pace.random())
-            outs.append(call(*tensors).clone())
-            if call is operation:
-                call = _Replay(operation, tensors, ctx.device)
+        late = delays.late_after_signals(shared_file, ctx.cur_rank, ctx.num_ranks, share)
+        with late if share else contextlib.nullcontext():
+            for tensors in inputs:
+                if pace.random() < 0.5:
+                    _rest(device, pace.random())
+                outs.append(call(*tensors).clone())
+                if again and call is operation:
+                    call = _Replay(operation, tensors, ctx.device)
         ctx.barrier()
         worst = 0.0
         for turn, (out, (_, want)) in enumerate(zip(outs, made, strict=True)):
@@ -77,7 +84,8 @@ class _Replay:
         return self._out
 
 
-def _flash_decode(ctx, example, generator):
+def _flash_decode(ctx, example, generator, again):
+    # few signals: on the CPU, a delay at random then often keeps one peer waiting while another one goes on
     world, batch, heads, kv_heads, head_dim, capacity = ctx.num_ranks, 1, 2, 1, 16, 40
     decode = ctx.ops.flash_decode(batch, heads, kv_heads, head_dim, dtype=torch.float16, pieces=2)
 
@@ -96,7 +104,7 @@ def _flash_decode(ctx, example, generator):
     return decode, make
 
 
-def _ring_attention(ctx, example, generator):
+def _ring_attention(ctx, example, generator, again):
     heads, length, head_dim = 2, 45, 16
     attention = ctx.ops.ring_attention(heads, heads, length, head_dim, dtype=torch.float16)
 
@@ -109,8 +117,42 @@ def _ring_attention(ctx, example, generator):
     return lambda *parts: attention(*parts)[0], make
 
 
+def _moe(ctx, example, generator, again):
+    world, local, hidden, ffn, tokens, top_k = ctx.num_ranks, 2, 16, 24, 20, 2
+    shapes = (world * local, hidden, ffn), (world * local, ffn, hidden)
+    w1, w2 = (torch.randn(shape, generator=generator).half() / 4 for shape in shapes)
+    mine = slice(ctx.cur_rank * local, (ctx.cur_rank + 1) * local)
+    layer = example.Experts(ctx, w1[mine].to(ctx.device), w2[mine].to(ctx.device), tokens, top_k)
+    own = torch.Generator().manual_seed(ctx.cur_rank)
+
+    def make():
+        n = tokens if again else int(torch.randint(0, tokens + 1, (1,), generator=own))
+        x = torch.randn(n, hidden, generator=own).half()
+        chosen, weights = example.route(torch.randn(n, world * local, generator=own), top_k)
+        return (x, chosen, weights), example.reference(x, chosen, weights, w1, w2)
+
+    return layer, make
+
+
+def _norm(ctx, example, generator, again):
+    tokens, hidden = 21, 24
+    operation = example.ReduceNormGather(ctx, tokens, hidden)
+    stream = torch.zeros(tokens, hidden, dtype=torch.float64)
+
+    def make():
+        parts = torch.randn(ctx.num_ranks, tokens, hidden, generator=generator).half()
+        weight = torch.rand(hidden, generator=generator)
+        stream.add_(parts.double().sum(dim=0))
+        want = torch.nn.functional.rms_norm(stream, (hidden,), weight.double(), operation.eps)
+        return (parts[ctx.cur_rank], weight), want
+
+    return operation, make
+
+
 PREPARE = {
     "31_flash_decode.py": _flash_decode,
     "32_ring_attention.py": _ring_attention,
+    "33_moe.py": _moe,
+    "34_norm.py": _norm,
 }
 """Makes the operation, and a function that makes the inputs of a call and what it gives; NaN stands for anything."""

@@ -62,14 +62,22 @@ def test_every_call_of_ccl_and_ops_is_shown():
         assert f"{name}(" in shown
 
 
-@pytest.mark.parametrize("name", jobs_models.PREPARE)
-def test_calls_in_a_row(pool, name):
+@pytest.mark.parametrize(("name", "num_ranks"), [
+    pytest.param(name, num_ranks, marks=[pytest.mark.exhaustive] if num_ranks > 3 else [])
+    for name in jobs_models.PREPARE
+    for num_ranks in (3, 4)
+])  # fmt: skip
+def test_calls_in_a_row(pool, tmp_path, name, num_ranks):
     """From three ranks on, one can be a launch ahead of a second one while a third one still waits for the second."""
-    assert all(pool.run(jobs_models.in_a_row, 3, str(EXAMPLES / name), 4, "cpu"))
+    calls, share = (6, 0.15) if "decode" in name else (6, 0.1)
+    args = str(EXAMPLES / name), calls, "cpu", False, share, str(tmp_path / "delays")
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, *args))
 
 
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
 @pytest.mark.parametrize("name", jobs_models.PREPARE)
-def test_graphs(pool, name, num_ranks):
-    """A graph is replayed with changing data, and each rank's device rests before some of the replays."""
-    assert all(pool.run(jobs_models.in_a_row, num_ranks, str(EXAMPLES / name), 2000, "cuda", timeout_s=600.0))
+@pytest.mark.parametrize(("calls", "again"), [(50, False), (2000, True)])
+def test_calls_in_a_row_on_gpus(pool, name, num_ranks, calls, again):
+    """Eagerly, and as a graph that is replayed with changing data while each rank's device rests now and then."""
+    path = str(EXAMPLES / name)
+    assert all(pool.run(jobs_models.in_a_row, num_ranks, path, calls, "cuda", again, timeout_s=600.0))
