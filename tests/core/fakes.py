@@ -55,9 +55,6 @@ class ThreadWorld:
         self.num_exchanges += 1
         return self.hub.gather(self.rank, obj)
 
-    def broadcast_object(self, obj, src):
-        return self.all_gather_object(obj)[src]
-
     def barrier(self):
         self.all_gather_object(None)
 
@@ -66,9 +63,6 @@ class ThreadWorld:
 
     def exchange_segments(self, segments):
         return [list(row) for row in self.all_gather_object(segments)]
-
-    def check_peers(self):
-        """Nobody gets lost."""
 
     def close(self):
         """Nothing to let go of."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import HeapExhaustedError, SymmetryError
+from iris_core.errors import HeapError, HeapExhaustedError, SymmetryError
 from iris_core.heap.blocks import HISTORY_LENGTH, History, Op
 
 from .fakes import Cluster
@@ -207,12 +207,15 @@ class Model:
             return
         offset = held[index % len(held)]
         tensors = self.live.pop(offset)
-        self.freed.append(tensors)
+        self.freed.append((offset, tensors))
         self.cluster.each(lambda heap: heap.free(tensors[heap.rank]))
         if self.world_size == 1:
             del self.sizes[offset]
 
     def drop(self, index, ranks):
+        for offset, tensors in self.freed:
+            words = rf"free: allocate\(\d+, uint8\) at offset {offset} was freed before"
+            self.cluster.refused(HeapError, words, lambda heap, tensors=tensors: heap.free(tensors[heap.rank]))
         self.freed.clear()
         if self.live:
             tensors = self.live[sorted(self.live)[index % len(self.live)]]

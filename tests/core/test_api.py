@@ -70,15 +70,6 @@ def test_a_failed_open_leaves_nothing():
     assert descriptors() == before
 
 
-def uses_of(ctx, tensor):
-    """Everything that a closed context must refuse."""
-    return (
-        ctx.barrier, ctx.get_device_context, ctx.get_heap_bases, ctx.stats, ctx.scope, ctx.__enter__,
-        lambda: ctx.zeros(1), lambda: ctx.free(tensor), lambda: ctx.broadcast(1), lambda: ctx.as_symmetric(tensor),
-        lambda: ctx.is_symmetric(tensor), lambda: ctx.allocate_symmetric(1),
-    )  # fmt: skip
-
-
 def test_close_is_idempotent_and_final():
     gc.collect()  # what other tests have left must not go meanwhile
     before = descriptors()
@@ -88,10 +79,13 @@ def test_close_is_idempotent_and_final():
     ctx.close()
     assert t.sum() == 3
     assert repr(ctx) == "<Iris, closed>"
-    for use in uses_of(ctx, t):
+    for use, *given in (
+        (ctx.barrier,), (ctx.get_device_context,), (ctx.get_heap_bases,), (ctx.stats,), (ctx.scope,), (ctx.__enter__,),
+        (ctx.zeros, 1), (ctx.broadcast, 1), (ctx.is_symmetric, t), (ctx.free, t),
+    ):  # fmt: skip
         with pytest.raises(HeapClosedError):
-            use()
-    del t, use  # the last tensor takes the memory with it
+            use(*given)
+    del t, use, given  # the last tensor takes the memory with it
     gc.collect()
     assert descriptors() == before
 

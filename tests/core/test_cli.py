@@ -25,6 +25,7 @@ from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
 from iris_core.tuning.tuner import Tuned
 from iris_core.world import launch
+from iris_core.world.scaling import OPS, Level, Machine
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -241,6 +242,22 @@ def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path,
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
     assert [entry.algorithm for entry in read_table(path).entries] == ["fast"]
+
+
+# -- iris bench model: its figures are those of docs/scaling.md, which tests/docs compares ----------------------------
+def test_a_step_hides_all_layers_but_one():
+    machine = Machine(2, 2, Level(0.0, 1e9), Level(0.0, math.inf))
+    gather_s, scatter_s = (machine.seconds("all_gather", size * 1e9 / 10) for size in (2, 4))
+    assert machine.step_seconds(100.0, 1e9, 10) == pytest.approx(100.0 + gather_s + scatter_s)
+    assert machine.step_seconds(0.0, 1e9, 10) == pytest.approx(19 * gather_s + 10 * scatter_s)
+
+
+def test_the_model_of_several_nodes(capsys):
+    assert main(["bench", "model", "--gpus", "4", "--rail-gbs", "12.5"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line in OPS] == list(OPS)
+    machine = Machine(128, 4, rail=Level(Machine(1).rail.latency_s, 12.5e9))
+    assert f"{machine.seconds('all_to_all', 1 << 30) * 1e6:,.0f}" in out
 
 
 # -- iris demo ---------------------------------------------------------------------------------------------------------

@@ -98,22 +98,6 @@ def test_views_may_stand_for_their_tensor_and_keep_its_block(heap):
     assert heap.live_blocks() == ()
 
 
-@table("world_size", [1, 2])
-@table("reused", [False, True])
-def test_a_double_free_is_named(world_size, reused):
-    with Cluster(world_size) as c:
-        tensors = c.allocate(10, F32)
-        c.free(tensors)
-        if reused:
-            c.barrier()
-            others = c.allocate(10, torch.int32)
-        words = r"free: allocate\(10, float32\) at offset 0 was freed before"
-        c.refused(HeapError, words, lambda heap: heap.free(tensors[heap.rank]))
-        if reused:
-            assert c.offsets(others) == [0] * world_size
-            assert c.blocks() == [[0]] * world_size
-
-
 def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())

@@ -1,6 +1,7 @@
 """Memory that grows, is given back, is shared with peers, or is imported."""
 
 import itertools
+import os
 import random
 import threading
 import time
@@ -21,7 +22,7 @@ from iris_core.errors import (
 )
 from iris_core.heap import regions
 from iris_core.heap.streams import HostStreams
-from iris_core.types import Capability
+from iris_core.types import Capability, Segment
 
 from .fakes import Cluster, Hub, ThreadWorld
 
@@ -101,6 +102,29 @@ def test_refresh_exchanges_only_what_is_new_and_fails_everywhere():
         errors = c.attempt(lambda heap: heap.refresh_peer_access())
         assert "moved rank 1's heap" in str(errors[0])
         assert type(errors[1]) is PeerAccessError
+
+
+def test_peers_that_cannot_be_mapped_fail_everywhere_and_leak_no_descriptor():
+    with Cluster(3) as c:
+        c.allocators[0].fail["import_peer"] = OSError("no access")
+        for allocator in c.allocators:
+            allocator.generation += 1
+        received = [os.dup(2) for _ in range(2)]
+
+        def exchange(self, segments):
+            self.all_gather_object(None)
+            rows = [[Segment(0, 1 << 16, payload=a.export()[0].payload)] for a in c.allocators]
+            if self.rank == 0:
+                rows[1:] = [[Segment(0, 1 << 16, fd=fd)] for fd in received]
+            return rows
+
+        for world in c.worlds:
+            world.exchange_segments = exchange.__get__(world)
+        words = "^rank 0 could not map the heap of a peer: no access$"
+        c.refused(PeerAccessError, words, lambda heap: heap.refresh_peer_access())
+        os.close(received[0])  # import_peer was given this one, and the fake does not close it
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(received[1])
 
 
 # -- memory of groups -------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from iris_core.errors import (
     PluginLoadError,
     PluginNotFoundError,
 )
-from iris_core.registry import Registry
 from iris_core.registry.select import select
 from iris_core.settings import load_settings
 from iris_core.types import DeviceTarget, DeviceType
@@ -167,7 +166,3 @@ def test_nothing_usable_lists_every_candidate(site):
     assert reason(caught.value, "absent") == "unavailable: no driver"
     assert reason(caught.value, "lang") == "no usable allocator there"
     assert "iris doctor" in str(caught.value)
-
-
-def test_the_real_plugins_on_the_cpu(clean_environment):
-    assert chosen(choose(Registry(), targets=[CPU])) == ("host", "triton", "cpu")

@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""What the README shows is what happens, and what the changelog is made of."""
 
 import re
 
@@ -47,3 +47,9 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) < 220
     assert len(README.split()) <= 900
     assert README.index("make demo") < README.index("## ")
+
+
+def test_fragments_of_the_changelog_are_lines_of_it():
+    for path in (ROOT / "changes").glob("*.md"):
+        if path.name != "README.md":
+            assert re.fullmatch(r"(- \S.*\n(  \S.*\n)*){1,3}", path.read_text()), path.name
