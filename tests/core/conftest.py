@@ -11,10 +11,11 @@ import pytest
 from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
+from iris_core.world import launch
 
 from .fakes import Cluster, Context
 
-GROUPS = {"ALLOCATOR": "iris.allocators", "BACKEND": "iris.backends", "COLLECTIVE": "iris.collectives"}
+KINDS = {"ALLOCATOR": "allocators", "BACKEND": "backends", "COLLECTIVE": "collectives", "OBSERVER": "plugins"}
 
 OBSERVER = """
 from iris_core.hooks import hookimpl
@@ -61,6 +62,13 @@ def fresh_registry():
 
 
 @pytest.fixture
+def forked_ranks(monkeypatch, fork_ranks):
+    """As elsewhere, and for `iris doctor`, which has its own name of `run`."""
+    fork_ranks(monkeypatch)
+    monkeypatch.setattr("iris_core.cli.doctor.start_ranks", launch.run)
+
+
+@pytest.fixture
 def clean_environment(monkeypatch):
     """No IRIS_* variable is set."""
     for name in list(os.environ):
@@ -83,16 +91,15 @@ class Site:
         distribution = distribution or f"iris-{name}"
         module = f"site_{distribution}_{name}".replace("-", "_")
         text = provider_source(name, kind, **kwargs) if source is None else source
-        self.install(distribution, entry_points={GROUPS[kind]: {name: f"{module}:plugin"}}, modules={module: text})
+        self.install(
+            distribution, entry_points={f"iris.{KINDS[kind]}": {name: f"{module}:plugin"}}, modules={module: text}
+        )
         return module
 
     def observer(self, name, *, distribution=None, source=None, opened="pass"):
         """Install an observer that keeps what it has `seen`, `opened` its further statement; returns its module."""
-        distribution = distribution or f"iris-{name}"
-        module = f"observer_{distribution}_{name}".replace("-", "_")
-        text = OBSERVER.format(opened=opened) if source is None else source
-        self.install(distribution, entry_points={"iris.plugins": {name: f"{module}:plugin"}}, modules={module: text})
-        return module
+        source = OBSERVER.format(opened=opened) if source is None else source
+        return self.provider(name, "OBSERVER", distribution=distribution, source=source)
 
     def registry(self, block=()):
         """A registry that sees this site only."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from iris_core.errors import PeerLostError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensors import TensorFactories
 from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
@@ -42,7 +42,6 @@ class ThreadWorld:
         self.world_size = len(hub.slots)
         self.local_members = tuple(range(self.world_size))
         self.num_exchanges = 0
-        self.lost = []
 
     def all_gather_ints(self, values):
         self.num_exchanges += 1
@@ -56,9 +55,6 @@ class ThreadWorld:
         self.num_exchanges += 1
         return self.hub.gather(self.rank, obj)
 
-    def broadcast_object(self, obj, src):
-        return self.all_gather_object(obj)[src]
-
     def barrier(self):
         self.all_gather_object(None)
 
@@ -68,10 +64,6 @@ class ThreadWorld:
     def exchange_segments(self, segments):
         return [list(row) for row in self.all_gather_object(segments)]
 
-    def check_peers(self):
-        if self.lost:
-            raise PeerLostError("a peer is gone", ranks=self.lost)
-
     def close(self):
         """Nothing to let go of."""
 
@@ -79,17 +71,17 @@ class ThreadWorld:
 class MemoryAllocator:
     """A heap in private memory that can pretend to grow, decommit and import, and to fail at each of them."""
 
-    def __init__(self, nbytes, *provides: Capability, granularity=4096):
+    has_more = False
+    granularity = 4096
+
+    def __init__(self, nbytes, *provides: Capability):
         self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
         self.nbytes = nbytes
-        self.granularity = granularity
         self.generation = 0
         self.committed_bytes = 0
         self.calls = []
         self.fail = {}
         self.import_delta = 0
-        self.placed = {}  # address of an imported storage -> where it is
-        self.more = 0  # exports that are still to come
         self.closed = False
         self._map = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._map)
@@ -111,16 +103,9 @@ class MemoryAllocator:
         assert nbytes % self.granularity == 0 or offset_bytes + nbytes == self.nbytes
         self._granules -= set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
         self.committed_bytes = len(self._granules) * self.granularity
-        end = offset_bytes + nbytes
-        self.placed = {source: at for source, at in self.placed.items() if not offset_bytes <= at < end}
-
-    @property
-    def has_more(self):
-        return self.more > 0
 
     def exchanged(self):
-        self._call("exchanged")
-        self.more = max(0, self.more - 1)
+        """All is sent in one part."""
 
     def tensor(self, offset_bytes, nbytes, on_release):
         self._call("tensor", offset_bytes, nbytes)
@@ -132,18 +117,14 @@ class MemoryAllocator:
     def import_extent(self, tensor):
         self._call("import_extent")
         nbytes = tensor.untyped_storage().nbytes() + self.import_delta
-        there = self.placed.get(tensor.untyped_storage().data_ptr(), -1)
-        return -(-nbytes // self.granularity) * self.granularity, self.import_delta, there
+        return -(-nbytes // self.granularity) * self.granularity, self.import_delta, -1
 
     def import_tensor(self, offset_bytes, tensor, on_release):
         """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
         self._call("import_tensor", offset_bytes)
         if not tensor.is_contiguous():
             raise UnsupportedError("contiguous tensors only")
-        source = tensor.untyped_storage().data_ptr()
-        if source not in self.placed:
-            self.placed[source] = offset_bytes + self.import_delta
-            self.generation += 1
+        self.generation += 1
         raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
         return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
@@ -173,10 +154,10 @@ class Cluster:
     Options of the heaps may be given for all, or by `options_of(rank)`.
     """
 
-    def __init__(self, world_size, nbytes=1 << 16, *provides, granularity=4096, options_of=lambda rank: {}, **options):
+    def __init__(self, world_size, nbytes=1 << 16, *provides, options_of=lambda rank: {}, **options):
         hub = Hub(world_size)
         self.worlds = [ThreadWorld(hub, rank) for rank in range(world_size)]
-        self.allocators = [MemoryAllocator(nbytes, *provides, granularity=granularity) for _ in self.worlds]
+        self.allocators = [MemoryAllocator(nbytes, *provides) for _ in self.worlds]
         self.heaps = [
             SymmetricHeap(allocator, world, **options, **options_of(world.rank))
             for allocator, world in zip(self.allocators, self.worlds, strict=True)

@@ -1,36 +1,48 @@
 """The command `iris`."""
 
 import json
+import math
+import os
+import pathlib
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
+import forked
 import pytest
+import torch
 from dist_info import provider_source
+from tables import table
 
+import iris_core
 from iris_core import __version__, cli
+from iris_core.cli import demo, main, tune
 from iris_core.cli._output import print_table
+from iris_core.cli.doctor import examine_packages
+from iris_core.diagnosis import Verdict
+from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
+from iris_core.tuning.tuner import Tuned
+from iris_core.world import launch
+from iris_core.world.scaling import OPS, Level, Machine
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
 def run(capsys, *arguments):
     """Status, standard output and standard error of one command line."""
-    status = cli.main(list(arguments))
+    status = main(list(arguments))
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
 # -- the frame --------------------------------------------------------------------------------------------------------
-def test_every_subcommand_has_the_same_shape(capsys):
+def test_help_lists_every_subcommand(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
     for command in cli.COMMANDS:
         assert f"\n    {command} " in out
-        module = sys.modules[f"iris_core.cli.{command}"]
-        assert module.__doc__.startswith(f"`iris {command}`")
-        assert module.add_parser.__doc__
-        assert module.run.__doc__
     assert run(capsys, "--version") == (0, f"iris-core {__version__}\n", "")
     status, out, err = run(capsys)
     assert (status, out, err[:11]) == (2, "", "usage: iris")
@@ -42,13 +54,6 @@ def test_an_error_of_iris_is_a_message_without_traceback(capsys, site, monkeypat
         status, out, err = run(capsys, command)
         assert (status, out) == (1, "")
         assert err.startswith("iris: IRIS_HEAP_SIZE='big' (from the environment) is not valid")
-
-
-def test_only_the_chosen_subcommand_is_imported():
-    program = "import sys; from iris_core.cli import main; main(['plugins', '--help']);"
-    program += "print(*[m for m in sys.modules if m.startswith('iris_core.cli.')], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == ["iris_core.cli.plugins"]
 
 
 def test_a_closed_pipe_is_no_traceback():
@@ -155,14 +160,226 @@ def test_config_of_one_name_says_all_of_it(capsys, clean_environment):
     assert len(json.loads(run(capsys, "config", "--json", "heap_size")[1])["settings"]) == 1
 
 
-def test_config_names_a_typo_in_a_plugins_variable(capsys, clean_environment, monkeypatch):
-    monkeypatch.setenv("IRIS_TRITON__BOUND_CHECK", "0")
-    status, _, err = run(capsys, "config")
-    assert status == 1
-    assert "did you mean IRIS_TRITON__BOUNDS_CHECK?" in err
+@table(("text", "status", "words"), [
+    ("raise RuntimeError('boom')", 0, ""),  # `iris plugins` tells that
+    *(("from pydantic import Field\n" + provider_source("bad").replace('"""No settings."""', field), 1, "IRIS_BAD__")
+      for field in ("level: int", "level: int = 'high'", "level: int = Field(default_factory=lambda: 1 / 0)")),
+])  # fmt: skip
+def test_config_lists_the_settings_of_others_beside_those_of_a_damaged_plugin(capsys, site, text, status, words):
+    site.provider("bad", source=text)
+    found, out, err = run(capsys, "config")
+    assert (found, "IRIS_HOST__HUGE_PAGES" in out, "IRIS_BAD" in out) == (status, True, False)
+    assert err.count("\n") == status
+    assert words in err
 
 
-def test_config_leaves_out_the_settings_of_a_broken_plugin(capsys, site):
-    site.provider("bad", source="raise RuntimeError('boom')")
-    status, out, _ = run(capsys, "config")
-    assert (status, "IRIS_HOST__HUGE_PAGES" in out, "IRIS_BAD" in out) == (0, True, False)
+# -- damaged files and installations: one line that names the file, and a status --------------------------------------
+def refused(capsys, *arguments):
+    """The line of a command that ends with status 1."""
+    assert main(list(map(str, arguments))) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("iris: ")
+    return line
+
+
+def test_doctor_names_a_damaged_distribution(site, monkeypatch):
+    (site.install("iris-bad") / "METADATA").write_bytes(b"\xff")
+    monkeypatch.syspath_prepend(site.folder)
+    finding = examine_packages()
+    assert finding.verdict is Verdict.BROKEN
+    assert "iris_bad-1.0.dist-info" in finding.text
+    assert "iris-core" in finding.text
+
+
+def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):
+    def fail(args):
+        (tmp_path / "absent" / "file").write_text("")
+
+    monkeypatch.setattr(tune, "run", fail)
+    assert str(tmp_path / "absent" / "file") in refused(capsys, "tune")
+
+
+# -- iris tune --------------------------------------------------------------------------------------------------------
+ENTRY = Entry("all_reduce", "*", (4096,), "fast", 1e-6)
+TUNE = ("tune", "--device", "cpu", "--ranks", "2")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What was measured, without measuring; the list of how often."""
+    calls = []
+
+    def measure(job, ranks, wanted, options, *, environ, torch_distributed):
+        calls.append(options)
+        return [Tuned("cpu", (ENTRY,), (), ())]
+
+    monkeypatch.setattr(launch, "run", measure)
+    return calls
+
+
+@table("make", [
+    lambda path: path.write_text("{}"), lambda path: path.mkdir(), lambda path: path.write_text(""),  # and in a file
+    lambda path: write_table(path, "cpu", 4, {}, [ENTRY]), lambda path: write_table(path, "a GPU", 2, {}, [ENTRY]),
+])  # fmt: skip
+def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, make):
+    path = tmp_path / "table.json"
+    make(path)
+    path = path / "table.json" if path.is_file() and not path.read_text() else path
+    assert str(tmp_path / "table.json") in refused(capsys, *TUNE, "--out", path)
+    assert measured == []
+
+
+@pytest.mark.parametrize("table", ["damaged", "a model"])
+def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path, measured, monkeypatch, table):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    path = pathlib.Path(tmp_path, "ccl", "cpu-2.json")
+    write_table(path, "cpu", 2, {}, [replace(ENTRY, op="broadcast")])
+    document = json.loads(path.read_text()) | {"measured": False, "note": "guessed"}
+    path.write_text("{}" if table == "damaged" else json.dumps(document))
+    assert main(list(TUNE)) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert [entry.algorithm for entry in read_table(path).entries] == ["fast"]
+
+
+# -- iris bench model: its figures are those of docs/scaling.md, which tests/docs compares ----------------------------
+def test_a_step_hides_all_layers_but_one():
+    machine = Machine(2, 2, Level(0.0, 1e9), Level(0.0, math.inf))
+    gather_s, scatter_s = (machine.seconds("all_gather", size * 1e9 / 10) for size in (2, 4))
+    assert machine.step_seconds(100.0, 1e9, 10) == pytest.approx(100.0 + gather_s + scatter_s)
+    assert machine.step_seconds(0.0, 1e9, 10) == pytest.approx(19 * gather_s + 10 * scatter_s)
+
+
+def test_the_model_of_several_nodes(capsys):
+    assert main(["bench", "model", "--gpus", "4", "--rail-gbs", "12.5"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line in OPS] == list(OPS)
+    machine = Machine(128, 4, rail=Level(Machine(1).rail.latency_s, 12.5e9))
+    assert f"{machine.seconds('all_to_all', 1 << 30) * 1e6:,.0f}" in out
+
+
+# -- iris demo ---------------------------------------------------------------------------------------------------------
+ROW = {
+    **{"name": "heat", "title": "heat solver", "ranks": 2, "backend": "triton", "allocator": "host", "device": "cpu"},
+    **{"time_s": 1.0, "error": 1e-6, "tolerance": 1e-5, "detail": "64 x 64", "ok": True},
+}
+
+
+@table(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
+@table("as_json", [False, True])
+def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
+    row = ROW | {"time_s": 3.0, "error": error, "ok": ok}
+    monkeypatch.setattr(iris_core, "run", lambda *args: [(each, "chosen") for each in ([ROW], [row], [ROW])])
+    assert main(["demo", "--ranks", "2", "--device", "cpu", *(["--json"] if as_json else [])]) == status
+    out = capsys.readouterr().out
+    if as_json:
+        (shown,) = json.loads(out)["rows"]
+        assert (shown["time_s"], shown["ok"]) == (3.0, ok)  # the worst rank counts
+        assert shown["error"] == (None if math.isnan(error) else max(error, ROW["error"]))
+    else:
+        assert ("WRONG" in out) is not ok
+
+
+@table(("options", "name", "ranks"), [
+    (["--ranks", "2"], "message-passing", 2), (["--nodes", "2x2"], "between-nodes", 4),
+])  # fmt: skip
+def test_a_real_run(capsys, monkeypatch, fork_ranks, options, name, ranks):
+    """Programs run in each node, collectives between all."""
+    fork_ranks(monkeypatch)
+    assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    shown = [row[key] for key in ("name", "ranks", "backend", "allocator", "ok")]
+    assert shown == [name, ranks, "triton", "host", True]
+    assert row["error"] <= row["tolerance"]
+
+
+def test_an_unknown_demonstration_lists_those_there_are(capsys, forked_ranks):
+    assert main(["demo", "--ranks", "1", "--device", "cpu", "--only", "heet"]) != 0
+    assert "message-passing, gemm-all-scatter" in capsys.readouterr().err
+
+
+@table(("gpus", "ranks", "device", "expected"), [
+    (0, None, None, (4, "cpu")), (0, 2, None, (2, "cpu")), (8, None, None, (4, None)), (2, None, None, (2, None)),
+    (1, None, None, (4, "cpu")), (2, 4, None, (4, "cpu")), (8, 3, "cpu", (3, "cpu")), (8, None, "cuda", (4, "cuda")),
+    (1, None, "cuda", (1, "cuda")), (2, 4, "cuda", (4, "cuda")), (8, 2, "cuda:1", (2, "cuda:1")),
+])  # fmt: skip
+def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    *chosen, note = demo.choose_ranks(ranks, device)
+    assert tuple(chosen) == expected
+    assert ("run on the CPU" in note) == (gpus > 0 and expected[1] == "cpu" and device is None)
+    assert ("share a GPU" in note) == (expected in [(4, "cuda"), (2, "cuda:1")] and (gpus, ranks) != (8, None))
+
+
+# -- mistakes: each is one line that says so, before torch is imported, and no traceback ------------------------------
+MISTAKES = {
+    "demo --ranks 0": "--ranks must be at least 1", "demo --ranks x": "int value: 'x'; iris demo --help says more",
+    "demo --device gpu": "--device gpu: say cpu, cuda or cuda:1", "demo --backend nope": "installed are gluon, triton",
+    "demo --allocator nope@nobody": "no allocator named 'nope@nobody'", "demo --allocator vmm": "did you mean 'vmem'?",
+    "demo --nodes 2x": "IRIS_NODES='2x' must be like", "demo --nodes 2x2 --ranks 3": "has 4 ranks, --ranks says 3",
+    "tune --ranks 1": "--ranks 2 or more", "tune --limit nan": "seconds above 0", "tune --limit 0": "seconds above 0",
+    "tune --max many": "bytes or text such as 64MiB", "tune --min 2MiB --max 1MiB": "2MiB is more than --max 1MiB",
+    "tune --shape 1x1x1": "give --ops, too", "tune --ops --shape 1x0x1": "three numbers such as",
+    "tune --ops --max 1MiB": "--max: fused operations have shapes", "tune --backend=": "no backend named ''",
+    "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
+    "trace": "invalid choice: 'trace'", "plugin": "did you mean plugins?", "docter": "did you mean doctor?",
+    "plugins --nope": "unrecognized arguments: --nope; iris --help says more", "plugins nope": "arguments: nope",
+    "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "doctor --timeout=-1": "-1: a bound",
+    "doctor --timeout nan": "nan: a bound", "bench": "required: ACTION", "bench run": "'compare', 'model'",
+    "bench compare a": "required: new", "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
+    "bench compare a b --tolerance nan": "--tolerance nan must be a number", "check nothing.py": "nothing.py",
+    "bench model --gpus 0": "--gpus must be a number above 0", "bench model --rail-us nan": "--rail-us must be",
+    "bench model --rail-us=-1": "--rail-us must be", "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
+}  # fmt: skip
+RUN = "import sys; from iris_core.cli import main; sys.exit(main(sys.argv[1:]))"
+RUN_ALL = """
+import contextlib, io, json, sys
+from iris_core.cli import main
+for line in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(line.split())
+    print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
+"""
+HIDE = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else found(name, package)
+sys.modules[{name!r}] = None  # an import raises ModuleNotFoundError
+"""
+OLD = """
+import importlib.metadata
+found = importlib.metadata.version
+importlib.metadata.version = lambda name: "3.5.1" if name == "triton" else found(name)
+"""
+
+
+def variables(**more):
+    """Variables of a process that has no settings of Iris but these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | more
+
+
+def test_wrong_arguments_are_one_line():
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(list(MISTAKES))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables())
+    assert "Traceback" not in done.stdout + done.stderr
+    results = dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+    for line, (status, said, torch_is_there) in results.items():
+        assert (status in (1, 2), said.count("\n"), torch_is_there) == (True, 1, False), (line, said)
+        assert said.startswith("iris")
+        assert MISTAKES[line] in said
+        assert ("did you mean" in said) == ("did you mean" in MISTAKES[line]), line
+
+
+@table(("before", "device", "words"), [
+    ("", "cuda", "torch sees no GPU"), (HIDE.format(name="torch"), "cpu", "torch is not installed for.*install"),
+    (HIDE.format(name="triton"), "cpu", "Triton is not installed.*install"),
+    (OLD, "cpu", "triton 3.5.1 is too old.*install"),
+])  # fmt: skip
+def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, device, words):
+    done = forked.python(before + RUN, "demo", "--device", device, environ=variables(CUDA_VISIBLE_DEVICES=""))
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert re.search(words, line)

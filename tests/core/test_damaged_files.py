@@ -20,7 +20,7 @@ from iris_core import documents
 from iris_core.bench import Report
 from iris_core.cli import main
 from iris_core.dispatch.choice import Chooser, Tables
-from iris_core.dispatch.tables import read_table, write_table
+from iris_core.dispatch.tables import read_table
 from iris_core.errors import BenchmarkError, SettingsError
 from iris_core.logs import logger
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
@@ -275,14 +275,3 @@ def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path, document, con
     path.write_text(json.dumps(document | {"entries": [first | {"config": config}, *others]}))
     with pytest.raises(SettingsError, match=next(iter(config))):
         read_table(path)
-
-
-def test_one_file_has_lines_of_both_kinds(tmp_path):
-    both = COLLECTIVES["entries"] + OPERATIONS["entries"]
-    (tmp_path / "t.json").write_text(json.dumps(HEAD | {"entries": both}))
-    tables = Tables(tmp_path, [], "cpu")
-    assert [entry.algorithm for entry in tables.nearest(REQUESTS[5]).entries] == ["slow"]  # 4 ranks, 4096 bytes
-    assert [entry.algorithm for entry in tables.nearest(fused_request(4)).entries] == ["slow"]
-    again = tmp_path / "again.json"
-    write_table(again, "cpu", 4, {}, read_table(tmp_path / "t.json").entries)
-    assert len(read_table(again).entries) == len(both)

@@ -6,7 +6,7 @@ import sys
 
 import forked
 import pytest
-from dist_info import install_distribution, provider_source
+from dist_info import provider_source
 from table_files import table_file
 from tables import table
 
@@ -59,6 +59,7 @@ LISTED = {
     "entry_points.txt without =": entry_points(b"[iris.allocators]\nbad\n"),
     "entry_points.txt is no text": entry_points(b"[iris.allocators]\nbad = m\xff:plugin\n"),
     "an entry that names nothing": entry_points(b"[iris.allocators]\nbad = 1 2 3:::\n"),
+    "an entry that names a function": entry_points(b"[iris.allocators]\nbad = os:system\n"),
     "an entry without a value": entry_points(b"[iris.allocators]\nbad =\n"),
     "an invalid version, no module": metadata(b"Name: iris-bad\nVersion: not a version\n"),
     "a folder of another name": metadata(b"Name: iris-other\nVersion: 1.0\n"),
@@ -97,14 +98,6 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
     assert [record.name for record in site.registry().load_all()] == ["good"]
     (warning,) = log.messages
     assert str(info) in warning
-
-
-def test_a_damaged_distribution_hides_a_later_one_of_its_name(site, tmp_path):
-    """As its modules do."""
-    (site.install("iris-bad", entry_points=ABSENT) / "METADATA").unlink()
-    install_distribution(tmp_path / "second", "iris-bad", entry_points=ABSENT)
-    (record,) = Registry(search_path=[str(site.folder), str(tmp_path / "second")]).records()
-    assert record.state is PluginState.BROKEN
 
 
 @table("strange", [None, 5, b"/tmp", "a\0b", pathlib.Path("/tmp"), "\udcff"])

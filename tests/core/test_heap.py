@@ -12,11 +12,9 @@ from iris_core.errors import (
     HeapError,
     HeapExhaustedError,
     NotOnHeapError,
-    PeerLostError,
     UnsupportedError,
 )
 from iris_core.heap.heap import SymmetricHeap
-from iris_core.heap.streams import HostStreams
 from iris_core.types import Block
 
 from .fakes import Cluster
@@ -100,22 +98,6 @@ def test_views_may_stand_for_their_tensor_and_keep_its_block(heap):
     assert heap.live_blocks() == ()
 
 
-@table("world_size", [1, 2])
-@table("reused", [False, True])
-def test_a_double_free_is_named(world_size, reused):
-    with Cluster(world_size) as c:
-        tensors = c.allocate(10, F32)
-        c.free(tensors)
-        if reused:
-            c.barrier()
-            others = c.allocate(10, torch.int32)
-        words = r"free: allocate\(10, float32\) at offset 0 was freed before"
-        c.refused(HeapError, words, lambda heap: heap.free(tensors[heap.rank]))
-        if reused:
-            assert c.offsets(others) == [0] * world_size
-            assert c.blocks() == [[0]] * world_size
-
-
 def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())
@@ -125,20 +107,6 @@ def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     with pytest.raises(NotOnHeapError, match="free: the tensor"):
         heap.free(torch.zeros(10))
     assert len(heap.live_blocks()) == 1
-
-
-@table("world_size", [1, 2])
-def test_the_storage_of_a_freed_block_frees_nothing_later(world_size):
-    with Cluster(world_size) as c:
-        tensors = c.allocate(10)
-        c.free(tensors)
-        c.barrier()
-        second = c.allocate(10)
-        tensors.clear()  # the old storages go only now; their blocks belong to `second`
-        c.barrier()
-        assert c.blocks() == [[0]] * world_size
-        assert c.heap.is_symmetric(second[0])
-        assert c.offsets(c.allocate(10)) == [256] * world_size
 
 
 # -- dropped ----------------------------------------------------------------------------------------------------------
@@ -205,24 +173,6 @@ def test_what_cannot_fit_at_all_fails_without_asking_the_others():
         assert c.num_exchanges == before
 
 
-def test_pressure_reclaims_what_was_freed_and_synchronises_first():
-    waits = []
-
-    class Streams(HostStreams):
-        def synchronize(self, stream=None):
-            waits.append(1)
-
-    with Cluster(2, 1 << 12, options_of=lambda rank: {"streams": Streams()}) as c:
-        c.free(c.allocate(4096))
-        assert not waits
-        tensors = c.allocate(4096)
-        assert len(waits) == 2
-        assert c.offsets(tensors) == [0, 0]
-        tensors[1] = None
-        words = "4096 bytes have been dropped by some ranks but not by all"
-        c.refused(HeapExhaustedError, words, lambda heap: heap.allocate(1, F32))
-
-
 # -- addresses --------------------------------------------------------------------------------------------------------
 def test_translate():
     with Cluster(2) as c:
@@ -254,6 +204,76 @@ def test_symmetric_means_wholly_on_the_own_heap():
             heap.offset_of(whole, "all_reduce: the input")
         t = heap.allocate(100, F32)
         assert (heap.offset_of(t), heap.offset_of(t[10:]), heap.offset_of(t[10:], "x")) == (256, 296, 296)
+
+
+# -- scopes ---------------------------------------------------------------------------------------------------------
+def offsets(heap):
+    return [block.offset_bytes for block in heap.live_blocks()]
+
+
+def test_nested_scopes_free_what_was_not_kept(heap):
+    outside = heap.allocate(1, U8)
+    with heap.scope() as outer:
+        with heap.scope() as inner:
+            a, b = inner.keep(heap.allocate(1, U8)), outer.keep(heap.allocate(1, U8))
+            freed, dropped, _gone = (heap.allocate(1, U8) for _ in range(3))
+            heap.free(freed)
+            del dropped
+            assert inner.keep(outside) is outside
+            with pytest.raises(HeapError, match="open already"):
+                inner.__enter__()
+        assert offsets(heap) == [0, 256, 512]
+        with pytest.raises(HeapError, match="not open"):
+            inner.keep(a)
+    assert offsets(heap) == [0, 512]
+    assert heap.offset_of(b) == 512
+    with pytest.raises(HeapError, match="freed before"):
+        heap.free(a)
+
+
+@table("world_size", [1, 2])
+def test_a_scope_frees_when_an_error_passes(world_size):
+    def body(heap):
+        with heap.scope():
+            heap.allocate(1, U8)
+            raise KeyError("mine")
+
+    with Cluster(world_size) as c:
+        c.refused(KeyError, "mine", body)
+        assert c.blocks() == [[]] * world_size
+        c.barrier()
+        assert c.stats("free") == [c.heap.nbytes] * world_size
+
+
+def test_scopes_left_open_inside_end_with_the_outer_one(heap):
+    with heap.scope():
+        inner = heap.scope().__enter__()
+        _t = heap.allocate(1, U8)
+    assert offsets(heap) == []
+    inner.__exit__(None, None, None)
+    with heap.scope():
+        t = heap.allocate(1, U8)
+        heap.close()  # and then the scope ends quietly
+    assert t.numel() == 1
+
+
+def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
+    with Cluster(2) as c:
+
+        def body(heap):
+            with heap.scope():
+                held = heap.allocate(10, U8)
+                if heap.rank == 1:
+                    del held
+                heap.barrier_agreement()  # one vote of two
+            heap.barrier_agreement()
+
+        c.each(body)
+        c.each(body)
+        assert c.stats("free") == [c.heap.nbytes] * 2
+        _everything = c.allocate(c.heap.nbytes)
+        text = c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(1, U8))
+        assert "dropped by some ranks" not in text, "the vote went with the block"
 
 
 # -- description and end ----------------------------------------------------------------------------------------------
@@ -304,11 +324,3 @@ def test_a_heap_is_opened_once_and_closed_for_good():
         assert t.sum() == 30
         with pytest.raises(HeapError, match="opened once"):
             heap.open()
-
-
-def test_check_peers():
-    with Cluster(2) as c:
-        c.heap.check_peers()
-        c.worlds[0].lost = [1]
-        with pytest.raises(PeerLostError):
-            c.heap.check_peers()

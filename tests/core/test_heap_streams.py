@@ -6,7 +6,7 @@ import pytest
 import torch
 from tables import table
 
-from iris_core.errors import HeapError, NotOnHeapError
+from iris_core.errors import HeapError, HeapExhaustedError, NotOnHeapError
 from iris_core.heap.blocks import BlockTable
 from iris_core.heap.streams import StreamOrder
 from iris_core.types import Capability
@@ -119,71 +119,49 @@ def test_a_block_in_use_is_in_sight_while_it_is_freed(monkeypatch, world_size):
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------
-def test_another_stream_waits_for_the_one_that_had_the_block(alone):
-    heap, device = alone
-    for _ in range(3):  # the same stream gets it back at once
-        t = whole(heap)
-        device.main.launch()
-        heap.free(t)
-    assert device.main.waits == []
-    device.main.launch()  # later work of the stream is nobody's concern
-    device.now = device.side
-    t = whole(heap)
-    assert [(e.stream, e.at) for e in device.side.waits] == [(device.main, 3)]
-    device.side.launch()
-    heap.free(t)
-    device.now = device.main
-    whole(heap)
-    assert [(e.stream, e.at) for e in device.main.waits] == [(device.side, 1)]
-    assert device.waited == 0, "the host waits for nothing"
-
-
-def test_streams_of_allocation_of_free_and_recorded_ones_are_waited_for(alone):
-    heap, device = alone
-    t = whole(heap)
-    heap.record_stream(t[5:], device.other)
-    heap.record_stream(t, device.other)
-    device.now = device.side
-    heap.free(t)
-    device.now = Stream()
-    whole(heap)
-    assert {e.stream for e in device.now.waits} == {device.main, device.side, device.other}
-    assert len(device.now.waits) == 3
-
-
-def test_a_dropped_block_is_handed_out_with_the_same_care(alone):
-    heap, device = alone
-    t = whole(heap)
-    heap.record_stream(t, device.side)
-    device.side.launch()
-    del t
-    whole(heap)
-    assert [(e.stream, e.at) for e in device.main.waits] == [(device.side, 1)]
-
-
-def test_only_who_gets_the_range_waits(alone):
-    heap, device = alone
-    tensors = [heap.allocate(1024, U8) for _ in range(4)]
-    for index, t in enumerate(tensors):
-        heap.record_stream(t, Stream() if index != 1 else device.side)
-    heap.free(tensors[1])
-    small, rest = heap.allocate(256, U8), heap.allocate(768, U8)
-    assert [heap.offset_of(t) for t in (small, rest)] == [1024, 1280]
-    assert [e.stream for e in device.main.waits] == [device.side] * 2
-    heap.free(rest)
-    assert heap.offset_of(heap.allocate(768, U8)) == 1280
-    assert len(device.main.waits) == 2, "the new user was the main stream alone"
-
-
-def test_a_barrier_of_the_device_ends_all_waits(alone):
-    heap, device = alone
-    device.main.launch()
-    heap.free(whole(heap))
-    device.synchronize()
-    heap.barrier_agreement()
-    device.now = device.side
-    whole(heap)
-    assert device.side.waits == []
+@table("seed", range(3))
+def test_who_gets_memory_waits_for_the_streams_that_had_it_and_for_no_others(seed):
+    """A random program; the model has, for each unit, the streams and moments that its next user has to wait for."""
+    with Ranks(1, 1 << 13) as c:
+        heap, (device,), source = c.heap, c.devices, random.Random(seed)
+        streams = (device.main, device.side, device.other)
+        barriers = 0
+        held, sizes, uses, waits, waited = {}, {}, {}, {}, 0  # of blocks, by offset; of units, by offset
+        for _ in range(400):
+            device.now = source.choice(streams)
+            device.now.launch()
+            step = source.random()
+            offset = source.choice([*held, None])
+            if step < 0.4 and len(held) < 4:
+                device.now.waits.clear()
+                t = heap.allocate(source.randrange(1, 4 * 256), U8)
+                start, count = heap.offset_of(t), -(-t.numel() // 256)
+                held[start], uses[start], sizes[start], t = t, {device.now}, count, None
+                ends = set().union(*(waits.pop(start + 256 * i, ()) for i in range(count)))
+                expected = {(stream, at) for stream, at in ends if stream is not device.now}
+                got = {(event.stream, event.at) for event in device.now.waits}
+                assert {(stream, at) for stream, at in expected if stream.done < at} <= got <= expected
+                waited += len(got)
+            elif step < 0.55 and offset is not None:
+                stream = source.choice(streams)
+                heap.record_stream(held[offset][-1:], stream)
+                uses[offset].add(stream)
+            elif step < 0.9 and offset is not None:
+                ends = {(stream, stream.launched) for stream in uses.pop(offset) | {device.now}}
+                waits |= dict.fromkeys(range(offset, offset + 256 * sizes[offset], 256), ends)
+                if source.random() < 0.5:
+                    heap.free(held.pop(offset))
+                else:
+                    del held[offset]
+                    heap.barrier_agreement(wait=False)
+            elif step < 0.98:
+                source.choice(streams).finish()
+            else:
+                heap.barrier_agreement()
+                waits.clear()
+                barriers += 1
+        assert waited > 20
+        assert device.waited == barriers, "the host waits for nothing else"
 
 
 def test_memory_that_a_stream_still_uses_is_not_given_back():
@@ -255,8 +233,14 @@ def test_pressure_waits_for_the_device_and_takes_everything():
             device.main.launch()
         c.free(tensors)
         c.barrier("side")
-        assert c.offsets(c.each(whole)) == [0, 0]
-        assert [device.waited for device in c.devices] == [1, 1]
+        tensors = c.each(whole)  # freed on all ranks, and in use
+        c.free(tensors)
+        tensors = c.each(whole)  # the ranks do not know yet that all have freed it
+        assert c.offsets(tensors) == [0, 0]
+        assert [device.waited for device in c.devices] == [2, 2]
+        tensors[1] = None
+        words = "4096 bytes have been dropped by some ranks but not by all"
+        c.refused(HeapExhaustedError, words, lambda heap: heap.allocate(1, U8))
 
 
 @table("seed", range(5))

@@ -88,16 +88,6 @@ def test_takes_the_smallest_block_that_fits_and_of_equals_the_first(calls, size,
         assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
 
 
-@settings(deadline=None)
-@given(CALLS)
-def test_everything_comes_back(calls):
-    sub, live, _ = play(calls)
-    for offset in live:
-        sub.free(offset)
-    assert sub.free_blocks() == [(0, NBYTES)]
-    assert sub.allocate(NBYTES) == 0
-
-
 def test_requests_for_nothing_get_blocks_of_their_own_and_the_peak_is_the_most_at_any_time():
     sub = SubAllocator(1024)
     sub.free(sub.allocate(512))

@@ -17,7 +17,7 @@ from iris_core.errors import (
     PluginNotFoundError,
 )
 from iris_core.hooks import hookimpl
-from iris_core.registry import Registry, default_registry, reset_default_registry
+from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify, reset_default_registry
 from iris_core.registry.records import REGISTERED
 from iris_core.settings import PluginSettings
 from iris_core.types import (
@@ -34,7 +34,7 @@ from iris_core.types import (
 ALLOCATOR, BACKEND, OBSERVER = PluginKind.ALLOCATOR, PluginKind.BACKEND, PluginKind.OBSERVER
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
-OLD = {"iris.allocators": {"mine": "old:plugin"}}
+OLD = {"iris.allocators": {"old": "there_is_no_such:plugin"}}
 
 
 def only(registry):
@@ -71,18 +71,17 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
         assert names[name, kind] == f"iris-{distribution}"
 
 
-def test_one_distribution_found_twice_does_not_conflict_with_itself(site, tmp_path):
+def test_the_first_distribution_of_a_name_on_the_path_counts(site, tmp_path):
+    """As its modules do: one without plugins, or a damaged one, hides a later one."""
     site.provider("mine", distribution="iris-mine")
-    install_distribution(tmp_path / "second", "Iris_Mine", "0.5", entry_points=OLD)
+    site.install("iris-without", "2.0")
+    (site.install("iris-bad", entry_points=OLD) / "METADATA").unlink()
+    for name in ("Iris_Mine", "iris-without", "iris-bad"):
+        install_distribution(tmp_path / "second", name, "0.5", entry_points=OLD)
     registry = Registry(search_path=[str(site.folder), str(tmp_path / "second")])
-    assert only(registry).version == "1.0"
-    assert registry.load(registry.resolve(ALLOCATOR, "mine")).state is PluginState.LOADED
-
-
-def test_a_newer_version_without_plugins_hides_an_older_one_with(site, tmp_path):
-    site.install("iris-mine", "2.0")
-    install_distribution(tmp_path / "second", "iris-mine", "1.0", entry_points=OLD)
-    assert Registry(search_path=[str(site.folder), str(tmp_path / "second")]).records() == ()
+    bad, mine = registry.records()
+    assert (mine.version, registry.load(mine).state) == ("1.0", PluginState.LOADED)
+    assert bad.state is PluginState.BROKEN
 
 
 # -- load: plugins that are not right ---------------------------------------------------------------------------------
@@ -328,3 +327,76 @@ def test_the_default_registry_is_one_until_reset(site):
     assert "late" not in first.names()
     reset_default_registry()
     assert "late" in default_registry().names()
+
+
+# -- observers: told what happens, and harmless when they fail ---------------------------------------------------------
+def test_only_implemented_hooks_are_called_with_only_the_wanted_arguments(site):
+    module = site.observer("watch")
+    watching = site.registry()
+    watching.notify("iris_opened", context="ctx")
+    watching.notify("iris_allocated", context="ctx", offset_bytes=256, nbytes=64)
+    watching.notify("iris_closing", context="ctx")
+    assert sys.modules[module].seen == [("opened", "ctx"), ("allocated", 256, 64)]
+    with pytest.raises(KeyError):
+        watching.notify("iris_oepned", context=1)  # a mistake of the caller
+
+
+@table("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
+def test_one_that_raises_is_reported_once_and_does_not_stop_the_others(site, log, body):
+    log.clear()
+    modules = [site.observer("aa"), site.observer("bad", opened=body), site.observer("zz")]
+    registry = site.registry()
+    for context in range(3):
+        registry.notify("iris_opened", context=context)
+    assert [sys.modules[module].seen for module in modules] == [[("opened", context) for context in range(3)]] * 3
+    (warning,) = log.messages
+    assert "observer 'bad' (iris-bad 1.0) raised in iris_opened" in warning
+    assert "IRIS_BLOCK=bad" in warning
+    assert body.split("(")[0].split()[1] in log.text
+
+
+def test_an_interrupt_passes(site):
+    site.observer("watch", opened="raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        site.registry().notify("iris_opened", context=1)
+
+
+def test_broken_conflicting_and_blocked_ones_are_left_out(site, log):
+    good = site.observer("good")
+    site.observer("broken", source="import there_is_no_such_module")
+    site.observer("twice", distribution="iris-one")
+    site.observer("twice", distribution="iris-two")
+    blocked = site.observer("blocked")
+    site.registry(block=["blocked"]).notify("iris_opened", context=1)
+    assert sys.modules[good].seen == [("opened", 1)]
+    assert "there_is_no_such_module" in log.text
+    assert "observer 'twice' (iris-one 1.0) is not the only one" in log.text
+    assert blocked not in sys.modules
+
+
+def test_notify_follows_blocking(site):
+    module = site.observer("watch")
+    notify("iris_opened", context=1)
+    notify("iris_opened", context=2)
+    assert sorted(MAY_BE_WATCHED) == ["iris_allocated", "iris_opened"]
+    default_registry().block(["watch"])
+    assert "iris_collective" in MAY_BE_WATCHED
+    notify("iris_opened", context=3)
+    assert not MAY_BE_WATCHED
+    default_registry().block([])
+    notify("iris_opened", context=4)
+    assert [context for _, context in sys.modules[module].seen] == [1, 2, 4]
+
+
+def test_a_change_while_observers_are_loaded_is_not_lost(site, monkeypatch):
+    load = Registry._load_observers
+
+    def slow(registry):
+        found = load(registry)
+        registry.block(["watch"])
+        return found
+
+    site.observer("watch")
+    monkeypatch.setattr(Registry, "_load_observers", slow)
+    notify("iris_opened", context=1)
+    assert "iris_collective" in MAY_BE_WATCHED

@@ -1,13 +1,15 @@
-"""Settings: precedence, sources, sizes, typos."""
+"""Settings and options: precedence, sources, sizes, typos, and anything else as text."""
 
 import pytest
 import torch
 from pydantic import ByteSize, ValidationError
 from tables import table
 
+from iris_core import Iris
 from iris_core.cli.config import survey
 from iris_core.errors import SettingsError
 from iris_core.registry import Registry
+from iris_core.registry.select import check_options
 from iris_core.settings import (
     IrisSettings,
     IrisSettingsWarning,
@@ -139,16 +141,6 @@ def test_wrong_plugin_variables(monkeypatch, variable, text, complaint):
         load_plugin_settings("s", Sample)
 
 
-def test_wrong_options():
-    for settings, options, words in (
-        (Sample, {"bound_check": True}, r"options\['s'\] has 'bound_check', .*; did you mean bounds_check"),
-        (Sample, {"chunk": "big"}, r"options\['s'\]\['chunk'\]='big' is not valid"),
-        (PluginSettings, {"x": 1}, "there are none"),
-    ):
-        with pytest.raises(SettingsError, match=words):
-            load_plugin_settings("s", settings, options)
-
-
 # -- unknown variables ------------------------------------------------------------------------------------------------
 @table(("variable", "installed", "words"), [
     ("IRIS_HEAPSIZE", "triton", "IRIS_HEAPSIZE is set, .*; did you mean IRIS_HEAP_SIZE"),
@@ -193,3 +185,96 @@ def test_every_setting_is_described():
     assert problems == []
     assert {"IRIS_HEAP_SIZE", "IRIS_HOST__HUGE_PAGES", "IRIS_TRITON__BOUNDS_CHECK"} <= {row.variable for row in rows}
     assert [row.variable for row in rows if not row.help.endswith(".")] == []
+
+
+# -- Iris(options=...): every option is checked, and none is ignored without a word -----------------------------------
+def open_with(options):
+    Iris("1MiB", device="cpu", allocator="host", backend="triton", options=options).close()
+
+
+@table(("options", "complaint"), [
+    ({"vmem": {"granul": "4MiB"}}, r"options\['vmem'\] has 'granul', .*; did you mean granule\?"),
+    ({"vmem": {"granule": "3MiB"}}, r"options\['vmem'\]\['granule'\]='3MiB' is not valid: .* power of two"),
+    ({"host": {"granul": 1}}, r"options\['host'\] has 'granul', .*; known are huge_pages"),
+    ({"torch": {"pool": 1}}, r"options\['torch'\] has 'pool', .*; there are none"),
+    ({"vmemm": {}}, "'vmemm', which is not installed; did you mean vmem"),
+    ({"vmem": "4MiB"}, r"options\['vmem'\] must map names of settings to values"),
+])  # fmt: skip
+def test_wrong_options_are_refused_also_for_plugins_that_are_not_chosen(options, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        open_with(options)
+
+
+def test_options_without_effect_are_told(recwarn):
+    words = "'vmem', which have no effect: another allocator was chosen"
+    with pytest.warns(IrisSettingsWarning, match=words) as caught:
+        open_with({"vmem": {"granule": "4MiB"}, "triton": {"bounds_check": False}})
+    assert [each.filename for each in caught] == [__file__]
+    recwarn.clear()
+    open_with({"host": {"huge_pages": True}, "triton": {"bounds_check": False}, "gluon": {}})
+    assert not [each for each in recwarn if each.category is IrisSettingsWarning]
+
+
+CREATE = "raise AssertionError('never created here')"
+CHUNK = "type('Chunk', (PluginSettings,), {'__annotations__': {'chunk': int}, 'chunk': 1})"
+
+
+def test_collectives_are_made_later_so_their_options_have_an_effect(site, recwarn):
+    site.provider("rings", "COLLECTIVE", settings=CHUNK, create=CREATE)
+    check_options(site.registry(), {"rings": {"chunk": 3}}, [])
+    assert not recwarn.list
+    with pytest.raises(SettingsError, match="did you mean chunk"):
+        check_options(site.registry(), {"rings": {"chunks": 3}}, [])
+
+
+def test_a_plugin_that_cannot_be_asked_is_told_with_its_reason(site):
+    site.provider("rings", "COLLECTIVE", settings="open('/absent/settings')", create=CREATE)
+    registry = site.registry()
+    with pytest.warns(IrisSettingsWarning, match="which have no effect: .*No such file"):
+        check_options(registry, {"rings": {"chunk": 3}}, [])
+    registry.block(["rings"])
+    with pytest.warns(IrisSettingsWarning, match="which have no effect: .* is blocked"):
+        check_options(registry, {"rings": {"chunk": 3}}, [])
+
+
+def test_observers_have_no_options(site):
+    site.observer("watches")
+    with pytest.raises(SettingsError, match="'watches', which is an observer"):
+        check_options(site.registry(), {"watches": {}}, [])
+
+
+# -- anything as text: it counts, or is refused by name ---------------------------------------------------------------
+TEXTS = [
+    "64MiB", "-1", "1e400", "nan", "inf", "0x10", "[1", "{}", "true", "9" * 5000, "1GiB ", "é\n\t", "%(x)s", ",",
+]  # fmt: skip
+
+
+def attempt(load, *args):
+    """What is loaded, or the text of the error."""
+    try:
+        return load(*args), ""
+    except SettingsError as error:
+        return None, str(error)
+
+
+@table("field", sorted(IrisSettings.model_fields))
+def test_a_variable_counts_or_is_named(monkeypatch, field):
+    """And other variables count as before."""
+    name, other = f"IRIS_{field.upper()}", ("device_timeout" if field != "device_timeout" else "barrier_timeout")
+    monkeypatch.setenv(f"IRIS_{other.upper()}", "7.5")
+    for text in TEXTS:
+        monkeypatch.setenv(name, text)
+        found, refused = attempt(load_settings)
+        assert name in refused or (getattr(found, other), found.source(field)) == (7.5, "environment"), text
+
+
+@table("field", ["bounds_check", "chunk", "numbers", "inner", "path"])
+def test_a_setting_of_a_plugin_counts_or_is_named(monkeypatch, field):
+    kind = type(getattr(Sample(), field))
+    for text in TEXTS:
+        found, refused = attempt(load_plugin_settings, "mine", Sample, {field: text})
+        assert field in refused or isinstance(getattr(found, field), kind), text
+        monkeypatch.setenv(f"IRIS_MINE__{field.upper()}", text)
+        found, refused = attempt(load_plugin_settings, "mine", Sample)
+        assert field in refused.lower() or isinstance(getattr(found, field), kind), text
+        monkeypatch.delenv(f"IRIS_MINE__{field.upper()}")

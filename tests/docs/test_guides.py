@@ -1,5 +1,6 @@
 """What the guides name is there."""
 
+import inspect
 import re
 
 import pytest
@@ -8,13 +9,13 @@ from tables import table
 import iris_triton
 from iris_core import Iris, errors
 from iris_core.ccl.api import Collectives
+from iris_core.cli import doctor
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status
 from iris_core.device.reports import Meaning, Report, timeout_text
+from iris_core.diagnosis import PairCheck
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.ops.api import Operations
-from iris_core.settings import IrisSettings
 from iris_triton.context import DeviceContext
-from iris_triton.settings import TritonSettings
 
 from .excerpts import ROOT, fenced, shown
 
@@ -30,15 +31,12 @@ def test_methods(page):
         assert any(hasattr(each, name) for each in holders), f"{holder}.{name}"
 
 
-def test_errors_and_variables():
+def test_errors():
     text = (DOCS / "debugging.md").read_text()
     named = set(re.findall(r"`?(\w+Error)\b", text)) - {"IndexError"}
     assert len(named) >= 5
     for name in named:
         assert hasattr(errors, name), name
-    prefixes = {"IRIS_": IrisSettings, "IRIS_TRITON__": TritonSettings}
-    known = {f"{prefix}{name.upper()}" for prefix, settings in prefixes.items() for name in settings.model_fields}
-    assert set(re.findall(r"IRIS_\w+", text)) <= known
 
 
 def test_ours_in_the_tables():
@@ -85,12 +83,26 @@ def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):
         run_program(mistaken)
 
 
-def test_the_pages_can_be_found():
-    """From the README or another page, and in the site's index."""
-    index = re.findall(r"^(?:[^<>\n]+<)?([\w/]+)>?$", (DOCS / "index.md").read_text(), re.MULTILINE)
-    texts = {page: page.read_text() for page in sorted(DOCS.glob("*.md")) if page.stem != "index"}
-    for page, text in texts.items():
-        assert page.stem in index, f"{page.name} is not in docs/index.md"
-        linked = f"docs/{page.name}" in (ROOT / "README.md").read_text()
-        linked |= any(f"({page.name})" in other for name, other in texts.items() if name != page)
-        assert linked or "stands here" in text, f"{page.name} is linked from nowhere"  # or it is a file of the root
+# -- docs/doctor.md: every line and every key of the report -----------------------------------------------------------
+DOCTOR = (DOCS / "doctor.md").read_text()
+PLUGINS = [f"{name}/src/{name}/_plugin.py" for name in ("iris_allocators", "iris_triton")]
+SOURCES = ["iris_core/src/iris_core/cli/doctor.py", *PLUGINS]
+
+
+def test_every_line_is_on_the_page():
+    source = "".join((ROOT / path).read_text() for path in SOURCES)
+    subjects = set(re.findall(r'(?:Finding|diagnose)\(\s*"([^"{}]+)"', source))
+    assert len(subjects) > 14
+    rows = DOCTOR.partition("## The lines")[2].partition("## ")[0].splitlines()
+    listed = {name.strip() for row in rows if row.startswith("|") for name in row.split("|")[1].split(",")}
+    assert subjects <= listed | {"plugins", "self-test"}  # the two, in the place of lines that could not be made
+
+
+def test_the_keys_of_a_report_are_on_the_page(monkeypatch):
+    monkeypatch.setattr(doctor, "apart", lambda *args: ([], "failed"))
+    document = doctor.examine(self_test=False)
+    test = doctor.SelfTest("a", "b", "cpu", 1, checks=[PairCheck("write", 0, 0)]).to_json()
+    keys = {*document, *document["findings"][0], *test, *test["checks"][0]}
+    keys |= set(re.findall(r'"([a-z_]+)"[]:]', inspect.getsource(doctor.survey_gpus)))
+    assert keys >= {"arch", "access", "cuda_of_torch", "gpus"}
+    assert [key for key in sorted(keys) if f"`{key}`" not in DOCTOR] == []

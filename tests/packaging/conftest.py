@@ -1,4 +1,4 @@
-"""Wheels are built once for all tests that install them."""
+"""Wheels are built and installed once for all tests."""
 
 import pytest
 
@@ -12,12 +12,6 @@ def wheels(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def gluon_only(tmp_path_factory, wheels):
-    """An environment in which a user has said: pip install iris-gluon."""
-    return Environment(tmp_path_factory.mktemp("gluon"), wheels, "iris-gluon")
-
-
-@pytest.fixture(scope="session")
-def with_example(tmp_path_factory, wheels):
+def installed(tmp_path_factory, wheels):
     """An environment in which a user has said: pip install iris-gluon iris-example-backend[testing]."""
-    return Environment(tmp_path_factory.mktemp("example"), wheels, "iris-gluon", "iris-example-backend[testing]")
+    return Environment(tmp_path_factory.mktemp("installed"), wheels, "iris-gluon", "iris-example-backend[testing]")

@@ -27,11 +27,8 @@ def gpu_python(tmp_path, lacking):
     return done.returncode, done.stdout.strip(), done.stderr.replace(str(tmp_path), "")
 
 
-def test_a_python_with_everything_is_taken(tmp_path):
+def test_a_python_with_everything_is_taken_and_what_another_lacks_is_named_before_the_index_is_asked(tmp_path):
     assert gpu_python(tmp_path, "") == (0, str(tmp_path / "python"), "")
-
-
-def test_what_is_missing_is_named_before_the_index_is_asked(tmp_path):
     status, chosen, said = gpu_python(tmp_path, "pluggy setuptools")
     assert status != 0
     assert chosen == ""

@@ -13,9 +13,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from tables import table
 
-from iris_core.registry import Registry
-from iris_core.types import PluginKind
-
 from .workspace import FOLDERS, ROOT, project, pyproject
 
 VERSION = project("iris_core")["version"]
@@ -110,20 +107,3 @@ def test_the_root_has_no_project_table_and_knows_all_members():
     root = pyproject(".")
     assert "project" not in root
     assert root["tool"]["uv"]["workspace"]["members"] == list(FOLDERS)
-
-
-def test_every_declared_plugin_loads_under_its_name():
-    declared = {
-        (kind, name, project(folder)["name"])
-        for folder in FOLDERS
-        for kind in PluginKind
-        for name in project(folder).get("entry-points", {}).get(kind.group, {})
-    }
-    registry = Registry()
-    found = {(each.kind, each.name, each.distribution): each for each in registry.records()}
-    assert declared
-    for key in declared:
-        record = registry.load(found[key])
-        assert record.info.name == record.name
-        assert record.info.summary
-        assert registry.settings_class(record).__doc__

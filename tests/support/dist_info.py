@@ -39,19 +39,17 @@ def install_distribution(folder, name, version="1.0", *, entry_points=None, modu
         folder: site folder; made if it does not exist.
         name: name of the distribution.
         version: its version.
-        entry_points: per group, entry point names and what they name; a string is written as it stands.
+        entry_points: per group, entry point names and what they name.
         modules: source text by dotted module name; parent packages are made.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (info / "INSTALLER").write_text("tests/support\n")
-    if not isinstance(entry_points, str):
-        lines = []
-        for group, points in (entry_points or {}).items():
-            lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items()), ""]
-        entry_points = "\n".join(lines)
-    (info / "entry_points.txt").write_text(entry_points)
+    lines = []
+    for group, points in (entry_points or {}).items():
+        lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
     for module, source in (modules or {}).items():
         *parents, leaf = module.split(".")
         package = folder

@@ -40,14 +40,6 @@ def test_alignment_follows_the_drift():
     assert Clock(1e8, begin, begin, ZERO).align(ticks[:1]).tolist() == [0]
 
 
-def test_columns():
-    found = events(timestamp=[ZERO + 30, ZERO + 10], duration_cycles=[-1, 2500], event_id=[1, 2])
-    assert found.columns["event_id"].tolist() == [2, 1]
-    assert found.begin_us(CLOCK).tolist() == [0.01, 0.03]
-    assert found.duration_us(CLOCK)[0] == 2.5
-    assert np.isnan(found.duration_us(CLOCK)[1])
-
-
 def test_lines():
     # on unit 5: programs 1 and 2 at the same time, 3 after 1; program 4 alone on unit 6 of another die
     found = events(
@@ -62,8 +54,8 @@ def test_lines():
 
 def test_a_file(tmp_path):
     found = events(
-        timestamp=[ZERO + 1000, ZERO + 3000], duration_cycles=[2500, -1], event_id=[3, 9000], address=[0x7F00, 0],
-        payload_size=[64, 0], target_rank=[2, 1], pid=[8, 8],
+        timestamp=[ZERO + 3000, ZERO + 1000], duration_cycles=[-1, 2500], event_id=[9000, 3], address=[0, 0x7F00],
+        payload_size=[0, 64], target_rank=[1, 2], pid=[8, 8],
     )  # fmt: skip
     lines = event_lines(found, CLOCK, 1.0, {3: 'say "put"'}, 1)
     path = tmp_path / "t.json"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from jobs_tracing import clocks, events, every_operation, export, mistakes, wrong_on_one
 from rank_counts import rank_counts
-from trace_kernels import MINE, by_function, by_method, everything, record, record_gluon
+from trace_kernels import MINE, by_function, by_method, everything, record_gluon
 
 from iris_core.tracing import TraceEvent
 from iris_gluon import IrisDeviceCtx
@@ -125,10 +125,10 @@ def test_it_compiles_and_nothing_is_left_of_it_where_it_is_off(target):
     lanes, clock = (32, "globaltimer") if target == "sm_90" else (64, "s_memrealtime")
     in_gluon = (IrisDeviceCtx, torch.int64, torch.int32, torch.int32, torch.int32, True, 4 * lanes, lanes)
     off = (torch.int32, torch.int32, torch.int64, 1, 8)
-    calls = [(record, (*WORDS, True, 32), {}), (everything, (*WORDS, True), {}), (by_method, off, {})]
-    calls += [(by_function, off, {}), (record_gluon, in_gluon, {"num_warps": 4})]
+    calls = [(everything, (*WORDS, True), {}), (record_gluon, in_gluon, {"num_warps": 4})]
+    calls += [(by_method, off, {}), (by_function, off, {})]
     texts = {kernel: assembly(compile_for(kernel, *arguments, target)) for kernel, *arguments in calls}
-    assert all(texts[kernel].count(clock) >= 6 for kernel in (record, everything, record_gluon))
+    assert all(texts[kernel].count(clock) >= 6 for kernel in (everything, record_gluon))
     method, function = instructions(texts[by_method]), instructions(texts[by_function])
     assert len(method) > 20
     assert method == function
