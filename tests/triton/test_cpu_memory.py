@@ -1,6 +1,7 @@
 """Bounds: what a kernel may touch, and what the message says when it touches something else; promises of addresses."""
 
 import linecache
+import os
 import threading
 
 import gluon_kernels
@@ -17,7 +18,7 @@ from iris_core import Iris
 from iris_core.errors import ArgumentError
 from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
-from iris_triton.interpreter import OutOfBoundsError
+from iris_triton.interpreter import OutOfBoundsError, hints
 from iris_triton.interpreter.memory import regions
 from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
 from iris_triton.language.address import translate
@@ -233,13 +234,21 @@ def test_promises_about_addresses(text, skipped, apart, message):
 
 
 @triton.jit
+def promise(pointers):
+    tl.multiple_of(pointers, 16)
+
+
+@triton.jit
 def promising(x):
-    tl.multiple_of(x + tl.arange(0, 16), 16)
+    promise(x + tl.arange(0, 16))
 
 
-def test_where_all_code_is_a_library_s_the_kernel_is_named():
-    """By its path this file is Triton's."""
-    said = r"'promising', line \d+ of test_cpu_memory.py: .* is 4 bytes behind one"
+@pytest.mark.parametrize(("library", "function"), [(False, promise), (True, promising)])
+def test_the_line_is_the_innermost_of_the_user(monkeypatch, library, function):
+    """This folder is called triton, and is the user's; where all code is a library's, the kernel is named."""
+    if library:
+        monkeypatch.setattr(hints, "DEVICE_FUNCTIONS", (os.path.dirname(__file__),))
+    said = rf"'promising', line {function.starting_line_number + 2} of test_cpu_memory.py: .* is 4 bytes behind one"
     with pytest.warns(RuntimeWarning, match=said) as caught:
         promising[(1,)](torch.zeros(17)[1:])
     assert caught[0].filename == __file__

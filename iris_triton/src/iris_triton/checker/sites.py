@@ -44,7 +44,7 @@ class Sites:
                 if place is not None:
                     via = place[0].co_name
                 place = code, frame.f_lineno
-                if not any(part in code.co_filename for part in DEVICE_FUNCTIONS):
+                if not code.co_filename.startswith(DEVICE_FUNCTIONS):
                     break
             elif code is _LAUNCH:
                 via = ""  # all of it is a library's: the line of the kernel says enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import os
 import re
@@ -66,9 +67,16 @@ def program_info() -> ProgramInfo:
 _CELL = "_iris_call"
 """A closure variable that every rewritten function with a call has; see `iris_triton.interpreter.rewrite`."""
 
-_TRITON = f"{os.sep}triton{os.sep}"
-DEVICE_FUNCTIONS = (_TRITON, f"{os.sep}iris_triton{os.sep}", f"{os.sep}iris_gluon{os.sep}")
-"""Parts of paths of device functions that are no user's."""
+
+def _folders(*packages: str) -> tuple[str, ...]:
+    """Return the folders of packages, of those that are installed."""
+    specs = map(importlib.util.find_spec, packages)
+    return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec and spec.origin)
+
+
+_TRITON = _folders("triton")
+DEVICE_FUNCTIONS = _folders("triton", "iris_triton", "iris_gluon")
+"""Where the files of device functions lie that are no user's."""
 
 _TARGET = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=[^=]")
 
@@ -94,14 +102,14 @@ def is_kernel_code(code: Any) -> bool:
     return _CELL in code.co_freevars
 
 
-def here(libraries: tuple[str, ...] = (_TRITON,)) -> Line:
+def here(libraries: tuple[str, ...] = _TRITON) -> Line:
     """Return the running line of the user's code, skipping device functions of libraries, by default Triton's."""
     frame: Any = sys._getframe(1)
     found = Line("", 0)
     while frame is not None:
         if is_kernel_code(frame.f_code):
             found = Line(frame.f_code.co_filename, frame.f_lineno or 0)
-            if not any(part in found.file for part in libraries):
+            if not found.file.startswith(libraries):
                 break
         frame = frame.f_back
     return found
