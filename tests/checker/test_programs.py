@@ -1,8 +1,10 @@
 """`iris check`, the fixture, errors that end a program, and ranges that are declared benign."""
 
 import json
+import os
 import time
 
+import forked
 import jobs_corpus
 import planted_messages
 import planted_programs
@@ -140,3 +142,25 @@ def test_benign_races_need_a_reason_and_a_dense_tensor():
         benign_race(torch.zeros(2), " ")
     with pytest.raises(ValueError, match="contiguous"):
         benign_race(torch.zeros(4)[::2], "none")
+
+
+def test_what_is_declared_without_the_checker_is_forgotten():
+    assert benign_race(torch.zeros(2), "a checked context may have these addresses later").count == 0
+    assert benign_ranges == []
+
+
+def test_torchs_compiler_is_imported_only_by_those_that_use_it():
+    """It takes a second of each process; once it is there, operations are seen as before."""
+    code = """
+import sys
+import torch
+from iris_core import Iris
+with Iris("1MiB", device="cpu") as ctx:
+    ctx.ones(4).add_(1)
+    print("torch._dynamo" in sys.modules)
+    import torch._dynamo
+    ctx.empty(4).add_(1)
+"""
+    done = forked.python(code, environ=os.environ | {"IRIS_CHECK": "uninitialised"})
+    assert done.stdout == "False\n", done.stderr
+    assert "UninitialisedReadError" in done.stderr
