@@ -232,7 +232,7 @@ def test_multicast_that_not_all_ranks_have_or_ask_for_is_refused(made):
     drivers[1].has_multicast = False
     with pytest.raises(UnsupportedError, match="multicast"):
         make(rank=1, world_size=2, driver=drivers[1], multicast=True)
-    assert made.allocator(driver=drivers[1], multicast=True).nbytes, "a rank alone needs none"
+    assert made.allocator(driver=drivers[1], multicast=True).nbytes, "a world of one needs none"
     c = made.cluster(2, make=lambda *of: make(*of, multicast=of[1] == 1), opened=False)
     c.refused(RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
     assert not any(driver.bound for driver in c.drivers)

@@ -178,7 +178,7 @@ DIFFERING = [
 
 @on_heap("8MiB")
 def different(ctx):
-    """Ranks that call differently are told, all of them, and go on, with calls of a kind of their own."""
+    """Calls that differ raise an error on all ranks, which go on, with calls of a kind of their own."""
     off_heap = torch.ones(6, 24, device=ctx.device)
     product, square = ctx.zeros(6, 5), ctx.ones(4, 5)
     t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))

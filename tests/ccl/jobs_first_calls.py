@@ -154,7 +154,7 @@ def offered_by_some(cache):
 
 
 def not_measured(cache, what, wanted):
-    """A call for which nothing is to be measured, and no table written: so many algorithms, or these, are launched."""
+    """A call that measures nothing and writes no table; it launches `wanted`: these algorithms, or as many."""
     with measuring(cache, "off" if what == "off" else "first") as ctx:
         launched, rank = watched(ctx), ctx.cur_rank
         x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]

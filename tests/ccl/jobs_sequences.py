@@ -200,7 +200,7 @@ def leaves(device):
 
 
 def fails(how, learn):
-    """Rank 0 makes calls to which its partner does not come, and waits for none; so many ranks learn of it, once."""
+    """Rank 0 makes calls to which its partner does not come, and waits for none; `learn` ranks raise it, once."""
     ctx, said = Iris("8MiB", device="cpu"), []
     rank, x, y = ctx.cur_rank, ctx.ones(4), ctx.zeros(4)
     reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=[0, 1])

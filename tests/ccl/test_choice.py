@@ -68,11 +68,11 @@ def test_the_cheapest_that_can_or_the_named_one():
     ):
         with pytest.raises(kind, match=words):
             choice.choose(REQUEST, Config(**config))
-    nobody = chooser(two_shot, unusable=[("collective 'y'", "raised")])
+    without = chooser(two_shot, unusable=[("collective 'y'", "raised")])
     with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  two_shot: no luck\n  collective 'y': raised"):
-        nobody.choose(REQUEST, None)
+        without.choose(REQUEST, None)
     with pytest.raises(UnsupportedError, match="no algorithm can serve this broadcast"):
-        nobody.choose(replace(REQUEST, op="broadcast"), None)
+        without.choose(replace(REQUEST, op="broadcast"), None)
 
 
 @pytest.mark.parametrize(("head", "row", "where"), [

@@ -38,10 +38,11 @@ def _word(address, k: tl.constexpr):
 @triton.jit
 def push(address, raw, mask, flags, ENC: tl.constexpr):
     early, late = (mask != 0) & (flags == 0), (mask != 0) & (flags != 0)
+    SEM: tl.constexpr = "release" if ENC == "sentinel" else "relaxed"
     for k in tl.static_range(4):  # words that say by themselves that they are there, or of which others say so
         if not (ENC == "ll" and k % 2 == 1):
             now = early if ENC == "ll128" and k == 3 else mask != 0
-            tl.atomic_xchg(_word(address, k), raw[k], mask=now, sem="release", scope="sys")
+            tl.atomic_xchg(_word(address, k), raw[k], mask=now, sem=SEM, scope="sys")
     if ENC != "sentinel":
         tl.debug_barrier()
         for k in tl.static_range(4):

@@ -164,7 +164,7 @@ def run_overlapping(device, algorithm):
 def call_in_other_order(device, algorithm):
     """Two calls that differ in the reduction alone, on the last rank in the other order, and ranks out of step.
 
-    All are told, and after a reset all is well.
+    All raise it, and after a reset all is well.
     """
     cases = [
         Case("all_reduce", shape=(40,), reduction=each, config={"algorithm": algorithm}) for each in ("sum", "max")

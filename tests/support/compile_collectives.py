@@ -17,8 +17,8 @@ _ADDRESS = 1 << 40
 _ONE, _MATRIX = (1,), (33, 70)
 RELEASE = {CUDA: r"st\.release\.sys\.global\.b64", HIP: r"(global|flat)_atomic_swap_x2"}
 ACQUIRE = {CUDA: r"ld\.acquire\.sys\.global\.b64", HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
-WIDE_LOAD = {CUDA: r"ld\.global(\.\S+)*\.v4\.b32", HIP: r"(global|flat|buffer)_load_dwordx4"}
-WIDE_STORE = {CUDA: r"st\.global(\.\S+)*\.v4\.b32", HIP: r"(global|flat|buffer)_store_dwordx4"}
+WIDE_LOAD = {CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32", HIP: r"(global|flat|buffer)_load_dwordx4"}
+WIDE_STORE = {CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32", HIP: r"(global|flat|buffer)_store_dwordx4"}
 
 
 def case(name, kernel, args, kwargs, patterns, **options):
