@@ -90,7 +90,7 @@ def rows(options: RunOptions) -> list[int]:
 
 def scales(options: RunOptions) -> list[str]:
     """What has scales."""
-    return [NONE, ROWS, BLOCKS] if options.device == "cpu" else [NONE, ROWS]
+    return [NONE, ROWS] if options.quick and options.device != "cpu" else [NONE, ROWS, BLOCKS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,8 @@ class Problem:
         if self.op == "all_gather_matmul":
             left = self.gathered_scales
         if self.kind == BLOCKS:
+            if a.shape[1] % (4 * BLOCK):
+                raise ValueError(f"cuBLAS reads scales of blocks of B for multiples of {4 * BLOCK} rows")
             left = left.t().contiguous().t()  # as torch wants them
         torch._scaled_mm(a, self.b, left, right, out_dtype=out.dtype, use_fast_accum=self.kind == ROWS, out=out)
 

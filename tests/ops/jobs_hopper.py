@@ -51,8 +51,10 @@ def cases(on_cpu):
         for i, (scales, bias) in enumerate((("rows", "columns"), ("blocks", ""), ("", "rows"))):
             dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float16"))[(number + i) % 2]
             how = {"place": "inner", "out_place": "ordinary", "bias": bias, "dim": dim, "scales": scales}
-            shape, chosen = ((128, 136, 208), few) if on_cpu else ((512, 776, 528), {})
-            yield Case(op, algorithm, shape, *dtypes, **how, config=several if i == 1 else chosen)
+            shape, chosen = ((128, 136, 208), few) if on_cpu else ((512, 776, 528), several if i == 1 else {})
+            if on_cpu and scales == "blocks":  # two partitions, and two halves of a tile
+                shape, chosen = (256, 136, 208), {"block_size_n": 256, "num_stages": 2, "num_sms": 2}
+            yield Case(op, algorithm, shape, *dtypes, **how, config=chosen)
 
 
 def one_of_each(on_cpu, shapes=None):
@@ -68,7 +70,7 @@ def one_of_each(on_cpu, shapes=None):
         yield Case("matmul_reduce_scatter", "hopper_push", shape, dtype, **how)
         yield Case("matmul_all_gather", "hopper_push", shape, dtype, dim=1, **how)
         yield Case("all_gather_matmul", "hopper_copy_engine_push", shape, dtype, dim=0, **how)
-        dtypes, wide = ("float8_e4m3fn", "bfloat16"), (*shape[:2], 16 + shape[2])
+        dtypes, wide = ("float8_e4m3fn", "bfloat16"), (*shape[:2], (shape[2] + 31) // 16 * 16)
         how = {"scales": ("rows", "blocks")[number % 2], "config": config, "place": "inner"}
         yield Case("all_gather_matmul", "hopper_copy_engine_push", wide, *dtypes, dim=0, **how)
 

@@ -237,8 +237,6 @@ def refused(device):
             ("ArgumentError: .*scales belong to 8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
             ("UnsupportedError: .*gather rows, with gather_dim=0",
              lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
-            ("UnsupportedError: .*'copy_engine' .*it takes no scales of blocks",
-             lambda: of_blocks(b_scales=ctx.ones(1, 1), config=of(algorithm="copy_engine"))),
             ("UnsupportedError: .*block_size_k is 256, and scales are of blocks of 128",
              lambda: of_blocks(b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
             # the same kinds of calls, which are known now

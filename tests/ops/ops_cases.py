@@ -160,9 +160,10 @@ def scaled_cases(size):
             dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float32"))[number % 2]
             yield Case(op, algorithm, (18, 140, 150), *dtypes, **how, config=config if algorithm in FUSED[op] else {})
     for op, algorithm in (("all_gather_matmul", "copy_engine_push"), *((op, "copy_engine") for op in OPS[::3])):
-        for bias, place in (("rows", "gaps"), ("", "heap")):
-            how = {"dim": dims(op)[0], "scales": "rows", "bias": bias, "place": place}
-            yield Case(op, algorithm, (7, 44, 139), "float8_e4m3fn", "bfloat16", **how)
+        for scales, bias, place in (("rows", "rows", "gaps"), ("blocks", "", "heap"), ("blocks", "columns", "inner")):
+            how = {"dim": dims(op)[0], "scales": scales, "bias": bias, "place": place}
+            shape = (8, 144, 512) if place == "inner" else (7, 44, 139)  # which torch multiplies on Hopper, or does not
+            yield Case(op, algorithm, shape, "float8_e4m3fn", "bfloat16", **how)
     yield Case("matmul_reduce_scatter", None, (1, 3, 5), "float8_e4m3fn", "float16", scales="blocks", layout="tiles")
 
 

@@ -131,6 +131,16 @@ def test_times_do_not_choose_where_bits_are_promised(tmp_path):
     assert choice.contenders(REQUEST, None, few=False) == []  # nothing is measured
 
 
+def test_scales_go_to_who_takes_them(tmp_path):
+    known = [Unfused(REQUEST.op) for _ in range(2)]
+    known[0].scaled, known[1].name = ("rows",), "other"
+    choice, scaled = Chooser(known, Tables(tmp_path, [], "gpu"), ()), replace(REQUEST, dtype="float8_e4m3fn")
+    assert choice.choose(replace(scaled, scales="rows"), None).algorithm is known[0]
+    assert choice.choose(replace(scaled, scales="blocks"), None).algorithm is known[1]
+    with pytest.raises(UnsupportedError, match="it takes no scales of blocks"):
+        choice.choose(replace(scaled, scales="blocks"), FusedConfig(algorithm="unfused"))
+
+
 def test_algorithms_say_what_they_cannot():
     by_name = {(each.op, each.name): each for each in operations()}
     push = by_name["matmul_reduce_scatter", "push"]

@@ -105,7 +105,7 @@ _OF_A_QUARTER = 512 * 32
     ids=["128x256", "64x256"],
 )
 def test_a_barrier_fits_beside_a_product(config):
-    product = compiled("gather", config, maxnreg=_BESIDE_BARRIER[config.num_warps])
+    product = compiled("gather", config, maxnreg=_BESIDE_BARRIER[config.maxnreg])
     meeting = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
     (many, spilled), (few, _) = resources(product), resources(meeting)
     assert spilled == 0
@@ -146,16 +146,24 @@ def test_assembly(name, config, turned):
         assert re.search(r"atom\.global\.gpu\.acq_rel\.add\.[su]32", text)  # who has waited
 
 
-EIGHT = {"rows": GemmConfig(block_k=128, item=1), "blocks": replace(SMALL, block_k=128, item=1)}
+EIGHT = {
+    "rows": ("rows", GemmConfig(block_k=128, item=1)),
+    "blocks 256": ("blocks", GemmConfig(block_k=128, item=1, num_warps=4)),
+    "blocks 128": ("blocks", replace(SMALL, block_k=128, item=1, num_warps=4)),
+    "blocks 64 rows": ("blocks", replace(LOW, block_n=256, parts=2, stages=4, block_k=128, item=1)),
+}
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("scales", EIGHT)
-def test_products_of_8_bit_floats(name, scales):
+@pytest.mark.parametrize("form", EIGHT)
+def test_products_of_8_bit_floats(name, form):
     """Nothing is spilled, beside the barrier, too, and the assembler lets steps overlap."""
-    made = compiled(name, EIGHT[scales], turned=True, scales=scales, eight_bits=True, maxnreg=_BESIDE_BARRIER[8])
+    scales, config = EIGHT[form]
+    few = {"maxnreg": _BESIDE_BARRIER[config.maxnreg]} if name == "gather" or scales == "rows" else {}
+    few |= {"SIZE": 4} if name == "reduce" else {}  # with 8 owners, Triton 3.6 spills two or six registers
+    made = compiled(name, config, turned=True, scales=scales, eight_bits=True, **few)
     assert re.search(r"wgmma\.mma_async\S*k32\.f32\.e4m3\.e4m3", assembly(made))
-    assert made.metadata.shared <= EIGHT[scales].shared_bytes
+    assert made.metadata.shared <= config.shared_bytes
     assert made.metadata.shared + 2 * 1024 <= 228 * 1024
     assert resources(made)[1] == 0
     assert "serialized" not in assembler_says(assembly(made))

@@ -46,14 +46,29 @@ def test_a_wrong_element_is_seen():
 
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_scaled_rows_by_torch(monkeypatch, dense, has_bias):
-    """torch._scaled_mm is called as it wants to be; on the CPU it is asked only here."""
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_scales_by_torch(monkeypatch, dense, has_bias, of_rows):
+    """torch._scaled_mm is called as it wants to be; on the CPU it is asked only here, and knows no blocks."""
+
+    def by_blocks(a, b, left, right, *, use_fast_accum, out, **_):
+        assert left.stride() == (1, 32)
+        assert right.stride() == (1, 4)
+        assert not use_fast_accum
+        right = right.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :160]
+        return out.copy_(a.float() * left.repeat_interleave(128, 1) @ (b.float() * right))
+
     monkeypatch.setattr(baseline, "_is_for_torch", lambda *_: True)
+    if not of_rows:
+        monkeypatch.setattr(torch, "_scaled_mm", by_blocks)
     drawn = torch.Generator().manual_seed(5)
-    a, b = (torch.randn(32, 64, generator=drawn).to(torch.float8_e4m3fn) for _ in range(2))
-    scales, bias = torch.rand(2, 32, generator=drawn), torch.randn(32, generator=drawn).bfloat16() if has_bias else None
-    out = torch.zeros(32, 32 if dense else 40, dtype=torch.bfloat16)[:, :32]
-    baseline.multiply(a, b.t(), bias, out, True, scales[0], scales[1, None])
-    want = (a.double() * scales[0, :, None].double()) @ (b.double() * scales[1, :, None].double()).t()
+    a, b = (torch.randn(lines, 512, generator=drawn).to(torch.float8_e4m3fn) for lines in (32, 160))
+    left = torch.rand(32, 1 if of_rows else 4, generator=drawn)
+    right = torch.rand(*((1, 160) if of_rows else (4, 2)), generator=drawn)
+    bias = torch.randn(160, generator=drawn).bfloat16() if has_bias else None
+    out = torch.zeros(32, 160 if dense else 168, dtype=torch.bfloat16)[:, :160]
+    baseline.multiply(a, b.t(), bias, out, True, left, right)
+    if not of_rows:
+        left, right = left.repeat_interleave(128, 1), right.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :160]
+    want = (a.double() * left.double()) @ (b.t().double() * right.double())
     want = want if bias is None else want + bias.double()
     assert (out.double() - want).abs().max() < 2**-7 * want.abs().max()

@@ -327,17 +327,19 @@ def _multiply_scaled(
     (rows, inner), columns = a.shape, b.shape[1]
     of_rows = b_scales.dim() == 1 or tuple(b_scales.shape) == (1, columns)
     if of_rows:
-        left, right = a_scales.reshape(rows, 1), b_scales.reshape(1, columns)
-        if _is_for_torch(a, b, out):
-            product = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-            how: dict[str, Any] = {"out_dtype": out.dtype, "use_fast_accum": True, "out": product}
-            torch._scaled_mm(a, b, left.contiguous(), right.contiguous(), **how)
-            if bias is not None:
-                product.add_(bias)
-            if product is not out:
-                out.copy_(product)
-            return
-    else:
+        left, right = a_scales.reshape(rows, 1).contiguous(), b_scales.reshape(1, columns).contiguous()
+    if _is_for_torch(a, b, out, of_rows):
+        if not of_rows:
+            left, right = (each.t().contiguous().t() for each in (a_scales, b_scales))
+        product = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        how: dict[str, Any] = {"out_dtype": out.dtype, "use_fast_accum": of_rows, "out": product}
+        torch._scaled_mm(a, b, left, right, **how)
+        if bias is not None:
+            product.add_(bias)
+        if product is not out:
+            out.copy_(product)
+        return
+    if not of_rows:
         left = a_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :inner]
         wide = b_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :columns]
         right = wide.repeat_interleave(SCALED_BLOCK, 0)[:inner]
@@ -347,10 +349,19 @@ def _multiply_scaled(
         out.copy_(product)
 
 
-def _is_for_torch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether torch._scaled_mm takes operands with scales of rows: it does on NVIDIA's GPUs from Hopper on."""
-    if not a.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(a.device) < (9, 0):
-        return False
+def _is_for_torch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, of_rows: bool) -> bool:
+    """Whether torch._scaled_mm takes such operands: it does on NVIDIA's GPUs from Hopper on, blocks on Hopper only.
+
+    Of blocks, cuBLAS reads scales of B at multiples of four blocks, which only newer versions of torch ask for.
+    """
+    capability = torch.cuda.get_device_capability(a.device) if a.is_cuda and torch.version.hip is None else (0, 0)
     dense = a.stride(1) == 1 == b.stride(0) and a.stride(0) % 16 == 0 == b.stride(1) % 16
     aligned = all(each.data_ptr() % 16 == 0 for each in (a, b, out))
-    return dense and aligned and a.shape[1] % 16 == 0 == b.shape[1] % 16 and out.dtype is torch.bfloat16
+    usual = torch.float8_e4m3fn
+    if of_rows:
+        known = capability >= (9, 0) and usual in (a.dtype, b.dtype)
+    else:
+        cuda = tuple(map(int, (torch.version.cuda or "0").split(".")))
+        known = capability == (9, 0) and cuda >= (12, 9) and usual is a.dtype is b.dtype
+        known = known and a.shape[0] % 4 == 0 == a.shape[1] % (4 * SCALED_BLOCK)
+    return known and dense and aligned and a.shape[1] % 16 == 0 == b.shape[1] % 16 and out.dtype is torch.bfloat16

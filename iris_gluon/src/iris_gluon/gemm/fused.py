@@ -17,7 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.types import DeviceType
-from iris_gluon.gemm.hopper import SCALED_RUN
 from iris_gluon.gemm.launch import GemmConfig, WithScratch, choose_config
 from iris_gluon.gemm.sinks import AddBias, Scales
 from iris_gluon.info import GLUON_INFO
@@ -71,14 +70,13 @@ def biased(sink, bias, step, m, n, BIAS: gl.constexpr):
 
 
 @gluon.jit
-def scales_of(like, a, b, a_down, a_right, b_down, b_right, m, n, k, BLOCK_K: gl.constexpr, KIND: gl.constexpr):
+def scales_of(like, a, b, a_down, a_right, b_down, b_right, m, n, KIND: gl.constexpr):
     """Return the scales of the operands; without some, an unused object, with a pointer to anything."""
     down, right = gl.cast(b_down, gl.int64), gl.cast(b_right, gl.int64)
-    steps = gl.cdiv(k, BLOCK_K)
     if KIND == "none":
-        return Scales(like, like, down, right, down, right, m, n, steps, KIND)
+        return Scales(like, like, down, right, down, right, m, n, KIND)
     else:
-        return Scales(a, b, gl.cast(a_down, gl.int64), gl.cast(a_right, gl.int64), down, right, m, n, steps, KIND)
+        return Scales(a, b, gl.cast(a_down, gl.int64), gl.cast(a_right, gl.int64), down, right, m, n, KIND)
 
 
 _FIELDS = {f"block_size_{side}": f"block_{side}" for side in "mnk"}
@@ -120,6 +118,7 @@ class Hopper(Fused):
 
     info = GLUON_INFO
     uses: tuple[str, ...] = USED_CONFIG
+    scaled_sides: tuple[str, ...] = ("block_size_k",)
     measured_only = True
     efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.002, "": 0.9}
 
@@ -177,13 +176,13 @@ class Hopper(Fused):
         given = {"block_m": _HALF_BLOCK if half else _FULL_BLOCK}
         if unit_of(request) > UNIT:
             given |= {"block_k": SCALED_BLOCK, "item": 1}
-        if request.scales == "blocks":
-            given["block_n"] = SCALED_BLOCK  # sums of a step and of the tile in registers
         given |= {field: config[name] for name, field in _FIELDS.items() if name in config}
-        if request.scales == "blocks" and (given["block_k"] != SCALED_BLOCK or given["block_n"] > SCALED_BLOCK):
-            raise ValueError(
-                f"scales of blocks need block_size_k {SCALED_BLOCK}, and at most as many columns of a tile"
-            )
+        if request.scales == "blocks":  # four warps for each 64 rows
+            if given["block_k"] != SCALED_BLOCK or given["block_m"] > _FULL_BLOCK:
+                raise ValueError(
+                    f"scales of blocks need block_size_k {SCALED_BLOCK}, and block_size_m of at most {_FULL_BLOCK}"
+                )
+            given = {"num_warps": 4, **given, "maxnreg": 168 if given["block_m"] == _FULL_BLOCK else 255}
         idle = _WAITING if request.op == "all_gather_matmul" else 0.0
         return choose_config(m, n, processors, k=k * UNIT // unit_of(request), idle=idle, given=given)
 
@@ -199,13 +198,12 @@ class Hopper(Fused):
         """Bind a kernel to all that it takes but the tensors of a call; `arguments` are those that others lack."""
         blocks = {"BLOCK_M": gemm.block_m, "BLOCK_N": gemm.block_n, "BLOCK_K": gemm.block_k}
         options = {"num_warps": gemm.num_warps, "maxnreg": gemm.maxnreg}
-        steps = SCALED_RUN.value if request.scales == "blocks" else 1
         tiles = Tiling(gemm.block_m, gemm.block_n, {**blocks, **gemm.options}, options)
         common = arguments_of(request, tiles, request.m, request.out_stride) | {
             "a_down": _down(request.a_stride),
             "b_down": _down(request.b_stride),
             "rows_each": request.m // request.group_size,
-            "k_tiles": -(-request.k // gemm.block_k // steps) * steps,
+            "k_tiles": -(-request.k // gemm.block_k),
             "TURNED_A": request.a_stride[1] != 1,
             "TURNED_B": request.b_stride[1] != 1 or gemm.item == 1,
         }

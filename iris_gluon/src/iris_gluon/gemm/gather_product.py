@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_core.types import DeviceType
 from iris_gluon.gemm.fused import RUNTIME, UNIT, Hopper, biased, matrix_at, operand, scales_of, unit_of
-from iris_gluon.gemm.hopper import multiply_tiles
+from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
 from iris_gluon.layouts import default_layout
@@ -70,10 +70,9 @@ def gather_product(
         tiles_each, tiles_n, me, flags, gl.cast(timeout_ns, gl.int64), gl.cast(status, gl.int64), rank, GROUP, SIZE
     )
     rows = rows_each * SIZE
-    sink = StoreTile(matrix_at(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), BLOCK_M, BLOCK_N // PARTS))
-    scales = scales_of(
-        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, rows, n, k, BLOCK_K, SCALES
-    )
+    ROWS: gl.constexpr = part_rows(BLOCK_M, NUM_WARPS, SCALES)
+    sink = StoreTile(matrix_at(out.to(gl.int64), out, rows, n, gl.cast(out_down, gl.int64), ROWS, BLOCK_N // PARTS))
+    scales = scales_of(a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, rows, n, SCALES)
     multiply_tiles(
         operand(gathered, rows, k, k, BLOCK_M, BLOCK_K, False), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, biased(sink, bias, bias_step, rows, n, BIAS), tiles_each * SIZE * tiles_n, k_tiles, STAGES, PARTS,
@@ -82,8 +81,8 @@ def gather_product(
     _clear(flags, rows // BLOCK_M // tiles_each, gl.num_programs(0))
 
 
-_BESIDE_BARRIER = {8: 160, 4: 240}
-"""Registers of a thread, by warps that multiply: a warp of 32 each finds room beside them on a multiprocessor.  So the
+_BESIDE_BARRIER = {168: 160, 255: 240}
+"""Registers of a thread instead of all: a warp of 32 each finds room beside them on a multiprocessor.  So the
 barrier can be passed while the product runs, even if other kernels have taken the one that it leaves."""
 
 
@@ -134,7 +133,7 @@ class HopperGather(Hopper):
         most = request.options["config"].get("num_sms", 2 if on_cpu else host.processors)
         most = most if on_cpu else max(1, min(most, host.processors - 1))
         gemm = self._gemm(request, most)
-        gemm = replace(gemm, maxnreg=min(gemm.maxnreg, _BESIDE_BARRIER[gemm.num_warps]))
+        gemm = replace(gemm, maxnreg=_BESIDE_BARRIER[gemm.maxnreg])
         shards = shards_of(request, host, self.name)
         programs = min(most, gemm.tiles(request.m, request.n))
         how = {"gathered": shards.matrix, "flags": shards.words}

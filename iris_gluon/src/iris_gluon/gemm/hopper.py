@@ -11,7 +11,9 @@ to the caller, as aggregates: the *order* (which tile comes next, and when its o
 A, B and C are tensor descriptors, so what a tile has beyond their edges is read as 0 and not written.
 
 Scales of rows are applied to finished tiles.  Scales of blocks belong to a step, whose sums are added to those of the
-tile outside of the tensor cores, while these multiply the next step: as in DeepGEMM (DeepSeek, 2025).
+tile outside of the tensor cores, as in DeepGEMM (DeepSeek, 2025).  These multiply for somebody else then: a tile of 128
+rows has two partitions of four warps, each with half of its rows.  A tile of 256 columns has two such sums for each
+step, one after the other: three blocks of 64 x 128 sums are what the registers of four warps hold.
 """
 # mypy: ignore-errors
 
@@ -25,9 +27,17 @@ from iris_gluon.bulk import await_bulk_stores
 
 _LOADER_WARPS = gl.constexpr(1)
 _LOADER_REGISTERS = gl.constexpr(40)
+_SCALED_COLUMNS = gl.constexpr(128)
+"""Columns whose sums of a step are scaled together."""
 
-SCALED_RUN = gl.constexpr(4)
-"""Steps of scaled blocks that are multiplied one behind the other."""
+_SCALING_REGISTERS = gl.constexpr(224)
+"""Of the second partition that scales; the first one has about as many."""
+
+
+@gluon.constexpr_function
+def part_rows(block_m, num_warps, scales):
+    """Return the rows of a part of a tile: those of a partition where blocks are scaled, else all."""
+    return 16 * num_warps if scales == "blocks" else block_m
 
 
 @gluon.jit
@@ -91,50 +101,71 @@ def _begin_step(
 
 
 @gluon.jit
-def _add_blocks(a_stages, b_stages, full, empty, scales, row, column, step, k_tiles, acc, TURNED_B: gl.constexpr):
-    """Return the sums of a tile whose blocks are scaled; `acc` is zeros, and `SCALED_RUN` divides the steps.
+def _add_blocks(
+    a_stages, b_stages, full, empty, scales, row, column, step, k_tiles, HALF: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    """Return the sums of a partition's rows of a tile whose blocks are scaled, in two halves if it has 256 columns.
 
-    None is under way from one run to the next: ptxas would not let them overlap.  What waits for a step takes the
-    tile's sums along, so that the additions before are not moved behind it.
+    What waits takes the tile's sums along, so that additions are moved neither behind it nor behind the next product:
+    all products have the same registers.
     """
     STAGES: gl.constexpr = a_stages.type.shape[0]
-    spare = acc
-    for k in range(0, k_tiles, SCALED_RUN):
-        sums = _begin_step(a_stages, b_stages, full, step, spare, False, False, TURNED_B)
-        for i in gl.static_range(SCALED_RUN):
-            factors = scales.of_step(acc, row, column, k + i)
-            if i + 1 < SCALED_RUN:
-                following = _begin_step(a_stages, b_stages, full, step + 1, spare, False, False, TURNED_B)
-                spare, acc = hopper.warpgroup_mma_wait(1, deps=(sums, acc))
-                sums = following
-            else:
-                spare, acc = hopper.warpgroup_mma_wait(0, deps=(sums, acc))
-            mbarrier.arrive(empty.index(step % STAGES), count=1)
-            acc += spare * factors[:, None]
-            step += 1
-    return acc
+    BLOCK_N: gl.constexpr = b_stages.type.shape[1]
+    ROWS: gl.constexpr = 16 * NUM_WARPS
+    WIDTH: gl.constexpr = _SCALED_COLUMNS if BLOCK_N > _SCALED_COLUMNS else BLOCK_N
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, WIDTH, 32])
+    left = gl.zeros([ROWS, WIDTH], gl.float32, layout)
+    right, sums = left, left
+    for k in range(k_tiles):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)  # and for the rows of all ranks, with their scales
+        down, across = scales.down(left, row, k), scales.across(column, k)
+        a, b = a_stages.index(stage).slice(HALF * ROWS, ROWS), b_stages.index(stage)
+        sums = hopper.warpgroup_mma(a, b.slice(0, WIDTH).permute((1, 0)), sums, use_acc=False, is_async=True)
+        sums, left = hopper.warpgroup_mma_wait(0, deps=(sums, left))
+        if BLOCK_N > WIDTH:
+            left += sums * (down * across)[:, None]
+            across = scales.across(column + WIDTH, k)
+            sums, left = hopper.warpgroup_mma_wait(0, deps=(sums, left))
+            sums = hopper.warpgroup_mma(a, b.slice(WIDTH, WIDTH).permute((1, 0)), sums, use_acc=False, is_async=True)
+            sums, right = hopper.warpgroup_mma_wait(0, deps=(sums, right))
+            mbarrier.arrive(empty.index(stage), count=1)
+            right += sums * (down * across)[:, None]
+            sums, right = hopper.warpgroup_mma_wait(0, deps=(sums, right))
+        else:
+            mbarrier.arrive(empty.index(stage), count=1)
+            left += sums * (down * across)[:, None]
+        step += 1
+    return left, right
 
 
 @gluon.jit
 def _multiply(
     a_stages, b_stages, part, full, empty, order, sink, scales, first, tiles, every, k_tiles, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, SCALES: gl.constexpr
+    BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr, TURNED_B: gl.constexpr,
+    SCALES: gl.constexpr, HALF: gl.constexpr
 ):  # fmt: skip
     """Run the other warps: multiply stage by stage, give each back, hand finished tiles to the sink."""
     STAGES: gl.constexpr = a_stages.type.shape[0]
-    PARTS: gl.constexpr = BLOCK_N // part.type.shape[1]
+    WIDTH: gl.constexpr = part.type.shape[1]
     DEPTH: gl.constexpr = 256 // a_stages.dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], instr_shape=[16, BLOCK_N, DEPTH])
+    gl.static_assert(BLOCK_N == WIDTH or BLOCK_N == 2 * WIDTH, "a tile is stored whole or in two parts")
     step = 0
     for tile in range(first, tiles, every):
         row, column = order.place(tile)
-        acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
         if SCALES == "blocks":
-            acc = _add_blocks(
-                a_stages, b_stages, full, empty, scales, row * BLOCK_M, column * BLOCK_N, step, k_tiles, acc, TURNED_B
+            first_row, first_column = row * BLOCK_M + HALF * part.type.shape[0], column * BLOCK_N
+            left, right = _add_blocks(
+                a_stages, b_stages, full, empty, scales, first_row, first_column, step, k_tiles, HALF, NUM_WARPS
             )
             step += k_tiles
+            _store_part(part, sink.finish(left, first_row, first_column).to(part.dtype), sink, first_row, first_column)
+            if BLOCK_N > WIDTH:
+                right = sink.finish(right, first_row, first_column + WIDTH).to(part.dtype)
+                _store_part(part, right, sink, first_row, first_column + WIDTH)
         else:
+            acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
             for k in range(k_tiles):
                 acc = _begin_step(a_stages, b_stages, full, step, acc, k > 0, TURNED_A, TURNED_B)
                 # One multiplication stays under way; the one before it is done, and its stage is empty.
@@ -143,17 +174,16 @@ def _multiply(
                 step += 1
             acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-        first_row, first_column = row * BLOCK_M, column * BLOCK_N
-        if SCALES == "rows":
-            acc = scales.of_rows(acc, first_row, first_column)
-        values = sink.finish(acc, first_row, first_column).to(part.dtype)
-        gl.static_assert(PARTS == 1 or PARTS == 2, "a tile is stored whole or in two parts")
-        if PARTS == 1:
-            _store_part(part, values, sink, first_row, first_column)
-        else:  # half the shared memory, which pays for one more stage
-            left, right = values.reshape([BLOCK_M, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
-            _store_part(part, left, sink, first_row, first_column)
-            _store_part(part, right, sink, first_row, first_column + BLOCK_N // 2)
+            first_row, first_column = row * BLOCK_M, column * BLOCK_N
+            if SCALES == "rows":
+                acc = scales.of_rows(acc, first_row, first_column)
+            values = sink.finish(acc, first_row, first_column).to(part.dtype)
+            if BLOCK_N == WIDTH:
+                _store_part(part, values, sink, first_row, first_column)
+            else:  # half the shared memory, which pays for one more stage
+                left, right = values.reshape([BLOCK_M, 2, WIDTH]).permute(0, 2, 1).split()
+                _store_part(part, left, sink, first_row, first_column)
+                _store_part(part, right, sink, first_row, first_column + WIDTH)
     await_bulk_stores()
 
 
@@ -175,19 +205,18 @@ def multiply_tiles(
         b_desc: descriptor of B, row major, the same type; its block is BLOCK_K x BLOCK_N.  If B is stored by columns,
             as the weight of a linear layer, TURNED_B: of its transpose, with blocks of BLOCK_N x BLOCK_K.
         order: aggregate with the methods of `RowGroups`.
-        sink: aggregate with the methods of `StoreTile`; its descriptors are of parts, BLOCK_M x BLOCK_N / PARTS, in the
-            default layout of such a block.
+        sink: aggregate with the methods of `StoreTile`; its descriptors are of parts, `part_rows` x BLOCK_N / PARTS, in
+            the default layout of such a block.
         tiles: number of tiles.
-        k_tiles: number of blocks in the inner dimension; at least 1, and a multiple of `SCALED_RUN` where blocks are
-            scaled.
+        k_tiles: number of blocks in the inner dimension; at least 1.
         STAGES: blocks of A and B that are in shared memory at the same time.
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
-        NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128.
+        NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128, or 4 where blocks are scaled.
         TURNED_A, TURNED_B: how the operands are stored.
         own_desc: descriptor of rows of A that lie elsewhere, like that of A, which is not TURNED_A then.  The order has
             a method `own_row(row)`: which of these rows of tiles is meant by a row of C, or -1 for one of A.
-        scales: `iris_gluon.gemm.sinks.Scales` of 8-bit floats; of blocks with a BLOCK_K of 128 and a BLOCK_N that
-            divides it.
+        scales: `iris_gluon.gemm.sinks.Scales` of 8-bit floats; of blocks with a BLOCK_K of 128, and in parts of at most
+            128 columns.
         RESULT: type of C, of 16 bits; by default that of A.
     """
     OWN: gl.constexpr = own_desc is not None
@@ -199,21 +228,39 @@ def multiply_tiles(
     a_stages = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)  # noqa: RUF005
     b_stages = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)  # noqa: RUF005
     OUT: gl.constexpr = a_desc.dtype if RESULT is None else RESULT
-    part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N // PARTS], OUT)
-    part = gl.allocate_shared_memory(OUT, [BLOCK_M, BLOCK_N // PARTS], part_layout)
+    ROWS: gl.constexpr = part_rows(BLOCK_M, NUM_WARPS, SCALES)
+    HALVES: gl.constexpr = BLOCK_M // ROWS
+    part_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_N // PARTS], OUT)
+    part = gl.allocate_shared_memory(OUT, [ROWS, BLOCK_N // PARTS], part_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=HALVES)
     first, every = gl.program_id(0), gl.num_programs(0)
-    gl.warp_specialize(
-        [
-            (_multiply, (a_stages, b_stages, part, full, empty, order, sink, order if scales is None else scales, first,
-                         tiles, every, k_tiles, BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES)),
-            (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles,
-                     every, k_tiles, TURNED_A, TURNED_B, OWN)),
-        ],
-        [_LOADER_WARPS],
-        [_LOADER_REGISTERS],
-    )  # fmt: skip
+    gl.static_assert(HALVES == 1 or HALVES == 2, "a tile is multiplied by one partition or by two")
+    if HALVES == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (a_stages, b_stages, part, full, empty, order, sink, order if scales is None else scales,
+                             first, tiles, every, k_tiles, BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES, 0)),
+                (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first,
+                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN)),
+            ],
+            [_LOADER_WARPS],
+            [_LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        other = gl.allocate_shared_memory(OUT, [ROWS, BLOCK_N // PARTS], part_layout)
+        gl.warp_specialize(
+            [
+                (_multiply, (a_stages, b_stages, part, full, empty, order, sink, scales, first, tiles, every, k_tiles,
+                             BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES, 0)),
+                (_multiply, (a_stages, b_stages, other, full, empty, order, sink, scales, first, tiles, every, k_tiles,
+                             BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES, 1)),
+                (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first,
+                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN)),
+            ],
+            [NUM_WARPS, _LOADER_WARPS],
+            [_SCALING_REGISTERS, _LOADER_REGISTERS],
+        )  # fmt: skip

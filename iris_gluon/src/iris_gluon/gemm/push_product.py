@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand, scales_of
-from iris_gluon.gemm.hopper import multiply_tiles
+from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import StoreTile
 from iris_triton.collectives.parts.barrier import last_barrier, sent, sent_second
@@ -45,6 +45,7 @@ def push_product(
         BLOCK_M ... NUM_WARPS: see `iris_gluon.gemm.GemmConfig`.
     """
     ITEM: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
+    ROWS: gl.constexpr = part_rows(BLOCK_M, NUM_WARPS, SCALES)
     row, epoch = begin_call(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
     matrices = ()
     for i in gl.static_range(SIZE):  # the next member first, the own output last
@@ -55,10 +56,8 @@ def push_product(
             address += gl.cast(me, gl.int64) * m * stride * ITEM
         else:
             address += gl.cast(me, gl.int64) * n * ITEM
-        matrices = matrices + (matrix_at(address, out, m, n, stride, BLOCK_M, BLOCK_N // PARTS),)  # noqa: RUF005
-    scales = scales_of(
-        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, k, BLOCK_K, SCALES
-    )
+        matrices = matrices + (matrix_at(address, out, m, n, stride, ROWS, BLOCK_N // PARTS),)  # noqa: RUF005
+    scales = scales_of(a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, SCALES)
     multiply_tiles(
         operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         RowGroups(tiles_m, tiles_n, GROUP), biased(StoreTile(matrices), bias, bias_step, m, n, BIAS),

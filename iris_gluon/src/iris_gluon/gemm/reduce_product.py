@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand, scales_of
-from iris_gluon.gemm.hopper import multiply_tiles
+from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import OwnersInTurn
 from iris_gluon.gemm.sinks import OwnersSlot
 from iris_triton.collectives.parts.barrier import last_barrier
@@ -49,19 +49,18 @@ def reduce_product(
         rows_each: rows that a member owns, a multiple of BLOCK_M.
         chunk: see `OwnersInTurn`.
     """
+    ROWS: gl.constexpr = part_rows(BLOCK_M, NUM_WARPS, SCALES)
     row, epoch = begin_call(control, bases, me, None, 0, timeout_ns, status, rank, SIZE)
     own = gl.load(bases + me)
     mine = slots.to(gl.int64) - own + gl.cast(me, gl.int64) * rows_each * n * 2
     matrices = ()
     for i in gl.static_range(SIZE):
         address = gl.load(bases + i) + mine
-        part = matrix_at(address, slots, rows_each, n, gl.cast(n, gl.int64), BLOCK_M, BLOCK_N // PARTS)
+        part = matrix_at(address, slots, rows_each, n, gl.cast(n, gl.int64), ROWS, BLOCK_N // PARTS)
         matrices = matrices + (part,)  # noqa: RUF005
     tiles_each = rows_each // BLOCK_M
     order = OwnersInTurn(tiles_each, tiles_n, me, chunk, GROUP, SIZE)
-    scales = scales_of(
-        a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, k, BLOCK_K, SCALES
-    )
+    scales = scales_of(a, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right, m, n, SCALES)
     multiply_tiles(
         operand(a, m, k, a_down, BLOCK_M, BLOCK_K, TURNED_A), operand(b, k, n, b_down, BLOCK_K, BLOCK_N, TURNED_B),
         order, OwnersSlot(matrices, rows_each), tiles_each * tiles_n * SIZE, k_tiles, STAGES, PARTS, NUM_WARPS,

@@ -120,7 +120,7 @@ class Scales:
     Attributes:
         a, b: pointers to float32.
         a_down, a_right, b_down, b_right: elements to the next row or block down, and to the right (int64).
-        m, n, k_tiles: how many rows, columns and steps there are: beyond them nothing is loaded (int32).
+        m, n: how many rows and columns there are: beyond them nothing is loaded (int32).
         kind: "rows": of A's rows and B's columns; "blocks": of 1 x 128 of A and 128 x 128 of B (constexpr).
     """
 
@@ -132,7 +132,6 @@ class Scales:
     b_right: gl.tensor
     m: gl.tensor
     n: gl.tensor
-    k_tiles: gl.tensor
     kind: gl.constexpr
 
     @gluon.jit
@@ -145,10 +144,13 @@ class Scales:
         return acc * down[:, None] * gl.convert_layout(right, gl.SliceLayout(0, acc.type.layout))[None, :]
 
     @gluon.jit
-    def of_step(self, acc, row, column, k):
-        """Return a factor for each row of the sums of one step, of a tile that lies in one column of blocks."""
+    def down(self, acc, row, k):
+        """Return the factors of a tile's rows for the sums of one step."""
         i = row + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
-        is_there = k < self.k_tiles
-        own = self.b + k * self.b_down + column // _SCALED_BLOCK * self.b_right
-        at = self.a + i.to(gl.int64) * self.a_down + k * self.a_right
-        return gl.load(at, mask=(i < self.m) & is_there, other=0.0) * gl.load(own, mask=is_there, other=0.0)
+        return gl.load(self.a + i.to(gl.int64) * self.a_down + k * self.a_right, mask=i < self.m, other=0.0)
+
+    @gluon.jit
+    def across(self, column, k):
+        """Return the factor of a block of B."""
+        at = self.b + k * self.b_down + column // _SCALED_BLOCK * self.b_right
+        return gl.load(at, mask=column < self.n, other=0.0)

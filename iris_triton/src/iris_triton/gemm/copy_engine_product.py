@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.dispatch.products import PLAIN, ROW_NBYTES, SCALED
+from iris_core.dispatch.products import PLAIN, ROW_NBYTES
 from iris_core.providers.baseline import multiply
 from iris_core.types import DeviceType
 from iris_triton.copies import copies_obstacle
@@ -52,7 +52,6 @@ class _CopyEngine(Fused):
     uses = ()
     measured_only = True
     efficiency: ClassVar[Mapping[str, float]] = {}
-    scaled = SCALED[:1]  # as torch._scaled_mm
     exposed = 1 / 4  # of the last product, or copy
     copy_s = COPY_S
 

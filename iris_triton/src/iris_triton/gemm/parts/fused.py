@@ -62,6 +62,9 @@ class Fused:
 
     scaled: tuple[str, ...] = SCALED
 
+    scaled_sides: tuple[str, ...] = ("block_size_n", "block_size_k")
+    """Of a tile, where blocks are scaled: no longer than a block."""
+
     serves: ClassVar[Mapping[str, Any]] = {}
     """Options of which it serves one value alone."""
 
@@ -89,7 +92,7 @@ class Fused:
         for name, value in self.serves.items():
             if request.options[name] != value:
                 return f"it serves {name}={value!r} alone"
-        return dtype_problem(request) or config_problem(request, self.uses)
+        return dtype_problem(request) or config_problem(request, self.uses, self.scaled_sides)
 
     def cost(self, request: FusedRequest) -> float:
         """Estimate seconds: product and transfers overlap, so the longer one counts."""

@@ -99,8 +99,11 @@ def _preferred(request: FusedRequest, rows: int, inner: int) -> tuple[int, int, 
     return 128, 128, block_k, 8, 3 if request.target.type is DeviceType.CUDA else 2
 
 
-def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
-    """Return why an algorithm that uses these fields does not support a config; empty if it does."""
+def config_problem(request: FusedRequest, used: tuple[str, ...], scaled_sides: tuple[str, ...]) -> str:
+    """Return why an algorithm that uses these fields does not support a config; empty if it does.
+
+    `scaled_sides`: of a tile, those that may not be longer than a block with one scale.
+    """
     config = request.options["config"]
     unused = [name for name in config if name not in used]
     if unused:
@@ -111,7 +114,7 @@ def config_problem(request: FusedRequest, used: tuple[str, ...]) -> str:
             return f"{name} is {value}, and tl.dot takes powers of two from {_LEAST_BLOCK} on"
     if "num_fetch_sms" in used and "num_sms" in config and config["num_sms"] <= config.get("num_fetch_sms", 1):
         return "some programs fetch and the others compute: num_sms must be the larger number"
-    for name in ("block_size_n", "block_size_k") if request.scales == "blocks" else ():
+    for name in scaled_sides if request.scales == "blocks" else ():
         if config.get(name, SCALED_BLOCK) > SCALED_BLOCK:
             return f"{name} is {config[name]}, and scales are of blocks of {SCALED_BLOCK}"
     warps = config.get("num_warps", 4)
