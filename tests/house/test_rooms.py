@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/heap": 2791,
     "iris_core/nn": 865,
     "iris_core/ops": 1335,
-    "iris_core/providers": 1932,
+    "iris_core/providers": 1943,
     "iris_core/registry": 942,
     "iris_core/testing": 2282,
     "iris_core/torch_backend": 2073,
@@ -52,7 +52,7 @@ BUDGETS = {
     "iris_triton/collectives": 4278,
     "iris_triton/checker": 4195,
     "iris_triton/demos": 153,
-    "iris_triton/gemm": 2573,
+    "iris_triton/gemm": 2578,
     "iris_triton/interpreter": 3797,
     "iris_triton/language": 1949,
     "iris_triton/rocm_iris": 1302,
@@ -60,7 +60,7 @@ BUDGETS = {
     "iris_triton/tiles": 1126,
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 544,
-    "iris_gluon/gemm": 1254,
+    "iris_gluon/gemm": 1298,
     "iris_gluon/interpreter": 1593,
 }
 

@@ -149,7 +149,7 @@ def norm_packets(
     confirm(counters, claimed, epoch, me, status, rank)
 
 
-_PACKETS_OF_A_WARP, _MOST_PARTS, _MOST_SHARING = 64, 8, 128
+_PACKETS_OF_A_WARP, _MOST_PARTS = 64, 8
 _SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
 
 
@@ -185,14 +185,6 @@ class PacketNorm(ReduceNorm):
     def cost(self, request: NormRequest) -> float:
         sent = (request.group_size - 1) * request.nbytes * (1 if self._shots == 1 else 2 / request.group_size)
         return _SECONDS + self._shots * _HOP_S + sent / _WIRE
-
-    def tunings(self, request: NormRequest) -> list[dict[str, int]]:
-        """Return the configs to measure: those of all norms, and, for few rows, several programs for each."""
-        found = super().tunings(request)
-        if len(found) == 1 or self._shots == 2 or request.out_dtype in FP8:
-            return found
-        shared = [parts * request.rows for parts in (8, 4, 2)]
-        return found[:1] + [{"comm_sms": each} for each in shared if each <= _MOST_SHARING] + found[1:]
 
     def _parts(self, request: NormRequest, row: int, programs: int) -> int:
         """Return how many programs share a row of so many packets: as many as `comm_sms` of the config has for each.
