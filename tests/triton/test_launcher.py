@@ -1,5 +1,6 @@
 """Launching a compiled kernel again: what reaches the driver is what Triton's own launcher would give it."""
 
+import contextlib
 import ctypes
 import re
 import struct
@@ -13,7 +14,7 @@ import triton.language as tl
 from triton.backends.nvidia.driver import CudaLauncher
 
 from iris_triton import _compat, launcher
-from iris_triton.testing.compile_only import compile_for
+from iris_triton.testing.compile_only import TARGETS, compile_for
 
 VALUES = [0x7000, 0x8000, 5, 128]
 SIZES = {"64": 8, "32": 4, "16": 2, "8": 1}
@@ -244,6 +245,52 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
         assert bound(compiled, Fake(layout)) is None
     finally:
         launcher._launch_type.cache_clear()
+
+
+# -- compiled ahead ---------------------------------------------------------------------------------------------------
+def test_kernels_compile_beside_each_other(monkeypatch):
+    """On other threads, for the tensors of the launch, as without."""
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())  # a torch for CPUs has none
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda **about: compiled.append(threading.current_thread().name)
+    )
+    names = [parameter.name for parameter in every_kind.params]
+    arguments = dict(zip(names, [None, True, -7, 2**64 - 5, torch.zeros(1), *BOUND[5:9], None], strict=False))
+    del arguments["out"], arguments["inp"]
+    with _compat.active_target(TARGETS["sm_90"]):
+        for block in (32, 64):
+            of_block = arguments | {"BLOCK": block}
+            ahead = launcher.BoundKernel(every_kind, 6, of_block, ("out", "inp"), "cuda:0", {"num_warps": 1})
+            ahead.compile_ahead(out=torch.float32, inp=torch.float16, other=torch.int8)
+            ahead._compiling.result()
+            given = {"out": torch.zeros(128), "inp": torch.zeros(128, dtype=torch.float16)}
+            every_kind.warmup(grid=(6,), **of_block, **given, num_warps=1)
+    assert len(compiled) == 2
+    assert all(name.startswith("iris-compile") for name in compiled)
+
+
+def test_a_first_launch_waits_for_the_compiler(monkeypatch):
+    """And says itself what is wrong, if something is."""
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    order, begun = [], threading.Event()
+
+    class Kernel:
+        def warmup(self, **_):
+            begun.wait()
+            order.append("compiled")
+            raise RuntimeError("ahead")
+
+        def __getitem__(self, grid):
+            order.append("launched")
+            raise RuntimeError("launched")
+
+    ahead = launcher.BoundKernel(Kernel(), 1, {}, (), "cuda:0")
+    ahead.compile_ahead()
+    threading.Timer(0.1, begun.set).start()
+    with pytest.raises(RuntimeError, match=r"^launched$"):
+        ahead(None)
+    assert order == ["compiled", "launched"]
 
 
 def test_each_launch_that_differs_is_bound_once_and_few_are_kept(monkeypatch):

@@ -67,6 +67,7 @@ try:
     from triton.runtime.jit import ConstexprFunction as ConstexprFunction
     from triton.runtime.jit import JITCallable as JITCallable
     from triton.runtime.jit import JITFunction as JITFunction
+    from triton.runtime.jit import MockTensor as MockTensor
     from triton.tools.tensor_descriptor import TensorDescriptor as TensorDescriptor
 except ImportError as error:
     raise UnsupportedError(

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,15 @@ from iris_triton import _compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+_AT_ONCE = 8
+"""Kernels that a process compiles beside each other: about as many as a first call measures."""
+
+
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, "iris-compile")
 
 
 def early_launch(device: str) -> dict[str, Any]:
@@ -61,6 +71,21 @@ class BoundKernel:
         self._on_cpu = device == "cpu"
         self._index = 0 if self._on_cpu else torch.device(device).index
         self._run: Any = None
+        self._compiling: Future[None] | None = None
+
+    def compile_ahead(self, **dtypes: torch.dtype) -> None:
+        """Begin to compile on another thread, for tensors of these dtypes by name; the first launch waits for it.
+
+        Triton compiles without Python's lock for most of the time, so kernels that are bound one after the other
+        compile beside each other.  One that does not compile says so when it is launched.  Nothing on the CPU.
+        """
+        if not self._on_cpu:
+            self._compiling = _compilers().submit(self._compile, dtypes)
+
+    def _compile(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        named = {name: _compat.MockTensor(dtypes[name]) for name in self._names}
+        with torch.cuda.device(self._index):  # of this thread
+            self._kernel.warmup(grid=(self._grid,), **self._arguments, **named, **self._options)
 
     @property
     def is_ready(self) -> bool:
@@ -81,6 +106,8 @@ class BoundKernel:
 
     def _first(self, stream: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         """Launch through Triton, and keep the compiled kernel."""
+        if self._compiling is not None:
+            wait([self._compiling])
         named = dict(zip(self._names, tensors, strict=True))
         on_stream = contextlib.nullcontext() if self._on_cpu or stream is None else torch.cuda.stream(stream)
         with on_stream:

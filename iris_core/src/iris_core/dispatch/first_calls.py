@@ -152,16 +152,20 @@ class FirstCalls:
     def _launchable(
         self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
     ) -> list[tuple[Launch, Any]]:
-        """Bind launches and call each once; those that cannot serve the call are left out, on all members."""
-        found: list[tuple[Launch, Any]] = []
+        """Bind launches and call each once; those that cannot serve the call are left out, on all members.
+
+        All are bound before the first one is called: kernels compile beside each other from then on.
+        """
+        bounds: list[tuple[Launch, Any]] = []
         for name, given in launches:
             try:
-                bound = self.bind((name, given), request, call.config, scratch)
+                bounds.append(((name, given), self.bind((name, given), request, call.config, scratch)))
             except (CollectiveTimeoutError, DeviceError, HeapClosedError, PeerLostError, RankMismatchError):
                 raise
             except IrisError as error:  # on all members, whatever one of them could not prepare
                 logger.debug("%s: %s is not measured: %s", call.op, name, error)
-                continue
+        found: list[tuple[Launch, Any]] = []
+        for launch, bound in bounds:
             failure: Exception | None = None
             try:
                 bound.try_run(*call.tensors)
@@ -170,9 +174,9 @@ class FirstCalls:
             own = _LAUNCHED if failure is None else _BROKEN if isinstance(failure, DeviceError) else _REFUSED
             states = {each for (each,) in world.all_gather_ints([own])}
             if states == {_LAUNCHED}:
-                found.append(((name, given), bound))
+                found.append((launch, bound))
             elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
-                raise failure or DeviceError(f"{call.op}: {name!r} could not be launched on all members")
+                raise failure or DeviceError(f"{call.op}: {launch[0]!r} could not be launched on all members")
         return found
 
 

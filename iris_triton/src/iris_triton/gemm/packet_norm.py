@@ -38,7 +38,6 @@ from iris_triton.collectives.packets.mailbox import (
     pick,
 )
 from iris_triton.collectives.packets.packet import clear, encode, poll, push
-from iris_triton.collectives.parts.collective import Plan
 from iris_triton.gemm.reduce_norm import TENSORS, ReduceNorm, finish, row_of
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import BoundKernel, early_launch
@@ -46,6 +45,7 @@ from iris_triton.launcher import BoundKernel, early_launch
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Host
     from iris_core.types import NormRequest
+    from iris_triton.collectives.parts.collective import Plan
 
 RUNTIME = ("peers", "me", "rank", "kind", "rows", "cap", "box", "half", "most", "timeout_ns", "status")
 """Arguments for whose values the kernel is not compiled anew."""
@@ -222,4 +222,4 @@ class PacketNorm(ReduceNorm):
             "EARLY": bool(early), "LOOKS": looks_of(programs, warps),
         }  # fmt: skip
         options = {} if on_cpu else {"num_warps": warps, **early}
-        return Plan((BoundKernel(norm_packets, programs, arguments, names, team.device, options),))
+        return self.planned(request, BoundKernel(norm_packets, programs, arguments, names, team.device, options))

@@ -270,6 +270,13 @@ class ReduceNorm:
             return int(config.get("comm_sms", on_cpu))
         return min(int(config.get("comm_sms", on_gpu)), host.processors)
 
+    @staticmethod
+    def planned(request: NormRequest, bound: BoundKernel) -> Plan:
+        """Return the plan of one kernel, and begin to compile it."""
+        out, dtype, weight = (getattr(torch, name) for name in (request.out_dtype, request.dtype, request.weight_dtype))
+        bound.compile_ahead(out=out, residual=dtype, x=dtype, weight=weight, scales=torch.float32)
+        return Plan((bound,))
+
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         block = triton.next_power_of_2(request.hidden)
@@ -295,8 +302,8 @@ class ReduceNorm:
             stage = team.region("norms", nbytes, fill=None).tensor.view(dtype)
             arguments |= {"stage": stage, "bands": bands, "sums": stage.numel() // 2}
         warps = config.get("num_warps", max(4, min(16, block // _ELEMENTS_OF_A_WARP)))
-        bound = BoundKernel(kernel, programs, arguments, names, team.device, {} if on_cpu else {"num_warps": warps})
-        return Plan((bound,))
+        options = {} if on_cpu else {"num_warps": warps}
+        return self.planned(request, BoundKernel(kernel, programs, arguments, names, team.device, options))
 
     def launch(
         self, plan: Plan, out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,

@@ -127,7 +127,10 @@ class KernelCollective:
         return [{}, *(config for config in _TRIED if all(name in self.uses for name in config))]
 
     def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
-        return self.plan(request, context.ccl.team(request.members))
+        plan = self.plan(request, context.ccl.team(request.members))
+        dtype = getattr(torch, request.dtype) if plan.carrier is None else plan.carrier.dtype
+        plan.kernels[0].compile_ahead(out=dtype, inp=dtype, tensor=dtype)  # the others are the same kernel
+        return plan
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         """Make a plan for a team."""

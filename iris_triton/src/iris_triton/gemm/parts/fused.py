@@ -201,7 +201,12 @@ def bind(
     tensors += ["a_scales", "b_scales"] if request.scales != "none" else []
     names = [name for name in tensors if name in kernel.arg_names]
     bound = {name: given[name] for name in kernel.arg_names if name not in names}
-    return launcher(kernel, programs, bound, names, host.team.device, options)
+    result = launcher(kernel, programs, bound, names, host.team.device, options)
+    left, out = getattr(torch, request.dtype), getattr(torch, request.out_dtype)
+    right = getattr(torch, request.b_dtype) if request.b_dtype else left
+    scales = dict.fromkeys(("a_scales", "b_scales"), torch.float32)
+    result.compile_ahead(out=out, a=left, b=right, bias=out, **scales)
+    return result
 
 
 def programs_for(request: FusedRequest, host: Host, tiles: int) -> int:
