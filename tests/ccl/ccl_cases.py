@@ -84,6 +84,8 @@ def of(kind, dtype="float32", config=None, **fields):
 
 def several(kind):
     """A launch in several programs, and in many blocks where there are some."""
+    if kind[1] == "copy_engine":
+        return {}
     if kind[1] and "block_size_m" not in registered()[kind].uses:
         return {"comm_sms": 3, "num_warps": 1}
     return {"comm_sms": 12 if kind[1] == "partitioned" else 3, "block_size_m": 4, "block_size_n": 16}
@@ -163,7 +165,7 @@ def way_cases(size, known=CHOSEN):
 def piece_cases(known=CHOSEN):
     """Messages that are larger than a small workspace."""
     for number, kind in enumerate(known):
-        if not kind[1] or "block_size_m" in registered()[kind].uses:
+        if not kind[1] or kind[1] == "copy_engine" or "block_size_m" in registered()[kind].uses:
             dtype, place = (("float32", "ordinary"), ("bfloat16", "heap"), ("int8", "output only"))[number % 3]
             yield of(kind, shape=(3, 701), place="ordinary")
             yield of(kind, dtype, shape=(3, 701), place=place)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from iris_gluon.gemm.gather_product import beside_copies
+from iris_triton.collectives.parts.side import Side
 from iris_triton.gemm import copy_engine_product
 from iris_triton.gemm.copy_engine_product import carry_products, multiply_shards
-from iris_triton.gemm.parts.shards import Shards, Side
+from iris_triton.gemm.parts.shards import Shards
 
 RAW = 7
 OTHERS = [(11, 101), (12, 102)]

@@ -3,7 +3,7 @@
 import torch
 
 from iris_core.types import CompileCase, DeviceType
-from iris_triton.collectives.parts.barrier import barrier_alone
+from iris_triton.collectives.parts.barrier import barrier_alone, enter_alone
 from iris_triton.collectives.pull import pull
 from iris_triton.collectives.pull_reduce import pull_reduce
 from iris_triton.collectives.push import push
@@ -80,6 +80,7 @@ def compile_cases():
             DIRECT=False, SHARDED=True, FORM="tiles", BLOCK=4096,
         ),
         _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("meeting-of-calls", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
         _case(
             "receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,

@@ -4,7 +4,7 @@ import torch
 from compile_collectives import ACQUIRE, CUDA, HIP, RELEASE, WIDE_LOAD, WIDE_STORE, case
 
 from iris_triton.collectives import experts
-from iris_triton.gemm.copy_engine_product import await_word
+from iris_triton.collectives.parts.side import await_word
 from iris_triton.gemm.fetch_product import fetch_product
 from iris_triton.gemm.flash_decode import flash_decode
 from iris_triton.gemm.matmul_reduce import matmul_reduce

@@ -14,6 +14,7 @@ TABLES = Path(__file__).parent / "tables"
 
 def collectives(*, packets: bool = True) -> list[Collective]:
     """Return the algorithms, also those of `packets`, for NVIDIA GPUs."""
+    from iris_triton.collectives.copy_engine import COPIED, CopyEngine
     from iris_triton.collectives.nvls import Nvls
     from iris_triton.collectives.pull import MOVES, Pull
     from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
@@ -29,6 +30,7 @@ def collectives(*, packets: bool = True) -> list[Collective]:
         PullReduce("reduce", "pull"),
         *(Pull(op, "pull", ("torch", "columns") if op == "all_to_all" else ("torch",)) for op in MOVES),
         *(Push(op, name) for op in PUSHED for name in FORMS),
+        *(CopyEngine(op, "copy_engine") for op in COPIED),
         Mail("send", "mailbox"),
         Mail("recv", "mailbox"),
         Nvls("all_reduce", "nvls_two_shot"),

@@ -11,39 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import triton
-import triton.language as tl
 
 from iris_core.dispatch.products import PLAIN, ROW_NBYTES
 from iris_core.providers.baseline import multiply
 from iris_core.types import DeviceType
+from iris_triton.collectives.parts.side import Side, await_word
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.parts.fused import Fused, Plan, bind, divided, staged_memory
-from iris_triton.gemm.parts.shards import COPY_S, shards_of, side_of
+from iris_triton.gemm.parts.shards import COPY_S, shards_of
 from iris_triton.gemm.parts.sum_slots import bind_sum
-from iris_triton.language.flags import await_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from iris_core.dispatch.team import Host
     from iris_core.types import FusedRequest
-    from iris_triton.gemm.parts.shards import Shards, Side
-
-
-@triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
-def await_word(words, index, rank, timeout_ns, status):
-    """Wait until a word is 1, and clear it.  One program; later work of the stream sees the data before the flag.
-
-    Args:
-        words: int32 words in own memory.
-        index: which of them.
-        rank, timeout_ns, status: the caller in the world; bound of the wait, and where it reports.
-    """
-    word = words + index
-    one = tl.cast(index, tl.int32) * 0 + 1
-    await_flag(word, one, "eq", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
-    tl.store(word, 0)
+    from iris_triton.gemm.parts.shards import Shards
 
 
 class _CopyEngine(Fused):
@@ -176,7 +159,7 @@ class CopyEngineReduce(_CopyEngine):
         slots = memory[:nbytes].view(dtype).view(size, rows_each, request.n)
         whole = host.scratch(request.m * row_nbytes, "product")
         product = whole[: request.m * row_nbytes].view(dtype).view(request.m, request.n)
-        side, mine = side_of(request, host), slots[me].data_ptr() - team.base_ptrs[me]
+        side, mine = Side.of(team, request.target), slots[me].data_ptr() - team.base_ptrs[me]
         begins = [min(owner * rows_each, request.m) for owner in range(size + 1)]
         carried: list[Carried] = []
         for owner in ((me + step) % size for step in range(1, size)):

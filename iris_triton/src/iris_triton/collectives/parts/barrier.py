@@ -284,3 +284,16 @@ def barrier_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constex
     """Run a barrier in a kernel of one program, between operations of the stream that are not kernels."""
     row = row_of(control, SIZE)
     last_barrier(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
+
+
+@triton.jit(do_not_specialize=("me", "rank", "kind", "timeout_ns", "status"))
+def enter_alone(control, bases, me, rank, kind, timeout_ns, status, SIZE: tl.constexpr):
+    """Begin a call in a kernel of one program: a barrier, and a comparison of the members' calls.
+
+    The call must not end on any member before this kernel has ended on all.
+    """
+    row, epoch = enter(control, bases, me, kind, SIZE)
+    epoch += 1
+    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    compare_kinds(row, kind, status, rank, SIZE)
+    leave(row, epoch, SIZE)

@@ -1,0 +1,165 @@
+"""`copy_engine`: all_gather and all_to_all of dense tensors by copy engines, which need no multiprocessor.
+
+Chosen for large messages where it was measured as the fastest; by name, for what runs beside products.  After a barrier
+the parts for all peers are copied to staging memory there, in pieces, by a second stream, each followed by a word.  The
+caller's stream waits for the word of each piece, in a kernel of one warp, and copies the piece to the output while the
+next one is on its way.  Pieces go to both halves of the staging memory in turn; before one is used again is a barrier.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from iris_core.types import DeviceType
+from iris_triton.collectives.parts.barrier import enter_alone
+from iris_triton.collectives.parts.collective import KernelCollective, barrier_arguments
+from iris_triton.collectives.parts.side import WORD_NBYTES, Side, await_word, words_of
+from iris_triton.collectives.parts.sizes import layout_of, pieces
+from iris_triton.collectives.pull import received_nbytes
+from iris_triton.copies import copies_obstacle
+from iris_triton.launcher import BoundKernel
+
+if TYPE_CHECKING:
+    from iris_core.dispatch.team import Team
+    from iris_core.types import CollectiveRequest
+
+COPIED = ("all_gather", "all_to_all")
+"""Operations that it serves."""
+
+_LINK_SHARE = 1.25  # of the model: a copy engine's bandwidth
+_COPY_S, _PIECE_S, _HOST_S = 1e-5, 1e-5, 3e-5  # of the model, and what a piece and a call cost the CPU (hosts of H200s)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A prepared call.
+
+    Attributes:
+        enter, side: the barrier that begins it; the second stream.
+        nbytes, capacity: bytes for each member, and of a piece at most.
+        me, step: this rank's number, and bytes from one member's part of the input to the next one's.
+        peers: for each half, whom to copy to, with the addresses of the place and of the word there.
+        arrivals: for each half, who sends, with the kernel that waits for the word and the place, uint8[capacity].
+        free: for each half, the event after which it may be used again; None on the CPU.
+    """
+
+    enter: BoundKernel
+    side: Side
+    nbytes: int
+    capacity: int
+    me: int
+    step: int
+    peers: list[list[tuple[int, Any, Any]]]
+    arrivals: list[list[tuple[int, BoundKernel, torch.Tensor]]]
+    free: list[Any]
+
+    def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
+        """Copy parts of the input, in bytes, to the outputs, one row for each member."""
+        side, source = self.side, inp.data_ptr()
+        self.enter(None)
+        side.wait()
+        for number, done in enumerate(range(0, self.nbytes, self.capacity)):
+            end = min(done + self.capacity, self.nbytes)
+            half = number % 2
+            if number > 1 and side.stream is not None:
+                side.stream.wait_event(self.free[half])
+            for member, place, word in self.peers[half]:
+                side.copy(place, side.address(source + member * self.step + done), end - done, side.raw)
+                side.write(word, 1, 0, side.raw)
+            if number == 0 and out[self.me].data_ptr() != source + self.me * self.step:
+                out[self.me].copy_(inp[self.me * self.step :][: self.nbytes])
+            for member, wait, piece in self.arrivals[half]:
+                wait(None)
+                out[member, done:end].copy_(piece[: end - done])
+            if done + 2 * self.capacity < self.nbytes:
+                side.barrier(None)
+                if side.stream is not None:
+                    self.free[half].record(torch.cuda.current_stream(side.stream.device))
+        side.join()
+
+
+class CopyEngine(KernelCollective):
+    """all_gather or all_to_all by copy engines."""
+
+    uses = ("comm_sms",)  # of which it needs none
+    measured_only: ClassVar = True
+
+    def _problem(self, request: CollectiveRequest) -> str:
+        if problem := super()._problem(request) or copies_obstacle(request.target.type):
+            return problem
+        options = request.options
+        sides = (request.shape, options["in_stride"]), (options["out_shape"], options["out_stride"])
+        if any(layout_of(*side).num_dims for side in sides):
+            return "it copies dense tensors only"
+        return "it reads the input while it writes the output" if self._overwrites(request) else ""
+
+    def _overwrites(self, request: CollectiveRequest) -> bool:
+        return self.op == "all_to_all" and bool(request.options["in_place"])
+
+    def cost(self, request: CollectiveRequest) -> float:
+        """Estimate seconds: the barrier, bytes over the links, what each copy and the last one's end add."""
+        moved, peers = received_nbytes(request), max(1, request.group_size - 1)
+        link = self.model(request, barriers=1, moved=moved, copied=moved / peers, link_share=_LINK_SHARE)
+        return link + _COPY_S * peers
+
+    def host_seconds(self, request: CollectiveRequest) -> float:
+        """Estimate what a call costs the CPU: two copies, a word and a wait for each peer."""
+        return 0.0 if request.target.type is DeviceType.CPU else _HOST_S + _PIECE_S * request.group_size
+
+    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
+        """Return the config to measure: there is nothing to vary."""
+        return [{}]
+
+    def prepare(self, request: CollectiveRequest, context: Any) -> Any:
+        """Find staging memory and words, and for every copy its addresses.  Collective: every member calls it."""
+        team: Team = context.ccl.team(request.members)
+        me, size, sharded = team.rank, team.size, self.op == "all_to_all"
+        item = getattr(torch, request.dtype).itemsize
+        nbytes = math.prod(request.shape) * item // (size if sharded else 1)
+        memory = pieces(team, nbytes, 1, size, name="copied")
+        capacity, own = memory["capacity"], team.base_ptrs[me]
+        halves = range(min(2, -(-nbytes // capacity)))
+        stage = memory["stage"][: len(halves) * size * capacity].view(len(halves), size, capacity)
+        words, side = words_of(team, "copies arrived", 2 * size), Side.of(team, request.target)
+        given = barrier_arguments(team)
+        options = {} if team.device == "cpu" else {"num_warps": 1}
+
+        def bind(kernel: Any, **more: Any) -> BoundKernel:
+            arguments = {name: value for name, value in (given | more).items() if name in kernel.arg_names}
+            return BoundKernel(kernel, 1, arguments, (), team.device, options)
+
+        def at(member: int, half: int) -> tuple[int, Any, Any]:
+            there = team.base_ptrs[member] - own
+            word = words.data_ptr() + (half * size + me) * WORD_NBYTES
+            return member, side.address(stage[half, me].data_ptr() + there), side.address(word + there)
+
+        def arrival(member: int, half: int) -> tuple[int, BoundKernel, torch.Tensor]:
+            return member, bind(await_word, words=words, index=half * size + member), stage[half, member]
+
+        after, before = ([(me + sign * step) % size for step in range(1, size)] for sign in (1, -1))
+        plan = _Plan(
+            enter=bind(enter_alone, kind=request.options.get("kind", 0)),
+            side=side,
+            nbytes=nbytes,
+            capacity=capacity,
+            me=me,
+            step=nbytes if sharded else 0,
+            peers=[[at(member, half) for member in after] for half in halves],
+            arrivals=[[arrival(member, half) for member in before] for half in halves],
+            free=[None if side.stream is None else torch.cuda.Event() for _ in halves],  # type: ignore[no-untyped-call]
+        )
+        for kernel in (plan.enter, plan.arrivals[0][0][1]):  # the other arrivals are the same kernel
+            kernel.compile_ahead()
+        return plan
+
+    def launch(self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+        assert out is not None
+        assert inp is not None
+        with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+            rows, flat = (each.detach().view(-1).view(torch.uint8) for each in (out, inp))
+            plan.run(rows.view(-1, plan.nbytes), flat)

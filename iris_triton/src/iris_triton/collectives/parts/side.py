@@ -1,0 +1,105 @@
+"""A second stream for copy engines, beside the one of the caller: how they wait for each other, and for peers' copies.
+
+The second stream has higher priority on multiprocessors, which only its barrier needs: a product does not delay it.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.types import DeviceType
+from iris_triton.collectives.parts.collective import bind_barrier
+from iris_triton.copies import copier, flag_writer, handles
+from iris_triton.language.flags import await_flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iris_core.dispatch.team import Team
+    from iris_core.types import DeviceTarget
+
+WORD_NBYTES = 4
+_WORDS_NBYTES = 256  # memory for words is asked for in multiples of it, so that few sizes are there
+
+_FIRST = -1
+"""Priority of the second stream: before all that say nothing."""
+
+
+@triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
+def await_word(words, index, rank, timeout_ns, status):
+    """Wait until a word is 1, and clear it.  One program; later work of the stream sees the data before the flag.
+
+    Args:
+        words: int32 words in own memory.
+        index: which of them.
+        rank, timeout_ns, status: the caller in the world; bound of the wait, and where it reports.
+    """
+    word = words + index
+    one = tl.cast(index, tl.int32) * 0 + 1
+    await_flag(word, one, "eq", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
+    tl.store(word, 0)
+
+
+def words_of(team: Team, name: str, number: int) -> torch.Tensor:
+    """Return words of symmetric memory for `await_word`, int32, 0 between calls.  Collective.
+
+    Args:
+        team, name: owner and name of the region.
+        number: of words.
+    """
+    nbytes = number * WORD_NBYTES
+    return team.region(name, -(-nbytes // _WORDS_NBYTES) * _WORDS_NBYTES).tensor[:nbytes].view(torch.int32)
+
+
+@dataclass(slots=True)
+class Side:
+    """The second stream; on the CPU there is none, and copies are synchronous.
+
+    Attributes:
+        barrier: the barrier kernel.
+        copy, write: see `iris_triton.copies.copier` and `flag_writer`.
+        address: see `iris_triton.copies.handles`.
+        stream, raw: a torch stream, or None; its handle for `copy`.
+        ready: the event that it waits for; None on the CPU.
+    """
+
+    barrier: Callable[[Any], None]
+    copy: Callable[[Any, Any, int, Any], None]
+    write: Callable[[Any, int, int, Any], None]
+    address: Callable[[int], Any]
+    stream: Any = None
+    raw: Any = 0
+    ready: Any = None
+
+    @classmethod
+    def of(cls, team: Team, target: DeviceTarget) -> Side:
+        """Make a second stream of a device, whose barrier is that of a team."""
+        device = target.type
+        address, raw = handles(device)
+        side = cls(bind_barrier(team), copier(device), flag_writer(device), address)
+        if device is not DeviceType.CPU:
+            side.stream = torch.cuda.Stream(target.index, priority=_FIRST)
+            side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
+        return side
+
+    def wait(self) -> None:
+        """Make the second stream wait for earlier work of the main stream."""
+        if self.stream is not None:
+            self.ready.record(torch.cuda.current_stream(self.stream.device))
+            self.stream.wait_event(self.ready)
+
+    def follow(self) -> None:
+        """Make the second stream wait for earlier work of the main stream, then for the barrier."""
+        self.wait()
+        self.barrier(self.stream)
+
+    def join(self) -> None:
+        """Make the main stream wait for the second stream."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
