@@ -15,7 +15,8 @@ tokens, each block compiled; `batch` sequences in all.  "nccl async-tp" is torch
 which is only given numbers if its fused operators were called; "iris fused" is `iris_core.torch_backend.fuse`.
 The counters say how many fused products a step calls.
 
-`fsdp2`: a training step (forward, backward, SGD), eager, each block sharded; `batch` sequences of each rank.  "heap" is
+`fsdp2`: a training step (forward, backward, SGD) of a billion parameters, eager, each block sharded; `batch` sequences
+of each rank.  The host bounds 20 blocks of width 2048, communication 5 of width 4096 with few tokens.  "heap" is
 `iris_core.torch_backend.fsdp.use_heap`, on a group of the backend that is named before it.  The gradients of both steps
 are compared with those that one process computes alone.
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 SMALL, SMALL_BOUND = 256 * KIB, 1.5  # eagerly, up to so many bytes, so many times as fast as NCCL
 NEVER_SLOWER = 0.98  # a repeated run differs by two percent
 LIKE_CCL = 0.95
+LAYERS = {64: 2, 2048: 20, 4096: 5}  # by width: those for GPUs have a billion parameters
 FUSED, ASYNC_TP = "iris fused", "nccl async-tp"
 PEERS = ("nccl", "gloo", ASYNC_TP)
 
@@ -159,16 +161,16 @@ def all_reduce(state: State, ctx: Iris) -> None:
 
 
 # -- training steps ---------------------------------------------------------------------------------------------------
-def on(gpu: int, cpu: int) -> Callable[[RunOptions], list[int]]:
-    """Values of an axis: one for GPUs, and a small one."""
-    return lambda options: [cpu if options.device == "cpu" else gpu]
+def on(*gpu: int, cpu: int) -> Callable[[RunOptions], list[int]]:
+    """Values of an axis: those for GPUs, and a small one."""
+    return lambda options: [cpu] if options.device == "cpu" else list(gpu)
 
 
-def task_of(state: State, ctx: Iris, batch: int) -> Task:
+def task_of(state: State, ctx: Iris, layers: int, batch: int) -> Task:
     """The task of a point; says how much work it is for each rank."""
     if ctx.num_ranks < 2:
         state.skip("needs two ranks or more")
-    task = Task(state["layers"], state["width"], batch, state["tokens"], torch.device(ctx.device))
+    task = Task(layers, state["width"], batch, state["tokens"], torch.device(ctx.device))
     state.set_flops(task.flops / ctx.num_ranks)
     return task
 
@@ -189,13 +191,13 @@ def symmetric_memory() -> Any:
 
 
 @bench.register
-@bench.axis("layers", on(4, 2))
-@bench.axis("width", on(4096, 64))
-@bench.axis("batch", on(8, 2))
-@bench.axis("tokens", on(512, 8))
+@bench.axis("layers", on(4, cpu=2))
+@bench.axis("width", on(4096, cpu=64))
+@bench.axis("batch", on(8, cpu=2))
+@bench.axis("tokens", on(512, cpu=8))
 def tensor_parallel(state: State, ctx: Iris) -> None:
     """Forward and backward of a compiled transformer, by tensor and sequence parallelism."""
-    task, nccl = task_of(state, ctx, state["batch"]), peer_name(state)
+    task, nccl = task_of(state, ctx, state["layers"], state["batch"]), peer_name(state)
     wanted = task.gradients()
     iris, world = mesh_of(iris_group(ctx), "iris", ctx), mesh_of(dist.group.WORLD, nccl, ctx)
     makers = {name: divided(task, iris, options) for name, options in fusing(state).items()}
@@ -230,13 +232,12 @@ def tensor_parallel(state: State, ctx: Iris) -> None:
 
 
 @bench.register
-@bench.axis("layers", on(20, 2))
-@bench.axis("width", on(2048, 64))
-@bench.axis("batch", on(4, 1))
-@bench.axis("tokens", on(512, 8))
+@bench.axis("width", on(2048, 4096, cpu=64))
+@bench.axis("batch", on(4, cpu=1))
+@bench.axis("tokens", on(512, 2048, cpu=8))
 def fsdp2(state: State, ctx: Iris) -> None:
     """A training step of a sharded transformer."""
-    task, nccl = task_of(state, ctx, state["batch"] * ctx.num_ranks), peer_name(state)
+    task, nccl = task_of(state, ctx, LAYERS[state["width"]], state["batch"] * ctx.num_ranks), peer_name(state)
     group = iris_group(ctx)
     use_heap = partial(fsdp.use_heap, ctx=torch_backend.context_of(group))
     wanted = task.gradients()

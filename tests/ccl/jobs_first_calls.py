@@ -125,6 +125,19 @@ def twice(cache, mode, tunings):
     return found
 
 
+def with_a_config(cache):
+    """Calls whose config says something are measured, near a point of the table, and leave no point themselves."""
+    with measuring(cache) as ctx:
+        watched(ctx)
+        assert total(ctx) == [3.0]
+    with measuring(cache) as ctx:
+        launched = watched(ctx)
+        assert total(ctx, config=Config(num_warps=2)) == total(ctx, config=Config(num_warps=2)) == [3.0]
+        assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
+        assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
+        assert said_of(ctx)[1].startswith("measured as the fastest in")
+
+
 def caches_that_differ(folder, names, group, chosen):
     """Each rank has a cache of its own, with a near point of an algorithm, or without."""
     rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)

@@ -55,6 +55,12 @@ def test_a_later_context_measures_nothing(pool, num_ranks, tmp_path):
 
 
 @two_ranks
+def test_what_a_config_says_is_measured_for_itself(pool, num_ranks, tmp_path):
+    assert pool.run(jobs.with_a_config, num_ranks, str(tmp_path)) == [None] * 2
+    assert len(read_table(tmp_path / "ccl" / "cpu-2.json").entries) == len(WATCHED)
+
+
+@two_ranks
 def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tmp_path):
     for found in pool.run(jobs.twice, num_ranks, str(tmp_path), "exhaustive", ({}, {"comm_sms": 2})):
         for launched, _, after in found:

@@ -83,7 +83,8 @@ class FirstCalls:
             launches = chooser.contenders(request, config, few=few)
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
             self.members.refuse(ranks, call.op, shared, error)
-        is_near = few and found.is_near and found.entries[0].measured
+        is_free = not request.options["config"]  # tables have what algorithms took by themselves
+        is_near = few and is_free and found.is_near and found.entries[0].measured
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
@@ -118,7 +119,7 @@ class FirstCalls:
         if in_graphs is not None:
             best.let_capture(first[2])
         self.members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
-        if request.options["layout"] == TORCH:  # tables say nothing of others
+        if request.options["layout"] == TORCH and not request.options["config"]:  # tables say nothing of others
             entries = [entry_for(request, name, seconds, config=given) for seconds, (name, given), _ in times]
             chooser.tables.add(entries, write=request.rank == 0)
         if request.rank == 0:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from iris_core.api import Iris
+from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
@@ -46,6 +47,11 @@ _ALIASES = {
     "sequence": "_get_sequence_number_for_group",
 }
 """torch's newer name of a method, or ours, and the older one."""
+
+BESIDE_PRODUCTS = Config(comm_sms=32)
+"""Of calls that are hidden behind products, which need the other multiprocessors."""
+
+_LARGE_NBYTES = 64 << 20
 
 
 class GroupOperations:
@@ -293,7 +299,7 @@ class GroupOperations:
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
                 scaled = input if factor is None else input * factor
-                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
+                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op, config=_config_of(input))
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -344,7 +350,7 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                ccl.all_gather(as_parts(output, input, self._size), input)
+                ccl.all_gather(as_parts(output, input, self._size), input, config=_config_of(output))
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -555,6 +561,11 @@ def reduction(opts: Any) -> tuple[ReduceOp, Any]:
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return len({each.shape for each in tensors}) == 1
+
+
+def _config_of(whole: torch.Tensor) -> Config | None:
+    """Return how a tensor is gathered or scattered: a layer of FSDP beside products, as far as its size says it."""
+    return BESIDE_PRODUCTS if whole.is_cuda and whole.nbytes >= _LARGE_NBYTES else None
 
 
 def as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
