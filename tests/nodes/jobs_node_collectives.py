@@ -61,6 +61,7 @@ def cases(size, which):
             yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
             yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
             yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
+        yield Case("all_to_all", "int32", shape=(40, 2000))  # which is not small
     if "lists" in which:
         for splits, place in itertools.product(("", "uneven", "one way"), PLACES):
             yield Case("all_to_all", "int32", splits=splits, shape=(10, 3), place=place)
