@@ -61,7 +61,7 @@ BUDGETS = {
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 544,
     "iris_gluon/gemm": 1298,
-    "iris_gluon/interpreter": 1593,
+    "iris_gluon/interpreter": 1569,
 }
 
 # What does not keep to the rules yet: only ever shorter.
