@@ -89,8 +89,8 @@ class Watcher:
         self._allocations = 0
         self._said: set[Any] = set()
         self._steps = reports.Steps() if timeline and path else None
-        self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference and name
-        self._storages: dict[int, Any] = {}
+        self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference, name and offset
+        self._storages: dict[int, Any] = {}  # the same of live blocks
         whole = [(ctypes.c_uint32 * (heap.nbytes // GRANULE)).from_address(base) for base in self._bases]
         self._memory = [np.frombuffer(memoryview(each), np.uint32) for each in whole]
 
@@ -340,7 +340,7 @@ class Watcher:
 
         self._allocations += 1
         weakref = weak.StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self._storages[storage._cdata] = weakref, offset
+        self._storages[storage._cdata] = weakref, *self._block_at(offset)
         self._freed.pop(storage._cdata, None)
         if len(self._storages) > 4096:
             self._storages = {key: each for key, each in self._storages.items() if not each[0].expired()}
@@ -377,8 +377,9 @@ class Watcher:
         if where is not None:
             one = self._side(Side(self._sites.of_host(what), HOST, self.host.slot))
             how = "Its bytes may belong to another tensor by now: free it after its last use."
-            last = tensor.numel() * tensor.element_size() - 1
-            self._say(reports.FREED, one, None, where[0], found[1], 0, last, how)
+            _, block, start = found
+            first, nbytes = where[1] - start, tensor.numel() * tensor.element_size()
+            self._say(reports.FREED, one, None, where[0], block, first, first + nbytes - 1, how)
 
     # -- the check -----------------------------------------------------------------------------------------------------
     def _access(self, strand: Strand, place: Place, kind: int, site: int, reads: bool | None = None) -> None:
