@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_triton/checker": 4000,
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2590,
-    "iris_triton/interpreter": 3786,
+    "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
     "iris_triton/rocm_iris": 1302,
     "iris_triton/testing": 607,
