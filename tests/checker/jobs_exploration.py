@@ -16,8 +16,8 @@ from jobs_corpus import exploring
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import DeviceError
+from iris_core.world import group
 from iris_triton.checker.exploration import turns
-from iris_triton.interpreter.memory import accesses
 
 CASES = {**planted_messages.CASES, **planted_programs.CASES, **planted_memory.CASES}
 
@@ -53,12 +53,12 @@ def run_case(name, bug, seeds, path="", look=None):
 
 def control():
     """Decisions, steps and changes until now."""
-    return accesses.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
+    return group.watcher.turns.control[turns.DRAWN : turns.CLOCK_NS + 1].tolist()
 
 
 def journal():
     """What orders the accesses until now."""
-    return accesses.watcher.rows()
+    return group.watcher.rows()
 
 
 @triton.jit

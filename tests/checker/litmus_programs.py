@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from iris_triton.interpreter.memory import accesses
+from iris_core.world import group
 
 _SEMS = {"rlx": "relaxed", "acq": "acquire", "rel": "release", "acq_rel": "acq_rel"}
 _HEADER = """
@@ -120,7 +120,7 @@ class Runner:
 
     @functools.cached_property
     def explorer(self):
-        return accesses.watcher
+        return group.watcher
 
     def outcome(self, program, seed):
         """Run a program under a seed; returns what loads have seen, and memory."""

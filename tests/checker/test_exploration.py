@@ -9,6 +9,7 @@ from ops_cases import Case as Product
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
+from iris_core.world import group
 from iris_triton.checker.exploration.seeded import Policy
 from iris_triton.interpreter import entries, launch
 from iris_triton.interpreter.frontend import builder
@@ -86,7 +87,7 @@ def test_functions_of_the_executor_are_replaced_while_it_is_on(checks):
         are_kept = [one is other for one, other in zip(before, found(), strict=True)][len(places) :]
         assert are_kept == [checks == "bounds"] * 2
     assert all(one is other for one, other in zip(before, found(), strict=True))
-    assert accesses.watcher is None
+    assert accesses.watcher is group.watcher is None
 
 
 def test_accesses_ask_for_no_checker_when_it_is_off():

@@ -14,7 +14,7 @@ from corpus import N, launch
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
-from iris_triton.checker import CheckError, DataRaceError, benign_race
+from iris_triton.checker import CheckError, DataRaceError, FreedMemoryError, benign_race
 from iris_triton.checker.reports import RACE, Access, Report, benign_ranges
 
 pytest_plugins = ["iris_triton.testing.checked"]
@@ -83,6 +83,19 @@ def test_a_report_survives_json():
     side = Access("load", "/a/b.py", 3, "f", 1, 2)
     report = Report(RACE, side, side, 0, "zeros((4,), float32)", 0, 15, "Wait.")
     assert Report.from_json(report.as_json()) == report
+
+
+def test_a_report_names_the_freed_tensor_and_the_bytes_of_a_view():
+    with jobs_corpus.checking("", "uninitialised"), Iris("1MiB", device="cpu") as ctx:
+        kept, data = ctx.zeros(4), ctx.zeros((4, N))
+        part = data[1]
+        ctx.free(data)
+        with pytest.raises(
+            FreedMemoryError, match=r"uses bytes \d+ to \d+ of zeros\(\(4, \d+\), float32\) on rank 0"
+        ) as found:
+            part.add_(1)
+        assert (found.value.report.first, found.value.report.last) == (4 * N, 8 * N - 1)
+        assert kept.sum() == 0
 
 
 def _case(name, bug):

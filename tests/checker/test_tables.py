@@ -10,7 +10,7 @@ from iris_triton.checker.histories import ALL, ATOMIC_WRITE, READ, UNWRITTEN, WR
 from iris_triton.checker.places import Heaps, place_of, range_of
 from iris_triton.checker.shared import Tables
 from iris_triton.checker.sites import Undefined
-from iris_triton.checker.strands import LaunchStrands, host_strand
+from iris_triton.checker.strands import Host, LaunchStrands
 
 
 def bytes_of(place):
@@ -63,7 +63,7 @@ def test_numbers_in_cells_are_found_and_replaced(high):
 def two():
     """Tables, and two programs of one launch, which nothing orders."""
     tables = Tables(SingleWorld(), 1 << 16)
-    launch = LaunchStrands(tables, 0, host_strand(tables, 0), (2, 1, 1))
+    launch = LaunchStrands(tables, 0, Host(tables, SingleWorld()), (2, 1, 1))
     launch.begin((0, 0, 0))
     launch.begin((1, 0, 0))
     yield tables, launch.strands[0, 0, 0], launch.strands[1, 0, 0]

@@ -50,10 +50,10 @@ BUDGETS = {
     "iris_allocators/vmem": 776,
     "iris_triton/*.py": 1733,
     "iris_triton/collectives": 4566,
-    "iris_triton/checker": 4195,
+    "iris_triton/checker": 4000,
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2515,
-    "iris_triton/interpreter": 3797,
+    "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
     "iris_triton/rocm_iris": 1302,
     "iris_triton/testing": 607,
@@ -61,7 +61,7 @@ BUDGETS = {
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 544,
     "iris_gluon/gemm": 1298,
-    "iris_gluon/interpreter": 1593,
+    "iris_gluon/interpreter": 1569,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -55,32 +55,40 @@ def _raise(times: dict[Any, int], others: dict[Any, int]) -> None:
             times[agent] = time
 
 
+class Copy(NamedTuple):
+    """An asynchronous copy that is under way."""
+
+    deliver: Callable[[], None]
+    what: str = ""
+    nbytes: int = 0  # that it brings to an mbarrier
+    idle: bool = False  # all its elements are masked off
+
+
 class Queue:
     """Asynchronous operations of one partition that complete in the order in which they were issued; an agent."""
 
-    __slots__ = ("issued", "line", "remedy")
+    __slots__ = ("issued", "line", "remedy", "under_way")
 
     def __init__(self, remedy: str) -> None:
         self.issued = 0
         self.line: Line | None = None  # of the last one
+        self.under_way: list[tuple[int, Copy]] = []  # with their times
         self.remedy = f"{remedy} first, in the partition that issued it"  # what completes them
 
     @property
     def next_time(self) -> int:
         return self.issued + 1
 
-    def issue(self, line: Line) -> int:
-        """Give the next operation a number; return its time."""
-        self.issued, self.line = self.next_time, line
+    def issue(self, *copies: Copy) -> int:
+        """Give the next operation, which is made of copies or is none, a number; return its time."""
+        self.issued, self.line = self.next_time, here()
+        self.under_way += [(self.issued, copy) for copy in copies]
         return self.issued
 
-
-class Copy(NamedTuple):
-    """An asynchronous copy to shared memory that is under way."""
-
-    deliver: Callable[[], None]
-    idle: bool  # all its elements are masked off
-    what: str
+    def deliver(self, time: int) -> None:
+        """Let the copies up to a time arrive."""
+        while self.under_way and self.under_way[0][0] <= time:
+            self.under_way.pop(0)[1].deliver()
 
 
 class Partition(Program):
@@ -89,8 +97,7 @@ class Partition(Program):
     remedy = ""  # what it does itself is complete at once
 
     __slots__ = (
-        "clock", "copies", "cta", "done", "groups", "name", "polls", "products", "stores", "uncommitted",
-        "unfinished_stores", "waits_for", "warps",
+        "clock", "copies", "cta", "done", "name", "polls", "products", "stores", "uncommitted", "waits_for", "warps",
     )  # fmt: skip
 
     def __init__(self, cta: Cta, name: str, warps: int) -> None:
@@ -100,9 +107,7 @@ class Partition(Program):
         self.clock.seen[self], self.clock.fenced[self] = 1, 0
         self.products, self.stores = Queue("call warpgroup_mma_wait"), Queue("call tma.store_wait")
         self.copies = Queue("call async_copy.commit_group and wait_group")
-        self.unfinished_stores: list[tuple[int, Callable[[], None]]] = []
-        self.uncommitted: list[Copy] = []
-        self.groups: list[tuple[int, list[Copy]]] = []
+        self.uncommitted: list[Copy] = []  # of the next group
         self.done = self.polls = False
         self.waits_for: Callable[[], str] | None = None
 
@@ -124,27 +129,6 @@ class Partition(Program):
         done = max(queue.issued - pending, self.clock.seen.get(queue, 0))
         self.clock.seen[queue] = done
         return done
-
-    def deliver_stores(self, time: int) -> None:
-        """Let the TMA stores up to a time arrive in global memory."""
-        while self.unfinished_stores and self.unfinished_stores[0][0] <= time:
-            self.unfinished_stores.pop(0)[1]()
-
-    def commit_copies(self) -> None:
-        """Make one group of the copies issued since the last one."""
-        self.groups.append((self.copies.issue(here()), self.uncommitted))
-        self.uncommitted = []
-
-    def deliver_copies(self, time: int) -> None:
-        """Let the groups up to a time arrive in shared memory."""
-        while self.groups and self.groups[0][0] <= time:
-            for copy in self.groups.pop(0)[1]:
-                copy.deliver()
-
-    def copies_under_way(self) -> list[Copy]:
-        """Return the copies that read memory and have not been waited for."""
-        groups = [*(copies for _, copies in self.groups), self.uncommitted]
-        return [copy for copies in groups for copy in copies if not copy.idle]
 
     def wait(self, addresses: Any, data: Any) -> None:
         """Yield because global memory is unchanged: first to other partitions, then to other programs."""
@@ -234,13 +218,14 @@ class Cta:
                 )
         ended = (self.root, *self._ended)
         for partition in ended:
-            for copy in partition.copies_under_way():
-                raise RaceError(
-                    f"the program ends while {copy.what} may be under way: call async_copy.commit_group and "
-                    f"wait_group(0) at the end of {partition.name}"
-                )
+            for copy in (*(copy for _, copy in partition.copies.under_way), *partition.uncommitted):
+                if not copy.idle:
+                    raise RaceError(
+                        f"the program ends while {copy.what} may be under way: call async_copy.commit_group and "
+                        f"wait_group(0) at the end of {partition.name}"
+                    )
         for partition in ended:
-            partition.deliver_stores(partition.stores.issued)
+            partition.stores.deliver(partition.stores.issued)
 
     def _check_end(self, partition: Partition) -> None:
         for queue, what, remedy in (
@@ -267,4 +252,4 @@ def complete_stores() -> None:
     (Triton 3.8 and newer), it waits until shared memory has been read, and the data may arrive as late as program end.
     """
     partition = running_partition()
-    partition.deliver_stores(partition.complete(partition.stores, 0))
+    partition.stores.deliver(partition.complete(partition.stores, 0))

@@ -35,7 +35,7 @@ from iris_triton.checker.reports import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.world import World
@@ -54,30 +54,20 @@ def start(
     Collective: every rank of the context calls it; see `iris_core.protocols.SupportsChecking`.  One context of a
     process is watched at a time; another one that is opened meanwhile is not, and a warning says so.
     """
-    from iris_core.logs import rank_logger
-    from iris_triton.interpreter.memory import accesses
-
     if not checks:
         return lambda: None
-    if accesses.watcher is not None:
-        rank_logger(world.rank, world.world_size).warning(
-            "the checker watches one context at a time: this one is not watched, for another one is open"
-        )
-        return lambda: None
-    undo = contextlib.ExitStack()
-    undo.enter_context(_watching(checks, path, timeline, heap, world, seed))
-    return undo.close
 
-
-@contextlib.contextmanager
-def _watching(
-    checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World, seed: int | str
-) -> Iterator[None]:
+    from iris_core.logs import rank_logger
     from iris_core.world import group
     from iris_triton.checker import exploration, replacements, torch_operations
     from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.memory import accesses
 
+    if group.watcher is not None:
+        rank_logger(world.rank, world.world_size).warning(
+            "the checker watches one context at a time: this one is not watched, for another one is open"
+        )
+        return lambda: None
     watcher: Any = None
     explores = "schedules" in checks
     with contextlib.ExitStack() as undo:
@@ -91,11 +81,8 @@ def _watching(
         follows = watcher is not None and watcher.follows_accesses
         if explores or follows:
             undo.enter_context(torch_operations.watched(watcher if follows else None, observer, world))
-        accesses.watcher = group.watcher = observer
         if watcher is not None:
             heap.watch(watcher)
             undo.callback(heap.watch, None)
-        try:
-            yield
-        finally:
-            accesses.watcher = group.watcher = None
+        undo.enter_context(replacements.replaced([(accesses, "watcher", watcher), (group, "watcher", observer)]))
+        return undo.pop_all().close

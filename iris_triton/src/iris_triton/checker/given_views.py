@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from iris_triton.checker.places import Heaps
 from iris_triton.interpreter.frontend.offsets import WRAPPED
-from iris_triton.interpreter.memory import regions
+from iris_triton.interpreter.memory.regions import registered_heaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,26 +28,13 @@ _TAG = np.uint64(_MOST << _BIT) | WRAPPED
 _ADDRESS = ~_TAG
 
 
-class Beyond(NamedTuple):
-    """An access that leaves its view, or has wrapped: the rank on whose heap it lies (None: on none), and where."""
-
-    name: str
-    view: str
-    access: str
-    rank: int | None
-    address: int
-    first: int
-    last: int
-    has_wrapped: bool
-
-
 class View(NamedTuple):
     """The bytes of a tensor: runs of bytes, repeated along axes of (stride in bytes, count), the widest first."""
 
     name: str
     text: str
     start: int
-    heap: int | None
+    heap: Heaps | None
     run: int
     axes: tuple[tuple[int, int], ...]
 
@@ -59,7 +47,7 @@ class View(NamedTuple):
         return inside & (first >= 0) & (first + nbytes <= self.run)
 
 
-def view_of(tensor: torch.Tensor, name: str, heap: int | None) -> View:
+def view_of(tensor: torch.Tensor, name: str, heap: Heaps | None) -> View:
     """Return the view of a tensor that has elements; one whose elements overlap in part has all that it spans."""
     size = tensor.element_size()
     axes = [(stride * size, count) for stride, count in zip(tensor.stride(), tensor.shape, strict=True) if count > 1]
@@ -78,31 +66,23 @@ def view_of(tensor: torch.Tensor, name: str, heap: int | None) -> View:
 
 
 class Views:
-    """The tensor arguments of one launch; `report` is called with what leaves its view."""
+    """The tensor arguments of one launch; `report` is called of accesses that leave their view, or have wrapped.
 
-    def __init__(self, report: Callable[[Beyond], None]) -> None:
+    Its arguments are the view, the kind of access, the rank on whose heap it lies (None: on none), the address, the
+    first and the last byte from the beginning of the view, and whether it has wrapped.
+    """
+
+    def __init__(self, report: Callable[[View, str, int | None, int, int, int, bool], None]) -> None:
         self._report = report
-        table = regions.current_regions().heaps
-        self._ranks: dict[int, list[int]] = {}  # bases of a heap, by rank
-        for base, (_, number) in table.items():
-            self._ranks.setdefault(number, []).append(base)
-        heaps = sorted((base, *each) for base, each in table.items())
-        self._starts, self._ends, self._numbers = np.array(heaps, np.uint64).reshape(-1, 3).T
+        self._heaps = [Heaps(heap.heap_bases, heap.nbytes) for heap in registered_heaps()]
         self._views: list[View] = []
-
-    def _heap_at(self, addresses: Any) -> Any:
-        """The positions of the heaps that have some addresses, -1 for none."""
-        if not self._starts.size:
-            return np.full(np.shape(addresses), -1)
-        at = np.searchsorted(self._starts, addresses, side="right") - 1
-        return np.where((at >= 0) & (addresses < self._ends[np.maximum(at, 0)]), at, -1)
 
     def tagged(self, tensor: torch.Tensor, address: int, name: str) -> int:
         """Return an address, the first of a tensor argument, with the argument's number."""
         if not address or not tensor.numel() or len(self._views) == _MOST:
             return address
-        position = int(self._heap_at(np.uint64(address)))
-        self._views.append(view_of(tensor, name, None if position < 0 else int(self._numbers[position])))
+        heap = next((each for each in self._heaps if each.rank_of(address) is not None), None)
+        self._views.append(view_of(tensor, name, heap))
         return address | len(self._views) << _BIT
 
     def untag(self, addresses: Any) -> Any:
@@ -131,19 +111,14 @@ class Views:
         if not 0 < number <= len(self._views):  # none, or an offset that is so large that it has changed the number
             return
         view = self._views[number - 1]
-        offsets = flat.view(np.int64) - view.start
-        if view.heap is not None:  # the same place on any rank
-            at = self._heap_at(flat)
-            own = self._starts[self._heap_at(np.uint64(view.start))]
-            is_there = (at >= 0) & (self._numbers[at] == view.heap)
-            offsets -= np.where(is_there, self._starts[at].view(np.int64) - np.int64(own), 0)
+        offsets, ranks = flat.view(np.int64) - view.start, np.full(flat.shape, -1)
+        if view.heap is not None and (own := view.heap.rank_of(view.start)) is not None:  # the same place on any rank
+            ranks, places = view.heap.locate(flat)
+            offsets = np.where(ranks < 0, offsets, places - own[1])
         is_address = flat < np.uint64(1 << _BIT)  # others are refused, with the reason
         wrong = (~view.has(offsets, nbytes) | has_wrapped) & is_address
         if not wrong.any():
             return
         first, low = int(np.argmax(wrong)), offsets[wrong]
-        rank = None
-        if view.heap is not None and is_there[first]:
-            rank = self._ranks[view.heap].index(int(self._starts[at[first]]))
-        place = int(flat[first]), int(low.min()), int(low.max()) + nbytes - 1
-        self._report(Beyond(view.name, view.text, access, rank, *place, has_wrapped))
+        rank = None if ranks[first] < 0 else int(ranks[first])
+        self._report(view, access, rank, int(flat[first]), int(low.min()), int(low.max()) + nbytes - 1, has_wrapped)

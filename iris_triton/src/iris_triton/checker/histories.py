@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import HISTORIES, SLOTS
+from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side
 
 if TYPE_CHECKING:
     from iris_triton.checker.shared import Tables
@@ -29,9 +29,6 @@ ALL = 0xF
 
 UNKNOWN, UNWRITTEN = 0, 1
 """Histories without accesses: of memory that is taken for written, and of a block that nobody has written yet."""
-
-PROGRAMS = SLOTS + 1
-"""Slots of a rank: its host and its programs."""
 
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
@@ -53,10 +50,8 @@ class Conflict(NamedTuple):
     """An earlier access that nothing orders before the present one."""
 
     kind: int
-    slot: int
     epoch: int
-    site: int
-    program: int
+    side: Side
 
 
 WIDE = 64
@@ -109,18 +104,18 @@ class Histories:
 
     def conflicts(self, number: int, kind: int, mask: int, strand: Strand) -> list[Conflict]:
         """Return the members of a history that an access is in conflict with and not ordered after."""
-        history, clock, reads, found = self.get(number), strand.clock, strand.reads, []
+        history, clock, found = self.get(number), strand.clock, []
         here = strand.slot // PROGRAMS
         before = clock if strand.past is None else strand.past  # the word itself orders no atomics of two kinds
-        for (what, slot), (epoch, site, program) in history.writes.items():
-            is_late = epoch > (before if what >> 4 & kind & 2 else clock)[slot]
-            if what & mask and is_late and not agree(kind, what >> 4, are_near=slot // PROGRAMS == here):
-                found.append(Conflict(what >> 4, slot, epoch, site, program))
-        if kind & 1:
-            for (what, slot), (epoch, site, program) in history.reads.items():
-                is_late = epoch > clock[slot] and epoch > reads[slot]
-                if what & mask and is_late and not agree(kind, what >> 4, are_near=slot // PROGRAMS == here):
-                    found.append(Conflict(what >> 4, slot, epoch, site, program))
+        members = history.writes | history.reads if kind & 1 else history.writes
+        for (what, slot), (epoch, site, program) in members.items():
+            other = what >> 4
+            if other & 1:
+                known = (before if other & kind & 2 else clock)[slot]
+            else:
+                known = max(clock[slot], strand.reads[slot])
+            if what & mask and epoch > known and not agree(kind, other, are_near=slot // PROGRAMS == here):
+                found.append(Conflict(other, epoch, Side(site, program, slot)))
         return found
 
     def after(self, number: int, kind: int, mask: int, strand: Strand, site: int) -> int:

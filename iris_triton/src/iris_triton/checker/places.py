@@ -42,24 +42,20 @@ class Heaps:
         low, high = int(flat.min()), int(flat.max())
         if high < self.low or low >= self.high:
             return []
-        at = np.searchsorted(self._sorted, flat, side="right") - 1
-        offsets = flat - self._sorted[np.maximum(at, 0)]
-        inside = (at >= 0) & (offsets < np.uint64(self.nbytes))
-        return [
-            place_of(int(self._order[k]), offsets[inside & (at == k)].view(np.int64), itemsize)
-            for k in np.unique(at[inside])
-        ]
+        ranks, offsets = self.locate(flat)
+        return [place_of(int(rank), offsets[ranks == rank], itemsize) for rank in np.unique(ranks) if rank >= 0]
+
+    def locate(self, addresses: Any) -> tuple[Any, Any]:
+        """Return the ranks on whose heaps some addresses lie, -1 for none, and the offsets there."""
+        at = np.maximum(np.searchsorted(self._sorted, addresses, side="right") - 1, 0)
+        offsets = addresses - self._sorted[at]  # very large below the first heap
+        return np.where(offsets < np.uint64(self.nbytes), self._order[at], -1), offsets.view(np.int64)
 
     def keys(self, addresses: Any, rank: int) -> Any:
         """Return numbers of bytes that are the same in all processes, of addresses as `rank` sees them."""
         flat = addresses.reshape(-1)
-        keys = flat.view(np.int64) + _PRIVATE * (rank + 1)
-        for owner, base in enumerate(self.bases):
-            offsets = flat - np.uint64(base)
-            inside = offsets < np.uint64(self.nbytes)
-            if inside.any():
-                keys[inside] = offsets[inside].view(np.int64) + owner * self.nbytes
-        return keys
+        owners, offsets = self.locate(flat)
+        return np.where(owners < 0, flat.view(np.int64) + _PRIVATE * (rank + 1), owners * self.nbytes + offsets)
 
     def rank_of(self, address: int, nbytes: int = 1) -> tuple[int, int] | None:
         """Return the rank on whose heap a range lies, and its offset; None if on none."""
@@ -98,12 +94,11 @@ def place_of(rank: int, offsets: Any, itemsize: int) -> Place:
     return Place(rank, granules, masks)
 
 
-def extent_of(place: Place) -> tuple[int, int]:
-    """Return the offsets of the first and the last byte of the granules of a place."""
-    granules = place.granules
-    if isinstance(granules, slice):
-        return granules.start * GRANULE, granules.stop * GRANULE - 1
-    return int(granules.min()) * GRANULE, int(granules.max() + 1) * GRANULE - 1
+def extent_of(granules: Any, mask: int = ALL) -> tuple[int, int]:
+    """Return the offsets of the first and the last byte of the granules of a place, of those that a mask says."""
+    is_run = isinstance(granules, slice)
+    low, high = (granules.start, granules.stop - 1) if is_run else (int(granules.min()), int(granules.max()))
+    return low * GRANULE + (mask & -mask).bit_length() - 1, high * GRANULE + mask.bit_length() - 1
 
 
 def range_of(rank: int, first: int, nbytes: int) -> Place:

@@ -44,7 +44,6 @@ class Accesses:
     """Accesses and fences that a checker learns of; where they go to memory, a subclass may do something else."""
 
     def __init__(self, checker: Watcher | None) -> None:
-        self._checker = checker
         self._watcher = checker if checker is not None and checker.follows_accesses else None
 
     def replacements(self) -> tuple[tuple[Any, str, Any], ...]:

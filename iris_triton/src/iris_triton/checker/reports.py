@@ -34,11 +34,24 @@ REASONS = {
 }
 """Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
 
+_TEXTS = {
+    RACE: "data race on {where}: {other} is not ordered before {access}",
+    COUNTER: "race for a counter, {where}: {access} is not ordered after {other} and can end it",
+    UNINITIALISED: "uninitialised read of {where}: {access} reads what nobody has written since the allocation",
+    FREED: "freed memory: {access} uses {where}, and that tensor was freed",
+    BOUNDS: "out of bounds: {access} goes to {where}, which has none there",
+    WRAPPED: "wrapped offset: {access} goes to {where}, by an offset that does not fit int32",
+    UNDEFINED: "undefined value: {access} uses lanes that the mask of {other} has left out, which has no `other`",
+}
+
 MIXED = (
     "Atomics are atomic to each other only with one width, with one type where they add or exchange, and with scopes "
     "that reach both: scope='sys' between ranks."
 )
 """What is wrong with atomics that are not ordered."""
+
+OVERTAKEN = "In this run it was {} that ended it. Give each sender a counter of its own, or order the two."
+"""What is wrong with a wait for additions that ended by luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +112,7 @@ class Report:
 
     def __str__(self) -> str:
         where = f"bytes {self.first} to {self.last} of {self.block or 'the heap'} on rank {self.rank}"
-        if self.kind == RACE:
-            text = f"data race on {where}: {self.other} is not ordered before {self.access}"
-        elif self.kind == COUNTER:
-            text = f"race for a counter, {where}: {self.access} is not ordered after {self.other} and can end it"
-        elif self.kind == UNINITIALISED:
-            text = f"uninitialised read of {where}: {self.access} reads what nobody has written since the allocation"
-        elif self.kind == BOUNDS:
-            text = f"out of bounds: {self.access} goes to {where}, which has none there"
-        elif self.kind == WRAPPED:
-            text = f"wrapped offset: {self.access} goes to {where}, by an offset that does not fit int32"
-        elif self.kind == UNDEFINED:
-            of = "a load" if self.other is None else str(self.other)
-            text = f"undefined value: {self.access} uses lanes that the mask of {of} has left out, which has no `other`"
-        else:
-            text = f"freed memory: {self.access} uses {where}, and that tensor was freed"
+        text = _TEXTS[self.kind].format(where=where, access=self.access, other=self.other or "a load")
         return f"{text}.{f' {self.missing}' if self.missing else ''}"
 
     def as_json(self) -> str:

@@ -10,7 +10,8 @@ import fcntl
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,22 +32,39 @@ GRANULE = 4
 SLOTS = 64
 """Programs of a rank that clocks tell apart.  Programs p and p + 64 share a slot, which can hide a race."""
 
+PROGRAMS = SLOTS + 1
+"""Slots of a rank: its host and its programs."""
+
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
 HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)
 """What the counters count; FAILED is 1 + the rank whose error has ended the check, 0 while there is none."""
 
+_COUNTED = ("histories", "changes", "clocks", "sites", "waits")
+
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
 
 
-class Change:
-    """Columns of the table of changes of synchronisation words; the clocks that each rank may join come last.
+Change = namedtuple("Change", "before slot epoch site program kind value old scope own reads system wait ranks")
+"""A row of the changes of synchronisation words; `ranks` are columns, too: the clocks that each rank may join.
 
-    WAIT is the last wait that this change has ended: the one column that is written later.
-    """
+`wait` is the last wait that this change has ended: the one column that is written later.
+"""
 
-    BEFORE, SLOT, EPOCH, SITE, PROGRAM, KIND, VALUE, OLD, RELEASES, SCOPE, OWN, READS, SYSTEM, WAIT, RANKS = range(15)
+WAIT, RANKS = Change._fields.index("wait"), Change._fields.index("ranks")
+
+
+class Side(NamedTuple):
+    """Who does something, and where: the number of a line, the program, and its slot."""
+
+    site: int
+    program: int
+    slot: int
+
+    @property
+    def rank(self) -> int:
+        return self.slot // PROGRAMS
 
 
 def share(
@@ -83,7 +101,7 @@ class Tables:
     """
 
     def __init__(self, world: World, nbytes: int) -> None:
-        size, self.num_slots = world.world_size, world.world_size * (SLOTS + 1)
+        size, self.num_slots = world.world_size, world.world_size * PROGRAMS
         granules = -(-nbytes // GRANULE)
         parts: tuple[tuple[str, Any, tuple[int, ...]], ...] = (
             ("counters", np.int64, (16,)),
@@ -94,28 +112,18 @@ class Tables:
             ("cells", np.uint32, (size, granules)),
             ("words", np.uint32, (size, granules)),
             ("histories", HISTORY, (_MAX_HISTORIES,)),
-            ("changes", np.int64, (_MAX_CHANGES, Change.RANKS + size)),
+            ("changes", np.int64, (_MAX_CHANGES, RANKS + size)),
             ("waits", np.int64, (_MAX_CHANGES, 7)),
             ("clocks", np.int32, (_MAX_CLOCKS, self.num_slots)),
         )
         self._fd, arrays = share(world, "iris-checker", parts)
-        for name, array in arrays.items():
-            setattr(self, name, array)
-        self._limits = (_MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES, _MAX_CHANGES)
+        vars(self).update(arrays)
         self._threads = threading.RLock()
         self._depth = 0
 
-    counters: Any
-    epochs: Any
-    published: Any
-    message: Any
-    sites: Any
-    cells: Any
-    words: Any
-    histories: Any
-    changes: Any
-    waits: Any
-    clocks: Any
+    if TYPE_CHECKING:
+
+        def __getattr__(self, table: str) -> Any: ...
 
     def __enter__(self) -> Tables:
         self._threads.acquire()
@@ -138,13 +146,18 @@ class Tables:
         Raises:
             IrisError: the table is full.
         """
-        row = max(int(self.counters[table]), 2)  # row 1 of the histories means: never written
-        if row + count > self._limits[table]:
-            name = ("histories", "changes", "clocks", "sites", "waits")[table]
+        row, name = max(int(self.counters[table]), 2), _COUNTED[table]  # row 1 of the histories means: never written
+        if row + count > len(getattr(self, name)):
             raise IrisError(
                 f"the checker's table of {name} is full after {row} rows: check a smaller problem, or fewer repetitions"
             )
         self.counters[table] = row + count
+        return row
+
+    def keep(self, clock: Any) -> int:
+        """Return a new row of clocks that holds one.  The caller holds the lock."""
+        row = self.take(CLOCKS)
+        self.clocks[row] = clock
         return row
 
     def next_epoch(self, slot: int) -> int:

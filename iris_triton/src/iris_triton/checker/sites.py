@@ -7,6 +7,7 @@ hand on (IEEE 754-2019, 6.2.3), and large integers, which lead out of a tensor.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ class Sites:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._numbers: dict[Any, int] = {}
+        self._number = functools.cache(self._new)
 
     def of_kernel(self, what: str) -> int:
         """Return the number of the running line of a kernel; of library code only where nothing else is running."""
@@ -59,18 +60,14 @@ class Sites:
             frame = frame.f_back
         return self._number(what, (frame.f_code, frame.f_lineno), "")
 
-    def _number(self, what: str, place: Any, via: str) -> int:
-        key = what, place, via
-        found = self._numbers.get(key)
-        if found is None:
-            code, line = place or (None, 0)
-            where = {"file": code.co_filename if code else "?", "line": line, "function": code.co_name if code else "?"}
-            said = f"{what} of {via}()" if via and via != what else what
-            text = json.dumps({"what": said, **where})
-            with self._tables as tables:
-                found = self._numbers[key] = tables.take(SITES)
-                tables.put_text(tables.sites[found], text)
-        return found
+    def _new(self, what: str, place: Any, via: str) -> int:
+        code, line = place or (None, 0)
+        where = {"file": code.co_filename if code else "?", "line": line, "function": code.co_name if code else "?"}
+        said = f"{what} of {via}()" if via and via != what else what
+        with self._tables as tables:
+            number = tables.take(SITES)
+            tables.put_text(tables.sites[number], json.dumps({"what": said, **where}))
+        return number
 
     def describe(self, number: int) -> dict[str, Any]:
         """Return what, file, line and function of a site of any rank."""
@@ -90,13 +87,11 @@ _SITES = 1 << 13
 """Lines that the lowest bits of float32 tell apart."""
 
 
-def _shift(dtype: Any) -> int:
-    return {"f": {2: 3, 4: 16, 8: 45}, "u": {2: 0}}.get(dtype.kind, {}).get(dtype.itemsize, -1)
-
-
-def _pattern(dtype: Any) -> int:
-    exponent = 8 if dtype.kind == "u" else {2: 5, 4: 8, 8: 11}[dtype.itemsize]
-    return ((1 << exponent) - 1) << 7 | _PAYLOAD
+_FORMS = {
+    (kind, nbytes): (((1 << exponent) - 1) << 7 | _PAYLOAD, shift)
+    for kind, nbytes, exponent, shift in (("f", 2, 5, 3), ("f", 4, 8, 16), ("f", 8, 11, 45), ("u", 2, 8, 0))
+}
+"""By kind and size of a type: the exponent's bits and the payload of such a value, and how many bits come behind."""
 
 
 class Undefined:
@@ -109,10 +104,10 @@ class Undefined:
         """Return what such lanes of a load in a line get; None for types that have no such value."""
         if dtype.kind == "i":
             return np.array(_INTEGER, dtype) if dtype.itemsize >= 4 else None
-        shift = _shift(dtype)
-        if shift < 0:
+        pattern, shift = _FORMS.get((dtype.kind, dtype.itemsize), (0, 0))
+        if not pattern:
             return None
-        bits = _pattern(dtype) << shift
+        bits = pattern << shift
         if dtype == np.float32:
             if site not in self._lines:
                 self._lines.append(site)
@@ -121,12 +116,11 @@ class Undefined:
 
     def find(self, data: Any, mask: Any) -> tuple[bool, int | None]:
         """Return whether active elements hold such a value, and the number of the line of the load if it is known."""
-        shift = _shift(data.dtype)
-        if shift < 0 or (data.dtype.kind == "f" and not np.isnan(data).any()):
+        pattern, shift = _FORMS.get((data.dtype.kind, data.itemsize), (0, 0))
+        if not pattern or (data.dtype.kind == "f" and not np.isnan(data).any()):
             return False, None
         bits = np.ascontiguousarray(data).view(f"u{data.itemsize}")
-        pattern = np.array(_pattern(data.dtype), bits.dtype)
-        found = (bits << np.array(1, bits.dtype)) >> np.array(shift + 1, bits.dtype) == pattern
+        found = (bits << np.array(1, bits.dtype)) >> np.array(shift + 1, bits.dtype) == np.array(pattern, bits.dtype)
         if mask is not None:
             found = found & mask
         if not found.any():

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iris_triton.checker.shared import CLOCKS, SLOTS
+from iris_triton.checker.shared import PROGRAMS, SLOTS
+from iris_triton.interpreter.state import ProgramInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from iris_core.world import World
     from iris_triton.checker.shared import Tables
 
 HOST = 0xFFFFFFFF
@@ -28,13 +28,14 @@ class Strand:
 
     __slots__ = (
         "clock", "epoch", "fence", "heard", "next", "operation", "past", "program", "reads", "relaxed", "released",
-        "slot", "unheeded", "users",
+        "slot", "thread", "unheeded", "users",
     )  # fmt: skip
 
     def __init__(self, slot: int, clock: Any, reads: Any, program: int) -> None:
         self.slot, self.clock, self.reads, self.program = slot, clock, reads, program
         self.epoch = 0
         self.users = 0  # partitions of a program that are running
+        self.thread: Any = None  # what it has in its buffer where schedules are explored
         self.operation: Any = None  # the device function that is running: ("set",), ("load",), ("wait", ...)
         self.past: Any = None  # its clock before the atomic that is running has acquired anything
         self.next: dict[Any, int] = {}  # what becomes of histories by accesses in this epoch
@@ -60,25 +61,19 @@ class Strand:
 
     def release(self, tables: Tables) -> int:
         """Return a row with all that this strand has done and knows.  The caller holds the lock."""
-        if not self.released:
-            self.released = tables.take(CLOCKS)
-            tables.clocks[self.released] = self.clock
+        self.released = self.released or tables.keep(self.clock)
         return self.released
 
     def relax(self, tables: Tables) -> int:
         """Return a row with the reads alone that are finished: of earlier kernels, not this strand's own."""
-        if not self.relaxed:
-            self.relaxed = tables.take(CLOCKS)
-            tables.clocks[self.relaxed] = self.reads
+        self.relaxed = self.relaxed or tables.keep(self.reads)
         return self.relaxed
 
     def finished_reads(self, tables: Tables) -> int:
         """Return a row with the reads that are finished where this strand releases: most often that of `release`."""
         if (self.reads <= self.clock).all():
             return self.release(tables)
-        row = tables.take(CLOCKS)
-        np.maximum(self.clock, self.reads, out=tables.clocks[row])
-        return row
+        return tables.keep(np.maximum(self.clock, self.reads))
 
 
 def joined(tables: Tables, rows: Any) -> int:
@@ -86,31 +81,38 @@ def joined(tables: Tables, rows: Any) -> int:
     different = sorted({row for row in rows if row})
     if len(different) < 2:
         return different[0] if different else 0
-    row = tables.take(CLOCKS)
-    tables.clocks[row] = tables.clocks[different].max(axis=0)
-    return row
+    return tables.keep(tables.clocks[different].max(axis=0))
 
 
-def host_strand(tables: Tables, rank: int) -> Strand:
-    """Return the strand of a rank's host at its beginning."""
-    clock, reads = np.zeros((2, tables.num_slots), np.int32)
-    strand = Strand(rank * (SLOTS + 1), clock, reads, HOST)
-    with tables:
-        strand.tick(tables)
-    return strand
+class Host(Strand):
+    """The strand of a rank's host; exchanges order it with those of the other ranks of a context."""
 
+    __slots__ = ("_tables", "_world", "turns")
 
-def publish(tables: Tables, host: Strand, rank: int, turn: int) -> None:
-    """Let the other hosts of an exchange know what a host has done before it."""
-    with tables:
-        tables.published[turn % 2, rank] = host.clock, np.maximum(host.clock, host.reads)
-        host.tick(tables)
+    def __init__(self, tables: Tables, world: World) -> None:
+        clock, reads = np.zeros((2, tables.num_slots), np.int32)
+        super().__init__(world.rank * PROGRAMS, clock, reads, HOST)
+        self._tables, self._world = tables, world
+        self.turns: dict[tuple[int, ...], int] = {}  # exchanges so far, by their ranks
+        with tables:
+            self.tick(tables)
 
+    def before_exchange(self, world: World) -> tuple[tuple[int, ...], int] | None:
+        """Called before ranks exchange anything: what they did before happens before what the others do afterwards."""
+        if not world.shares_connections(self._world):
+            return None
+        turn = self.turns[world.ranks] = self.turns.get(world.ranks, 0) + 1
+        with self._tables as tables:
+            tables.published[turn % 2, self._world.rank] = self.clock, np.maximum(self.clock, self.reads)
+            self.tick(tables)
+        return world.ranks, turn
 
-def learn_published(tables: Tables, host: Strand, ranks: Sequence[int], turn: int) -> None:
-    """Let what the ranks of an exchange have published happen before what a host does next."""
-    with tables:
-        host.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
+    def after_exchange(self, begun: tuple[tuple[int, ...], int] | None) -> None:
+        """Called with what `before_exchange` has returned, when all ranks have come."""
+        if begun is not None:
+            ranks, turn = begun
+            with self._tables as tables:
+                self.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
 
 
 class LaunchStrands:
@@ -126,8 +128,8 @@ class LaunchStrands:
         """Called when a program, or a partition of one, begins."""
         strand = self.strands.get(pid)
         if strand is None:
-            program = pid[0] + self._grid[0] * (pid[1] + self._grid[1] * pid[2])
-            slot = self._rank * (SLOTS + 1) + 1 + program % SLOTS
+            program = ProgramInfo(pid, self._grid).linear_id
+            slot = self._rank * PROGRAMS + 1 + program % SLOTS
             strand = self.strands[pid] = Strand(slot, self._start[0].copy(), self._start[1].copy(), program)
             with self._tables as tables:
                 strand.tick(tables)

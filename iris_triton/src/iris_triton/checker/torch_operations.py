@@ -104,11 +104,8 @@ def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
         return []
     if tensor.is_contiguous():
         return [range_of(*found, tensor.numel() * size)]
-    offsets = np.zeros(tuple(tensor.shape), np.int64) + found[1]
-    for axis, (extent, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        along = np.arange(extent, dtype=np.int64) * (stride * size)
-        offsets += along.reshape([-1 if k == axis else 1 for k in range(tensor.ndim)])
-    return [place_of(found[0], offsets, size)]
+    along = (np.arange(extent) * (stride * size) for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return [place_of(found[0], sum(np.ix_(*along), found[1]), size)]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 
 from iris_triton import _compat
 from iris_triton.checker import changes, reports
-from iris_triton.checker.changes import ADD, CTA, GPU, PLAIN, RMW, SET, SYS, Reader, Wait, Words
+from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
 from iris_triton.checker.given_views import Views
 from iris_triton.checker.histories import (
     ATOMIC_READ,
@@ -31,9 +31,9 @@ from iris_triton.checker.histories import (
     replaced,
 )
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
-from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, SLOTS, Tables
+from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
-from iris_triton.checker.strands import HOST, LaunchStrands, host_strand, learn_published, publish
+from iris_triton.checker.strands import HOST, Host, LaunchStrands
 from iris_triton.interpreter.memory.regions import registered_heaps
 from iris_triton.interpreter.state import current, program_info
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.world import World
-    from iris_triton.checker.given_views import Beyond
+    from iris_triton.checker.given_views import View
     from iris_triton.checker.histories import Conflict
     from iris_triton.checker.strands import Strand
 
@@ -52,12 +52,10 @@ POISON = 0xFF
 """What every byte of a new block holds: NaN in every floating-point type, -1 in integers."""
 
 _SEM = _compat.ir.MEM_SEMANTIC
-SCOPES = {"CTA": CTA, "GPU": GPU, "SYSTEM": SYS}
+_SCOPES = {"CTA": CTA, "GPU": GPU}
 _SCOPE_NAMES = ("cta", "gpu", "sys")
 NEUTRAL = ("ADD", "FADD", "OR", "XOR")
 """Operations that change nothing where the operand is 0: polls."""
-
-_MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are data
 
 
 class Watcher:
@@ -79,20 +77,20 @@ class Watcher:
         seed: int | str | None = None
     ) -> None:  # fmt: skip
         self._seed = seed
-        self._checks, self._heap, self._world, self._path = frozenset(checks), heap, world, path
+        self._checks, self._heap, self._path = frozenset(checks), heap, path
         self.follows_accesses = bool(self._checks - {"bounds", "schedules"})
         self._rank, self._bases = world.rank, heap.heap_bases
         self.heaps = Heaps(self._bases, heap.nbytes)
         self.tables = Tables(world, heap.nbytes)
         self._histories, self._words = Histories(self.tables), Words(self.tables, world.rank)
         self._sites, self._undefined = Sites(self.tables), Undefined()
-        self.host = host_strand(self.tables, world.rank)
-        self._turns: dict[tuple[int, ...], int] = {}
+        self.host = Host(self.tables, world)
+        self.before_exchange, self.after_exchange = self.host.before_exchange, self.host.after_exchange
         self._allocations = 0
         self._said: set[Any] = set()
         self._steps = reports.Steps() if timeline and path else None
-        self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference and name
-        self._storages: dict[int, Any] = {}
+        self._freed: dict[int, Any] = {}  # storages of freed blocks that still exist: weak reference, name and offset
+        self._storages: dict[int, Any] = {}  # the same of live blocks
         whole = [(ctypes.c_uint32 * (heap.nbytes // GRANULE)).from_address(base) for base in self._bases]
         self._memory = [np.frombuffer(memoryview(each), np.uint32) for each in whole]
 
@@ -163,11 +161,10 @@ class Watcher:
         """Called with what the active elements of an access write: reports values that no load has filled."""
         is_used, load = self._undefined.find(data, mask) if "uninitialised" in self._checks else (False, None)
         if is_used:
-            who = program_info().linear_id
-            one = self._side(self._sites.of_kernel(access), self._rank, who)
-            other = None if load is None else self._side(load, self._rank, who)
+            other = None if load is None else self._running(load)
             how = "Give the load an `other`, or mask what uses it."
-            self._say(reports.Report(reports.UNDEFINED, one, other, self._rank, "", 0, 0, how))
+            one = self._running(self._sites.of_kernel(access))
+            self._say(reports.UNDEFINED, one, other, self._rank, "", 0, 0, how)
 
     def poll(self, addresses: Any, mask: Any, seen: Any) -> None:
         """Called after a volatile load, which is a relaxed atomic one.
@@ -179,7 +176,7 @@ class Watcher:
             return
         site = self._sites.of_kernel("volatile load")
         with self.tables:
-            if seen.dtype.kind in "iu" and seen.itemsize >= GRANULE and seen.size <= _MAX_WORDS:
+            if seen.dtype.kind in "iu" and seen.itemsize >= GRANULE and seen.size <= MAX_WORDS:
                 before, strand.operation = strand.operation, ("wait", "eq", seen.reshape(-1))
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
                 strand.operation = before
@@ -194,21 +191,17 @@ class Watcher:
         is_load = op.name in NEUTRAL and not values.any()
         is_set = op.name == "XCHG" and strand.operation == ("set",)
         kind = SET if is_set else ADD if op.name == "ADD" else RMW
-        name = f"atomic_{op.name.lower()}"
         is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
         number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
-        bits = form(values.itemsize, number, is_wide=SCOPES.get(getattr(scope, "name", ""), SYS) == SYS)
-        are_words, before = values.dtype.kind in "iu" or op.name == "XCHG", strand.operation
+        are_words = values.dtype.kind in "iu" or op.name == "XCHG"
 
         def meaning(old: Any) -> tuple[Any, int, Any, bool]:
-            if is_load and before is None and are_words:  # a poll by hand: what counts is the first change to the value
+            if is_load and are_words and strand.operation is None:  # a poll by hand: the first change to it counts
                 strand.operation = "wait", "eq", old.reshape(-1).view(f"i{old.itemsize}")
             return None if is_load else mask, kind, mask, are_words
 
-        try:
-            return self._atomic(strand, run, name, addresses, values.itemsize, bits, sem, scope, meaning)
-        finally:
-            strand.operation = before
+        name = f"atomic_{op.name.lower()}"
+        return self._atomic(strand, run, name, addresses, values.itemsize, number, sem, scope, meaning)
 
     def cas(self, run: Callable[[], Any], addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any) -> Any:
         """Run a compare-and-swap; returns the old values.  One that changes nothing is a load."""
@@ -223,35 +216,24 @@ class Watcher:
                 strand.operation = "wait", "eq", expected.reshape(-1)
             return (swapped if swapped.any() else None), RMW, everywhere, True
 
-        before = strand.operation
-        try:
-            size = expected.itemsize
-            return self._atomic(
-                strand,
-                run,
-                "atomic_cas",
-                addresses,
-                size,
-                form(size, 0, is_wide=SCOPES.get(getattr(scope, "name", ""), SYS) == SYS),
-                sem,
-                scope,
-                meaning,
-            )
-        finally:
-            strand.operation = before
+        return self._atomic(strand, run, "atomic_cas", addresses, expected.itemsize, 0, sem, scope, meaning)
 
     def _atomic(
-        self, strand: Strand, run: Callable[[], Any], name: str, addresses: Any, itemsize: int, bits: int, sem: Any,
+        self, strand: Strand, run: Callable[[], Any], name: str, addresses: Any, itemsize: int, number: int, sem: Any,
         scope: Any, meaning: Callable[[Any], tuple[Any, int, Any, bool]]
     ) -> Any:  # fmt: skip
-        """`meaning` says of the old values: lanes that change (None for a load), how, active lanes, whether words."""
-        reach = SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS)
+        """`meaning` says of the old values: lanes that change (None for a load), how, active lanes, whether words.
+
+        It may change the operation of the strand, for this one; `number` is that of `form`.
+        """
+        reach, operation = reach_of(scope), strand.operation
+        bits = form(itemsize, number, is_wide=reach == SYS)
         order = getattr(sem, "name", "RELAXED").lower().replace("acquire_release", "acq_rel")
         site = self._sites.of_kernel(f"{name} ({order}, {_SCOPE_NAMES[reach]})")
         with self.tables as tables:
             old = run()
             changed, kind, active, are_words = meaning(old)
-            are_words = are_words and itemsize >= GRANULE and old.size <= _MAX_WORDS
+            are_words = are_words and itemsize >= GRANULE and old.size <= MAX_WORDS
             if are_words and kind != SET:
                 strand.past = strand.clock.copy()
                 self._read_words(strand, addresses, active, old, acquires(sem), reach, site)
@@ -271,9 +253,13 @@ class Watcher:
                         releases=is_release, scope=reach, site=site,
                     )  # fmt: skip
                     if overtaken is not None and isinstance(word, tuple) and "races" in self._checks:
-                        self._say_overtaken(strand, overtaken, site, *word, itemsize)
+                        wait, last = overtaken
+                        me, first = Side(site, strand.program, strand.slot), word[1] * GRANULE
+                        how = reports.OVERTAKEN.format(self._side(last))
+                        self._found(reports.COUNTER, me, wait, word[0], first, first + itemsize - 1, how)
                 if is_release:
                     strand.tick(tables)
+        strand.operation = operation
         return old
 
     def _word(self, address: int) -> changes.Word:
@@ -283,7 +269,7 @@ class Watcher:
     def _read_words(
         self, strand: Strand, addresses: Any, mask: Any, seen: Any, acquires: bool, scope: int, site: int
     ) -> None:
-        by = Reader(strand, self._rank, acquires, scope, site)
+        by = Reader(strand, acquires, scope, site)
         operation = strand.operation
         lanes = range(seen.size) if mask is None else np.flatnonzero(mask)
         values, places = seen.reshape(-1).view(f"i{seen.itemsize}"), addresses.reshape(-1)
@@ -347,19 +333,6 @@ class Watcher:
         self._stored(self.host, words, site)
         return result
 
-    def before_exchange(self, world: Any) -> tuple[tuple[int, ...], int] | None:
-        """Called before ranks exchange anything: what they did before happens before what the others do afterwards."""
-        if not world.shares_connections(self._world):
-            return None
-        turn = self._turns[world.ranks] = self._turns.get(world.ranks, 0) + 1
-        publish(self.tables, self.host, self._rank, turn)
-        return world.ranks, turn
-
-    def after_exchange(self, begun: tuple[tuple[int, ...], int] | None) -> None:
-        """Called with what `before_exchange` has returned, when all ranks have come."""
-        if begun is not None:
-            learn_published(self.tables, self.host, *begun)
-
     # -- the heap ------------------------------------------------------------------------------------------------------
     def allocated(self, offset: int, nbytes: int, storage: Any) -> None:
         """Called after an allocation, on every rank; the first one that comes makes the block unwritten on all."""
@@ -367,7 +340,7 @@ class Watcher:
 
         self._allocations += 1
         weakref = weak.StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self._storages[storage._cdata] = weakref, offset
+        self._storages[storage._cdata] = weakref, *self._block_at(offset)
         self._freed.pop(storage._cdata, None)
         if len(self._storages) > 4096:
             self._storages = {key: each for key, each in self._storages.items() if not each[0].expired()}
@@ -402,11 +375,11 @@ class Watcher:
             return
         where = self.heaps.rank_of(tensor.data_ptr())
         if where is not None:
-            last = tensor.numel() * tensor.element_size() - 1
-            self._say(reports.Report(
-                reports.FREED, self._side(self._sites.of_host(what), self._rank, HOST), None, where[0], found[1], 0,
-                last, "Its bytes may belong to another tensor by now: free it after its last use.",
-            ))  # fmt: skip
+            one = self._side(Side(self._sites.of_host(what), HOST, self.host.slot))
+            how = "Its bytes may belong to another tensor by now: free it after its last use."
+            _, block, start = found
+            first, nbytes = where[1] - start, tensor.numel() * tensor.element_size()
+            self._say(reports.FREED, one, None, where[0], block, first, first + nbytes - 1, how)
 
     # -- the check -----------------------------------------------------------------------------------------------------
     def _access(self, strand: Strand, place: Place, kind: int, site: int, reads: bool | None = None) -> None:
@@ -417,13 +390,11 @@ class Watcher:
             raise reports.CheckError(f"rank {failed - 1} has found a mistake, which ends the check: {text}")
         reads = not kind & 1 if reads is None else reads
         if self._steps is not None:
-            self._steps.access(strand.program, site, place.rank, *extent_of(place))
+            self._steps.access(strand.program, site, place.rank, *extent_of(place.granules))
         if isinstance(place.masks, int):
             self._update(strand, place.rank, place.granules, kind, place.masks, site, reads)
             return
-        granules = place.granules
-        if isinstance(granules, slice):
-            granules = np.arange(granules.start, granules.stop)
+        granules = _indices(place.granules)
         for mask in different(place.masks):
             self._update(strand, place.rank, granules[place.masks == mask], kind, mask, site, reads)
 
@@ -447,42 +418,29 @@ class Watcher:
         self, strand: Strand, rank: int, granules: Any, now: Any, number: int, kind: int, mask: int, site: int,
         reads: bool,
     ) -> None:  # fmt: skip
-        missing = mask & ~self._histories.get(number).written
+        me, missing = Side(site, strand.program, strand.slot), mask & ~self._histories.get(number).written
         if reads and missing and "uninitialised" in self._checks:
             here = _indices(granules)[now == number]
             bits = np.uint32(sum(POISON << 8 * byte for byte in range(GRANULE) if missing >> byte & 1))
             unwritten = here[self._memory[rank][here] & bits == bits]  # what nobody told about may have written it
             if unwritten.size:
                 how = "Write it before, for example by ctx.zeros, or mask the load."
-                self._found(reports.UNINITIALISED, strand, site, None, rank, unwritten, missing, how)
+                self._found(reports.UNINITIALISED, me, None, rank, *extent_of(unwritten, missing), how)
         if "races" in self._checks:
             for conflict in self._histories.conflicts(number, kind, mask, strand)[:4]:
-                here = _indices(granules)[now == number]
-                how = self._missing(strand, conflict, kind)
-                self._found(reports.RACE, strand, site, conflict, rank, here, mask, how)
+                here = extent_of(_indices(granules)[now == number], mask)
+                self._found(reports.RACE, me, conflict.side, rank, *here, self._missing(strand, conflict, kind))
 
-    def _found(
-        self,
-        kind: str,
-        strand: Strand,
-        site: int,
-        other: Conflict | None,
-        rank: int,
-        granules: Any,
-        mask: int,
-        how: str,
-    ) -> None:
-        first = int(granules.min()) * GRANULE + (mask & -mask).bit_length() - 1
-        last = int(granules.max()) * GRANULE + mask.bit_length() - 1
+    def _found(self, kind: str, one: Side, other: Side | None, rank: int, first: int, last: int, how: str) -> None:
+        """Report bytes of a rank's heap, by their offsets in it."""
         own = self._bases[self._rank]
         for benign in reports.benign_ranges:
             if kind == reports.RACE and benign.start <= own + first and own + last < benign.start + benign.nbytes:
                 benign.count += 1
                 return
-        label, start = self._block_at(first)
-        one = self._side(site, self._rank, strand.program)
-        two = None if other is None else self._side(other.site, other.slot // (SLOTS + 1), other.program)
-        self._say(reports.Report(kind, one, two, rank, label, first - start, last - start, how))
+        block, start = self._block_at(first)
+        two = None if other is None else self._side(other)
+        self._say(kind, self._side(one), two, rank, block, first - start, last - start, how)
 
     def _block_at(self, offset: int) -> tuple[str, int]:
         """The name of the block at an offset of the heap, and where it begins."""
@@ -491,49 +449,41 @@ class Watcher:
                 return block.label, block.offset_bytes
         return "", 0
 
-    def _say_overtaken(
-        self, strand: Strand, wait: changes.Overtaken, site: int, rank: int, granule: int, itemsize: int
+    def _say_beyond(
+        self, view: View, access: str, rank: int | None, address: int, first: int, last: int, has_wrapped: bool
     ) -> None:
-        block, start = self._block_at(granule * GRANULE)
-        first = granule * GRANULE - start
-        relied_on = self._side(wait.relied_on, wait.by_slot // (SLOTS + 1), wait.by_program)
-        self._say(reports.Report(
-            reports.COUNTER, self._side(site, self._rank, strand.program),
-            self._side(wait.site, wait.slot // (SLOTS + 1), wait.program), rank, block, first, first + itemsize - 1,
-            f"In this run it was {relied_on} that ended it. Give each sender a counter of its own, or order the two.",
-        ))  # fmt: skip
-
-    def _say_beyond(self, found: Beyond) -> None:
-        place, what = self.heaps.rank_of(found.address), ""
+        place, what = self.heaps.rank_of(address), ""
         if place is not None:
             block, start = self._block_at(place[1])
-            what = f"At {found.address:#x} is byte {place[1] - start} of {block or 'the heap'}. "
-        access = self._side(self._sites.of_kernel(found.access), self._rank, program_info().linear_id)
+            what = f"At {address:#x} is byte {place[1] - start} of {block or 'the heap'}. "
         kind, how = reports.BOUNDS, f"{what}Mask the access, or give the kernel the tensor that it means."
-        if found.has_wrapped:
+        if has_wrapped:
             kind, how = reports.WRAPPED, "Make one of its terms tl.int64, before they are multiplied or added."
-        self._say(reports.Report(
-            kind, access, None, self._rank if found.rank is None else found.rank,
-            f"argument {found.name!r} ({found.view})", found.first, found.last, how,
-        ))  # fmt: skip
+        one, name = self._running(self._sites.of_kernel(access)), f"argument {view.name!r} ({view.text})"
+        self._say(kind, one, None, self._rank if rank is None else rank, name, first, last, how)
 
-    def _side(self, site: int, rank: int, program: int) -> reports.Access:
-        return reports.Access(**self._sites.describe(site), rank=rank, program=None if program == HOST else program)
+    def _side(self, side: Side) -> reports.Access:
+        program = None if side.program == HOST else side.program
+        return reports.Access(**self._sites.describe(side.site), rank=side.rank, program=program)
+
+    def _running(self, site: int) -> reports.Access:
+        """The running program, in a line."""
+        return self._side(Side(site, program_info().linear_id, self.host.slot))
 
     def _missing(self, strand: Strand, other: Conflict, kind: int) -> str:
         """Say what would order an earlier access before the present one."""
         if kind & other.kind & 2:
             return reports.MIXED
-        rank = other.slot // (SLOTS + 1)
+        rank = other.side.rank
         scope = "scope gpu or sys" if rank == self._rank else "sys"
         for seen in reversed(strand.unheeded.values()):
-            if seen.slot == other.slot and seen.epoch >= other.epoch:
-                signal = self._side(seen.site, rank, seen.program)
-                reader = self._side(seen.reader, self._rank, strand.program)
+            if seen.side.slot == other.side.slot and seen.epoch >= other.epoch:
+                signal = self._side(seen.side)
+                reader = self._side(Side(seen.reader, strand.program, strand.slot))
                 name = "store" if kind & 1 else "load"
                 why = reports.REASONS[seen.why].format(scope=scope, reader=reader, kind=name)
                 return f"T{str(signal)[1:]} {why}."
-        if other.program == HOST or strand.program == HOST:
+        if other.side.program == HOST or strand.program == HOST:
             return "Call ctx.barrier() between the two."
         if rank == self._rank:
             return "Order the two programs by a signal and a wait (scope gpu is enough), or put them into two launches."
@@ -542,11 +492,12 @@ class Watcher:
             "wait (acquire, scope sys), or put a barrier between them."
         )
 
-    def _say(self, report: reports.Report) -> None:
+    def _say(self, *fields: Any) -> None:
+        """Report a finding: the fields of `Report` but its seed."""
+        report = replace(reports.Report(*fields), seed=self._seed)
         if report.key in self._said:
             return
         self._said.add(report.key)
-        report = replace(report, seed=self._seed)
         if self._path is None:
             with self.tables as tables:
                 if not tables.counters[FAILED]:
@@ -571,6 +522,11 @@ class Watcher:
         self.tables.close()
 
 
+def reach_of(scope: Any) -> int:
+    """The scope that the IR's name of one stands for: the system by default."""
+    return _SCOPES.get(getattr(scope, "name", ""), SYS)
+
+
 def acquires(sem: Any) -> bool:
     """Whether a memory order of the IR acquires."""
     return sem in (_SEM.ACQUIRE, _SEM.ACQUIRE_RELEASE)
@@ -584,9 +540,9 @@ def releases(sem: Any) -> bool:
 def fence_scope(assembly: str) -> int | None:
     """The scope of a fence; None for those of proxies alone."""
     words = assembly.partition(";")[0].split(".")
-    return (
-        None if "proxy" in words else next((_SCOPE_NAMES.index(each) for each in words if each in _SCOPE_NAMES), None)
-    )
+    if "proxy" in words:
+        return None
+    return next((_SCOPE_NAMES.index(each) for each in words if each in _SCOPE_NAMES), None)
 
 
 def _indices(granules: Any) -> Any:

@@ -16,15 +16,12 @@ from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
-PREPARED = "_iris_cpu"
-"""Attribute in which the executor keeps what it made of a jitted function."""
+PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"
+"""Attributes of a jitted function: what the executor has made of it, its CPU entry, and what stands for it."""
 
 FACTORIES = {"triton": "iris_triton.interpreter.frontend.calls:triton_dialect"}
 """What makes the `frontend.calls.Dialect` of a language, as "module:function"; the same one every time.  A language on
 top of Triton adds its own; it is imported when the first kernel in that language is launched."""
-
-# Keyed by identity: hashing a jitted function computes its cache key.  The function is kept, so its id stays taken.
-_functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
 
 def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
@@ -49,19 +46,11 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     """
 
     def register(implementation: Entry) -> Entry:
-        _functions[id(function)] = (function, implementation)
+        vars(function)[ENTRY] = implementation
         vars(function).pop(PREPARED, None)
         return implementation
 
     return register
-
-
-def find_entry(function: Any) -> Callable[..., Any] | None:
-    """Return the implementation registered for a jitted function, or None."""
-    return _functions.get(id(function), (None, None))[1]
-
-
-_around: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
 
 def run_around(function: Any, around: Callable[..., Any] | None) -> None:
@@ -69,16 +58,8 @@ def run_around(function: Any, around: Callable[..., Any] | None) -> None:
 
     The arguments are the kernel's, and `run(*args, **kwargs)` does what the function does.
     """
-    if around is None:
-        _around.pop(id(function), None)
-    else:
-        _around[id(function)] = (function, around)
+    vars(function)[AROUND] = around
     vars(function).pop(PREPARED, None)
-
-
-def find_around(function: Any) -> Callable[..., Any] | None:
-    """Return what stands for a jitted function, or None."""
-    return _around.get(id(function), (None, None))[1]
 
 
 def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:

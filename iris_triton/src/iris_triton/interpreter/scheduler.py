@@ -201,10 +201,8 @@ class Scheduler:
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
         """Yield to other programs, because `program` has seen no change there."""
-        if self._unstarted and self._in_progress < MAX_WAITING:
-            with self._lock:
-                self._threads += 1
-            self._park(program, lambda: _threads.run(lambda: self._work(self._run_rest)))
+        if self.can_start():
+            self.start_next(program)
         elif self._waiting:
             self.hand_over(program)
         if self.error is not None:
@@ -212,6 +210,16 @@ class Scheduler:
         self.idle_polls += 1
         if self.idle_polls > 2 * self._in_progress:
             self._idle(program, addresses, data)
+
+    def can_start(self) -> bool:
+        """Return whether a program that has not started may start now."""
+        return self._unstarted > 0 and self._in_progress < MAX_WAITING
+
+    def start_next(self, program: Program) -> None:
+        """Start programs on another thread, while `program` waits."""
+        with self._lock:
+            self._threads += 1
+        self._park(program, lambda: _threads.run(lambda: self._work(self._run_rest)))
 
     def hand_over(self, program: Program, heir: Program | None = None) -> None:
         """Hand the baton to another program, by default the longest-waiting one, and wait for it to come back."""

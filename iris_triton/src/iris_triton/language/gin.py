@@ -149,7 +149,7 @@ def _on_cpu(function):
     def entry(program, *args, **named):
         from iris_triton.interpreter.memory import network
 
-        return getattr(network, function.__name__)(*args, **named)
+        return network.run(function.__name__, *args, **named)
 
     cpu_entry(function)(entry)
 

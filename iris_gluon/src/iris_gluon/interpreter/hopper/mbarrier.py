@@ -5,27 +5,17 @@ Copies that signal a barrier complete when a partition waits for it, not before:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from iris_gluon.interpreter.cta import Clock, running_partition
 from iris_gluon.interpreter.errors import MBarrierError
 from iris_triton.interpreter.state import Line, here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_gluon.interpreter.cta import Partition
+    from iris_gluon.interpreter.cta import Copy, Partition
     from iris_gluon.interpreter.hopper.shared import View
 
 _MAX_COUNT = (1 << 20) - 1
-
-
-class Signal(NamedTuple):
-    """A copy that brings bytes to a barrier when it is complete."""
-
-    nbytes: int
-    deliver: Callable[[], None]
-    what: str
 
 
 class MBarrier:
@@ -37,7 +27,7 @@ class MBarrier:
         self.phase = 0
         self.missing = count
         self.nbytes = 0  # announced, and not yet brought
-        self.copies: list[Signal] = []  # under way
+        self.copies: list[Copy] = []  # under way
         self._published = Clock()
         self._gathered = Clock()
 

@@ -129,7 +129,7 @@ class HopperOps:
         view.access(running_partition(), "TMA load", write=True, generic=False, agent=signalled)
         data = descriptor.read([scalar(c) for c in coordinates])
         what = f"the TMA load to {view.name!r} in {here()}"
-        signalled.copies.append(mbarrier.Signal(descriptor.nbytes, lambda: view.put(data), what))
+        signalled.copies.append(Copy(lambda: view.put(data), what, descriptor.nbytes))
 
     def create_async_tma_copy_local_to_global(
         self, descriptor: Descriptor, coordinates: list[Handle], view: View, policy: Any = None
@@ -140,20 +140,19 @@ class HopperOps:
         view.access(owner, "TMA store", write=False, generic=False, agent=owner.stores)
         data = view.get("a TMA store")
         inside, addresses = descriptor.locate([scalar(c) for c in coordinates])
-        part = np.ascontiguousarray(data[inside])
+        part, copies = np.ascontiguousarray(data[inside]), []
         if part.size:
             addresses = accesses.untag(addresses, None, part.itemsize, "TMA store")  # before it is under way
             accesses.check(addresses, None, part.itemsize, "TMA store")
-        time = owner.stores.issue(here())
-        if part.size:
-            owner.unfinished_stores.append((time, partial(accesses.store, addresses, None, part)))
+            copies.append(Copy(partial(accesses.store, addresses, None, part)))
+        owner.stores.issue(*copies)
 
     def create_async_tma_store_wait(self, pending: int, read_only: bool = True) -> None:
         # Before 3.8 Triton can only wait until shared memory has been read; global memory may be written later.
         owner = running_partition()
         done = owner.complete(owner.stores, int(pending))
         if not read_only:
-            owner.deliver_stores(done)
+            owner.stores.deliver(done)
 
     # -- copies in groups (cp.async; AMD's direct-to-shared loads) ----------------------------------------------------
     def create_async_copy_global_to_local(
@@ -173,20 +172,22 @@ class HopperOps:
         data = accesses.load(addresses, active, optional(other), numpy_dtype(view.dtype))
         idle = active is not None and not active.any()  # pipelines issue such copies beyond their last stage
         what = f"the asynchronous copy to {view.name!r} in {here()}"
-        owner.uncommitted.append(Copy(lambda: view.put(data), idle, what))
+        owner.uncommitted.append(Copy(lambda: view.put(data), what, idle=idle))
 
     def create_async_commit_group(self) -> None:
-        running_partition().commit_copies()
+        owner = running_partition()
+        owner.copies.issue(*owner.uncommitted)
+        owner.uncommitted = []
 
     def create_async_wait_group(self, pending: int) -> None:
         owner = running_partition()
-        owner.deliver_copies(owner.complete(owner.copies, int(pending)))
+        owner.copies.deliver(owner.complete(owner.copies, int(pending)))
 
     # -- warpgroup products -------------------------------------------------------------------------------------------
     def create_warpgroup_mma(self, a: Any, b: View, accumulator: Handle, use_it: Handle, *options: Any) -> Handle:
         owner, (*_, is_async) = running_partition(), options
         left, right = self._operand(a, owner), self._operand(b, owner)
-        time = owner.products.issue(here())
+        time = owner.products.issue()
         before = accumulator.value if isinstance(accumulator, wgmma.Accumulator) else accumulator.data
         if not scalar(use_it):
             before = np.zeros_like(before)

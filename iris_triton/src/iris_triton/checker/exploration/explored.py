@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from iris_triton import _compat
-from iris_triton.checker.changes import SYS
+from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
-from iris_triton.checker.exploration.weak_memory import MAX_WORDS, LaunchThreads, Thread
+from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread
 from iris_triton.checker.replacements import Accesses
-from iris_triton.checker.strands import host_strand, learn_published, publish
-from iris_triton.checker.watcher import NEUTRAL, SCOPES, acquires, fence_scope, releases
+from iris_triton.checker.strands import Host
+from iris_triton.checker.watcher import NEUTRAL, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
@@ -27,35 +29,14 @@ if TYPE_CHECKING:
     from iris_triton.interpreter.scheduler import Scheduler
 
 
-class _Operations:
-    """Which device function each program of a launch is in, where no `Watcher` keeps that."""
-
-    class Said:
-        operation: Any = None
-
-    def __init__(self) -> None:
-        self.strands: dict[Any, _Operations.Said] = {}
-
-    def begin(self, pid: Any) -> None:
-        self.strands.setdefault(pid, self.Said())
-
-    def end(self, pid: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Explorer(Accesses):
-    """Events of the executor and of exchanges of hosts, and what accesses return.
-
-    It stands between them and a `Watcher`, if races are looked for, too.
-    """
+    """Accesses of the executor and exchanges of hosts; between them and a `Watcher`, if races are looked for, too."""
 
     def __init__(self, turns: Turns, memory: Any, tables: Tables, world: World, watcher: Watcher | None) -> None:
         super().__init__(watcher)
         self.turns, self._tables, self._world = turns, tables, world
         self.memory: WeakMemory = memory
-        self._host = host_strand(tables, world.rank)
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._host = Host(tables, world)
         self.gpu_of: Sequence[int] = ()
         """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
 
@@ -66,21 +47,14 @@ class Explorer(Accesses):
         self.gpu_of = gpu_of
 
     # -- launches and exchanges ----------------------------------------------------------------------------------------
-    def views(self) -> Any:
-        """As `Watcher.views`."""
-        return None if self._checker is None else self._checker.views()
-
-    def dialect(self, dialect: Any) -> Any:
-        """As `Watcher.dialect`."""
-        return dialect if self._checker is None else self._checker.dialect(dialect)
-
-    def launch(self, state: Any, arguments: dict[str, Any]) -> Any:
-        """Called before a launch."""
-        return _Operations() if self._watcher is None else self._watcher.launch(state, arguments)
-
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         """Return the scheduler of a launch."""
         self.turns.ensure()
+        if launch.watch is None:  # no `Watcher` keeps which device function each program is in
+            launch.watch = SimpleNamespace(strands=defaultdict(lambda: SimpleNamespace(operation=None)))
+        return self._scheduler(launch, run, timeout_s)
+
+    def _scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         if self._world.world_size == 1:
             self.memory.forget()
         threads = LaunchThreads(self._tables, self._world.rank, self._host, launch.grid, gpu_of=self.gpu_of)
@@ -88,15 +62,15 @@ class Explorer(Accesses):
 
     def before_exchange(self, world: World) -> Any:
         """Called before ranks exchange anything."""
-        begun = None if self._watcher is None else self._watcher.before_exchange(world)
-        if not world.shares_connections(self._world):
+        watched = None if self._watcher is None else self._watcher.before_exchange(world)
+        if world.shares_connections(self._world):
+            self.turns.ensure()
+        begun = self._host.before_exchange(world)
+        if begun is None:
             return None
-        number = self._numbers[world.ranks] = self._numbers.get(world.ranks, 0) + 1
-        self.turns.ensure()
-        publish(self._tables, self._host, self._world.rank, number)
-        if self.turns.begin_exchange(world.ranks, number) and world.world_size == self._world.world_size:
+        if self.turns.begin_exchange(*begun) and world.world_size == self._world.world_size:
             self._all_known()
-        return begun, world.ranks, number
+        return watched, begun
 
     def _all_known(self) -> None:
         self.memory.forget()
@@ -105,9 +79,9 @@ class Explorer(Accesses):
         """Called with what `before_exchange` has returned, when all ranks have come."""
         if begun is None:
             return
-        watched, ranks, number = begun
+        watched, own = begun
         self.turns.end_exchange()
-        learn_published(self._tables, self._host, ranks, number)
+        self._host.after_exchange(own)
         if self._watcher is not None:
             self._watcher.after_exchange(watched)
 
@@ -154,11 +128,7 @@ class Explorer(Accesses):
         is_set: bool
     ) -> Callable[[], Any]:  # fmt: skip
         """Those that change nothing are loads, and those of `set_flag` are stores."""
-        reach, flat, lanes = (
-            SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS),
-            addresses.reshape(-1),
-            np.flatnonzero(mask),
-        )
+        reach, flat, lanes = reach_of(scope), addresses.reshape(-1), np.flatnonzero(mask)
         is_load = op.name in NEUTRAL and not values.any() and lanes.size <= MAX_WORDS
 
         def run() -> Any:
@@ -187,7 +157,7 @@ class Explorer(Accesses):
             return self.memory.atomic(
                 thread, addresses, np.arange(addresses.size), expected.itemsize,
                 lambda: _compat.native.atomic_cas(addresses, expected, desired, _compat.NATIVE_SEMS[sem]),
-                SCOPES.get(getattr(scope, "name", "SYSTEM"), SYS), acquires=acquires(sem), releases=releases(sem),
+                reach_of(scope), acquires=acquires(sem), releases=releases(sem),
                 changed=lambda found: (found.view(expected.dtype) == expected).reshape(-1),
             )  # fmt: skip
 

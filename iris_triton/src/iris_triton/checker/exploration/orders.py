@@ -25,12 +25,13 @@ from iris_core.errors import IrisError
 from iris_triton import _compat
 from iris_triton.checker.changes import HOLDS
 from iris_triton.checker.exploration.explored import Explorer
+from iris_triton.checker.exploration.seeded import between
 from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, mixed
 from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.watcher import NEUTRAL, Watcher
 from iris_triton.interpreter import scheduler
-from iris_triton.interpreter.scheduler import MAX_WAITING, Cancelled, Program, Scheduler
-from iris_triton.interpreter.state import current
+from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
+from iris_triton.interpreter.state import ProgramInfo, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,14 +56,7 @@ class OrderedScheduler(Scheduler):
     """The executor's scheduler, whose programs go on when `Orders` lets them."""
 
     def __init__(self, orders: Orders, launch: Any, run: Callable[..., None], timeout_s: float) -> None:
-        def ordered(program: Program, *part: Any) -> None:
-            orders.begin(program, launch.grid)
-            try:
-                run(program, *part)
-            finally:
-                orders.end(program)
-
-        super().__init__(launch, ordered, timeout_s)
+        super().__init__(launch, between(lambda each: orders.begin(each, launch.grid), run, orders.end), timeout_s)
         self._orders = orders
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
@@ -71,15 +65,6 @@ class OrderedScheduler(Scheduler):
             everywhere = np.ones(addresses.shape, np.bool_)
             look = lambda: _compat.native.load(addresses, everywhere, np.zeros_like(data), data.dtype)
             self._orders.decide(program, addresses, look, lambda values: bool((values != data).any()))
-
-    def start_next(self, program: Program) -> bool:
-        """Start a program that has not started, while this one waits; returns whether there was one."""
-        if not self._unstarted or self._in_progress >= MAX_WAITING:
-            return False
-        with self._lock:
-            self._threads += 1
-        self._park(program, lambda: scheduler._threads.run(lambda: self._work(self._run_rest)))
-        return True
 
     def ready_partition(self) -> Program | None:
         """A waiting part of a program whose condition holds, which is no decision."""
@@ -146,8 +131,7 @@ class Orders(Explorer):
     def begin(self, program: Program, grid: tuple[int, int, int]) -> None:
         """Called when a program, or a part of one, begins."""
         self.turns.ensure()
-        x, y, z = program.pid
-        name = self._host_name() + (self._launches << 24) + ((x + grid[0] * (y + grid[1] * z)) << 4)
+        name = self._host_name() + (self._launches << 24) + (ProgramInfo(program.pid, grid).linear_id << 4)
         while name in self._names.values():
             name += 1
         self._names[program] = name
@@ -162,9 +146,7 @@ class Orders(Explorer):
         self._add(KNOWS, self._host_name(), self._names[program])
 
     # -- launches and exchanges ----------------------------------------------------------------------------------------
-    def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
-        """Return the scheduler of a launch."""
-        self.turns.ensure()
+    def _scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         self._launches += 1
         self._names.clear()
         self._pending.clear()
@@ -181,10 +163,10 @@ class Orders(Explorer):
         """Called with what `before_exchange` has returned, when all ranks have come."""
         super().after_exchange(begun)
         if begun is not None:
-            self._add(KNOWS, self._host_name(), self._exchange(begun[1], 0))
+            self._add(KNOWS, self._host_name(), self._exchange(begun[1][0], 0))
 
     def _exchange(self, ranks: tuple[int, ...], ahead: int) -> int:
-        return -1 - (mixed(*ranks, self._numbers.get(ranks, 0) + ahead) >> 2)
+        return -1 - (mixed(*ranks, self._host.turns.get(ranks, 0) + ahead) >> 2)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
     def decide(
@@ -203,7 +185,8 @@ class Orders(Explorer):
                 turns.ensure()
                 if own.error is not None:
                     raise Cancelled
-                if own.start_next(program):
+                if own.can_start():
+                    own.start_next(program)
                     continue
                 heir = own.ready_partition()
                 if heir is not None:

@@ -11,17 +11,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from iris_triton.checker.exploration.turns import (
-    BEST,
-    BOUNDED,
-    LOWEST,
-    MOVES,
-    PROVEN,
-    WAITED,
-    mixed,
-)
+from iris_triton.checker.exploration.turns import BEST, BOUNDED, LOWEST, MOVES, PROVEN, WAITED, mixed
 from iris_triton.interpreter import scheduler
-from iris_triton.interpreter.scheduler import MAX_WAITING, Cancelled, Program, Scheduler
+from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +25,21 @@ _AWAY_S = 1e-3  # between polls while a rank is somewhere else
 
 NEW = object()
 """Stands for a program that has not started."""
+
+
+def between(
+    begin: Callable[[Program], None], run: Callable[..., None], end: Callable[[Program], None]
+) -> Callable[..., None]:
+    """Return what runs a program, or a part of it, with something before and after it."""
+
+    def explored(program: Program, *part: Any) -> None:
+        begin(program)
+        try:
+            run(program, *part)
+        finally:
+            end(program)
+
+    return explored
 
 
 class Policy:
@@ -57,14 +64,7 @@ class SeededScheduler(Scheduler):
     def __init__(
         self, memory: WeakMemory, threads: LaunchThreads, launch: Any, run: Callable[..., None], timeout_s: float
     ) -> None:
-        def explored(program: Program, *part: Any) -> None:
-            self.begin(program)
-            try:
-                run(program, *part)
-            finally:
-                self.end(program)
-
-        super().__init__(launch, explored, timeout_s)
+        super().__init__(launch, between(self.begin, run, self.end), timeout_s)
         self.memory, self.threads, self._turns = memory, threads, memory.turns
         self.policy = Policy(self._turns.seed)
         order = list(self._pids)
@@ -101,7 +101,8 @@ class SeededScheduler(Scheduler):
     # -- programs ------------------------------------------------------------------------------------------------------
     def thread(self, program: Program) -> Thread:
         """The buffer and the clocks of a program."""
-        return self.threads.threads[program.pid]
+        thread: Thread = self.threads.strands[program.pid].thread
+        return thread
 
     def begin(self, program: Program) -> None:
         """Called when a program begins, on its thread."""
@@ -115,7 +116,7 @@ class SeededScheduler(Scheduler):
         self._turns.ensure()
         self.memory.drain(self.thread(program))
         self.threads.end(program.pid)
-        has_ended = program.pid not in self.threads.threads
+        has_ended = program.pid not in self.threads.strands
         for each in [each for each in self._priorities if each is program or (has_ended and each.pid == program.pid)]:
             del self._priorities[each]
             self._vain.pop(each, None)
@@ -145,7 +146,7 @@ class SeededScheduler(Scheduler):
         """Called before an access of a program: another one may go on first; less often at weak accesses."""
         turns = self._turns
         turns.ensure()
-        self.memory.let_some_out(self.threads.threads)
+        self.memory.let_some_out(self.threads)
         step = turns.step()
         self._priority(program)
         if self.policy.has_priorities:
@@ -201,7 +202,7 @@ class SeededScheduler(Scheduler):
     def _candidates(self, times: int = 1) -> list[Any]:
         """Programs here, NEW and numbers of ranks that can go on and have not polled in vain so often."""
         found: list[Any] = [each for each in self._ready() if not self._has_polled(each, times)]
-        if self._unstarted and self._in_progress < MAX_WAITING:
+        if self.can_start():
             found.append(NEW)
         return found + self._turns.others(WAITED if times == 1 else PROVEN)
 
@@ -210,7 +211,7 @@ class SeededScheduler(Scheduler):
         turns = self._turns
         row, now = turns.ranks[turns.rank], int(turns.control[MOVES]) + 1
         here = [each for each in self._priorities if each.ready is None or each.ready()]
-        can_start = self._unstarted and self._in_progress < MAX_WAITING
+        can_start = self.can_start()
         row[WAITED] = 0 if can_start or any(not self._has_polled(each) for each in here) else now
         row[PROVEN] = now if row[WAITED] and all(self._has_polled(p, scheduler._PROVING_POLLS) for p in here) else 0
         # of those that would go on: where another one counted, two ranks would hand the turn to each other for ever
@@ -232,9 +233,7 @@ class SeededScheduler(Scheduler):
         else:
             best = candidates[self._turns.draw(len(candidates))]
         if best is NEW:
-            with self._lock:
-                self._threads += 1
-            self._park(program, lambda: scheduler._threads.run(lambda: self._work(self._run_rest)))
+            self.start_next(program)
         elif isinstance(best, int):
             self._say_state()
             self._turns.give(best)

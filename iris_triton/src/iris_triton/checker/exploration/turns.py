@@ -140,8 +140,9 @@ class Turns:
         if rank not in (NO_RANK, self.rank):
             os.eventfd_write(self._bells[rank], 1)
 
-    def _pass_to_any(self, candidates: list[int]) -> None:
-        self._pass(candidates[self.draw(len(candidates))] if candidates else NO_RANK)
+    def _pass_to_any(self) -> None:
+        running = [rank for rank, row in enumerate(self.ranks) if row[STATE] == RUNNING]
+        self._pass(running[self.draw(len(running))] if running else NO_RANK)
 
     def _wait(self) -> None:
         own, before, since = self.ranks[self.rank], None, time.monotonic()
@@ -197,8 +198,7 @@ class Turns:
         if is_last:
             self.ranks[list(members), STATE] = RUNNING
             self.ranks[list(members), WAITED : PROVEN + 1] = 0
-        running = [rank for rank, row in enumerate(self.ranks) if row[STATE] == RUNNING]
-        self._pass_to_any(running)
+        self._pass_to_any()
         return is_last
 
     def end_exchange(self) -> None:
@@ -211,7 +211,7 @@ class Turns:
             self.ranks[self.rank, STATE] = LEFT
             self.control[MOVES] += 1
             if self.control[TURN] == self.rank:
-                self._pass_to_any([rank for rank, row in enumerate(self.ranks) if row[STATE] == RUNNING])
+                self._pass_to_any()
         for fd in self._bells:
             os.close(fd)
         self._bells = []

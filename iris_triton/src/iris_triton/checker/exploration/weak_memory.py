@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from iris_triton import _compat
-from iris_triton.checker.changes import GPU, SYS
+from iris_triton.checker.changes import GPU, MAX_WORDS, SYS
 from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT
 from iris_triton.checker.shared import CLOCKS
 from iris_triton.checker.strands import LaunchStrands, joined
@@ -38,7 +38,6 @@ nothing orders the two, the clock that any rank may acquire; then those that eac
 pairs of slot and epoch of loads that have observed it."""
 
 ENTRIES, ARENA_NBYTES = 4096, 64 << 20
-MAX_WORDS = 256  # lanes of an atomic that are looked at as words
 WEAK = -1
 
 
@@ -76,25 +75,18 @@ class Thread:
 
 
 class LaunchThreads(LaunchStrands):
-    """The threads of one launch."""
+    """The strands of one launch, with their threads."""
 
     def __init__(self, *args: Any, gpu_of: Sequence[int] = ()) -> None:
         super().__init__(*args)
         self._gpu_of = gpu_of
-        self.threads: dict[tuple[int, int, int], Thread] = {}
 
     def begin(self, pid: tuple[int, int, int]) -> None:
         """Called when a program, or a partition of one, begins."""
         super().begin(pid)
-        if pid not in self.threads:
-            strand = self.strands[pid]
-            self.threads[pid] = Thread(strand, self._gpu_of[strand.program] if self._gpu_of else self._rank)
-
-    def end(self, pid: tuple[int, int, int]) -> None:
-        """Called when it ends, also by an error."""
-        super().end(pid)
-        if pid not in self.strands:
-            del self.threads[pid]
+        strand = self.strands[pid]
+        if strand.thread is None:
+            strand.thread = Thread(strand, self._gpu_of[strand.program] if self._gpu_of else self._rank)
 
 
 class WeakMemory:
@@ -164,10 +156,10 @@ class WeakMemory:
         del thread.buffer[number]
         self._write(thread, chosen)
 
-    def let_some_out(self, threads: dict[Any, Thread]) -> None:
+    def let_some_out(self, launch: LaunchThreads) -> None:
         """Let a store of a thread leave its buffer, if the seed wants that."""
         if self._drained and self.turns.draw(16) < self._drained:
-            full = [thread for thread in threads.values() if thread.buffer]
+            full = [strand.thread for strand in launch.strands.values() if strand.thread.buffer]
             if full:
                 thread = full[self.turns.draw(len(full))]
                 self._let_out(thread, self.turns.draw(len(thread.buffer)))
@@ -351,7 +343,7 @@ class WeakMemory:
 
     def _observe(self, thread: Thread, row: Any, key: int, scope: int, acquires: bool) -> None:
         """A load that is not weak has read a write: what it knows from now on."""
-        if row[SCOPE] == WEAK or not covers(thread.rank, scope, int(row[RANK]), int(row[SCOPE])):
+        if not _are_strong(thread, scope, row):
             return
         strand, tables = thread.strand, self._tables
         if row[SLOT] != strand.slot and not self._is_known(thread, row):
@@ -395,13 +387,9 @@ class WeakMemory:
             return result
         before = _raw(flat[lanes], size)
         newest = [self._newest(int(key), size) for key in keys[lanes]]
-        if (
-            lanes.size == 1
-            and reads
-            and newest[0] is not None
-            and not (self._is_ordered(thread, newest[0], scope) or self.turns.draw(4))
-        ):
-            row = self._log[newest[0] % ENTRIES]
+        last = newest[0] if lanes.size == 1 and reads else None
+        if last is not None and not (self._is_ordered(thread, last, scope) or self.turns.draw(4)):
+            row = self._log[last % ENTRIES]
             theirs, old = self._entry(row)
             if theirs.size == 1 and row[SIZE] == size:  # it does not see that write, which is lost
                 _compat.native.store(flat[lanes], old.reshape(-1).view(before[0].dtype), np.ones(1, np.bool_))
@@ -416,7 +404,7 @@ class WeakMemory:
                 clocks = self._handed_over(thread, int(keys[lane]), scope, releases)
                 if last is not None and reads:
                     row = self._log[last % ENTRIES]
-                    if row[SCOPE] != WEAK and covers(thread.rank, scope, int(row[RANK]), int(row[SCOPE])):
+                    if _are_strong(thread, scope, row):
                         both = zip(clocks, row[SYSTEM : self._observers].tolist(), strict=True)
                         clocks = [joined(self._tables, each) for each in both]
                 self._note(thread, keys[lane : lane + 1], old, scope, clocks, modifies=reads)
@@ -427,10 +415,7 @@ class WeakMemory:
     def _is_ordered(self, thread: Thread, number: int, scope: int) -> bool:
         """Whether a thread's write comes after an earlier one: it happens before, or the two are morally strong."""
         row = self._log[number % ENTRIES]
-        are_strong = WEAK not in (scope, row[SCOPE])
-        return (are_strong and covers(thread.rank, scope, int(row[RANK]), int(row[SCOPE]))) or self._is_known(
-            thread, row
-        )
+        return _are_strong(thread, scope, row) or self._is_known(thread, row)
 
     def _newest(self, key: int, size: int) -> int | None:
         for number in self._overlapping(key, key + size):
@@ -473,9 +458,9 @@ class WeakMemory:
         strand.tick(tables)
 
 
-def covers(rank: int, scope: int, other: int, other_scope: int) -> bool:
-    """Whether two operations are morally strong, as far as scopes are concerned."""
-    return min(scope, other_scope) >= (GPU if rank == other else SYS)
+def _are_strong(thread: Thread, scope: int, row: Any) -> bool:
+    """Whether an operation of a thread and one in the log are morally strong: no weak ones, and in their scopes."""
+    return bool(min(scope, row[SCOPE]) >= (GPU if row[RANK] == thread.rank else SYS))
 
 
 def _raw(addresses: Any, size: int) -> list[Any]:
@@ -488,19 +473,17 @@ def _raw(addresses: Any, size: int) -> list[Any]:
 def _matches(keys: Any, size: int, theirs: Any, their_size: int) -> tuple[Any, Any]:
     """Bytes that two arrays of elements share: indices into the bytes of each."""
     if size != their_size:
-        whole, their_whole = (
-            (each[:, None] + np.arange(n)).reshape(-1) for each, n in ((keys, size), (theirs, their_size))
-        )
-        return _matches(whole, 1, their_whole, 1)
+        return _matches(_bytes(keys, size), 1, _bytes(theirs, their_size), 1)
     order = np.argsort(theirs, kind="stable") if theirs.size > 1 and (np.diff(theirs) < 0).any() else None
     ordered = theirs if order is None else theirs[order]
     at = np.minimum(np.searchsorted(ordered, keys), theirs.size - 1)
     mine = np.flatnonzero(ordered[at] == keys)
     if size > 1 and not mine.size and (np.bitwise_or.reduce(keys) | np.bitwise_or.reduce(theirs)) % size:
-        return _matches(
-            *((keys[:, None] + np.arange(size)).reshape(-1), 1), (theirs[:, None] + np.arange(size)).reshape(-1), 1
-        )
+        return _matches(_bytes(keys, size), 1, _bytes(theirs, size), 1)
     at = at[mine]
-    at = at if order is None else order[at]
-    spread = np.arange(size)
-    return (mine[:, None] * size + spread).reshape(-1), (at[:, None] * size + spread).reshape(-1)
+    return _bytes(mine * size, size), _bytes((at if order is None else order[at]) * size, size)
+
+
+def _bytes(first: Any, size: int) -> Any:
+    """All bytes of elements that begin at some bytes."""
+    return (first[:, None] + np.arange(size)).reshape(-1)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
-from iris_triton.interpreter.entries import PREPARED, find_around, find_entry
+from iris_triton.interpreter.entries import AROUND, ENTRY, PREPARED
 from iris_triton.interpreter.frontend import offsets
 from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
@@ -67,13 +67,13 @@ class Dialect(Operators):
         prepared = function.__dict__.setdefault(PREPARED, {})
         source, target = prepared.get(self, (None, None))  # device functions of Triton serve several languages
         if source is not function.src:
-            entry = find_entry(function)
+            entry = function.__dict__.get(ENTRY)
             if entry is None or isinstance(entry, _JITTED):
                 with _rewriting:
                     target = rewrite(entry or function, self.helpers)
             else:
                 target = functools.partial(self._call_entry, entry)
-            around = find_around(function)
+            around = function.__dict__.get(AROUND)
             if around is not None:
                 target = functools.partial(around, target)
             prepared[self] = function.src, target

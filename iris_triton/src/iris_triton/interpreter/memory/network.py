@@ -48,8 +48,9 @@ class _Carrier:
         self._changed = threading.Condition()
         self._running = False
 
-    def start(self, peer: int, step: Callable[[], object], *, kind: str) -> None:
+    def _start(self, peer: Any, step: Callable[[], object], *, kind: str) -> None:
         """Let a step happen later: a "put" or "get" at any time, a "signal" behind the puts before it."""
+        peer = int(peer)
         with self._changed:
             at = time.monotonic() + random.uniform(self.delay_s / 4, self.delay_s)
             last = self._arrival.get(peer, 0.0)
@@ -63,11 +64,7 @@ class _Carrier:
                 # Its name does not begin with "iris-": a rank with something on its way does not stand still.
                 threading.Thread(target=self._carry, name="emulated-network", daemon=True).start()
             self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until nothing is on its way."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+        current.program.progress()
 
     def _carry(self) -> None:
         with self._changed:
@@ -81,6 +78,57 @@ class _Carrier:
                 step()
             self._running = False
             self._changed.notify_all()
+
+    def _address(self, rank: Any, offset: Any, nbytes: Any) -> int:
+        rank, offset, nbytes, most = int(rank), int(offset), int(nbytes), self.memory.nbytes
+        if not 0 <= rank < len(self.bases):
+            raise ArgumentError(f"gin: rank {rank} is not in a world of {len(self.bases)}")
+        if offset < 0 or nbytes < 0 or offset + nbytes > most:
+            raise ArgumentError(
+                f"gin: {nbytes} bytes at offset {offset} of rank {rank}'s heap do not lie in its {most}"
+            )
+        address: int = self.bases[rank] + offset
+        return address
+
+    # -- what kernels do -----------------------------------------------------------------------------------------------
+    def put_bytes(self, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any) -> None:
+        """Start a put."""
+        target, source = self._address(peer, to_offset, nbytes), self._address(self.memory.rank, from_offset, nbytes)
+        self._start(peer, lambda: ctypes.memmove(target, source, int(nbytes)), kind="put")
+
+    def get_bytes(self, peer: Any, from_offset: Any, to_offset: Any, nbytes: Any) -> None:
+        """Start a get, which comes as late as a put."""
+        source, target = self._address(peer, from_offset, nbytes), self._address(self.memory.rank, to_offset, nbytes)
+        self._start(peer, lambda: ctypes.memmove(target, source, int(nbytes)), kind="get")
+
+    def put_bytes_signal(self, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any, word: Any, value: Any) -> None:
+        """Start a put, and a signal after it."""
+        self.put_bytes(peer, to_offset, from_offset, nbytes)
+        self.add_to_word(peer, word, value)
+
+    def add_to_word(self, peer: Any, word: Any, value: Any) -> None:
+        """Start a signal."""
+        place = np.array([self._address(peer, word, 8)], np.uint64)
+        if int(word) % 8:
+            raise ArgumentError(f"gin: a signal changes 8 aligned bytes, not those at offset {int(word)}")
+        addition = np.array([int(value)], np.int64)
+        order, operation = _compat.ir.MEM_SEMANTIC.ACQUIRE_RELEASE, _compat.ir.ATOMIC_OP.ADD
+        step = lambda: accesses.native_rmw(operation, place, addition, tl.int64, sem=order)
+        self._start(peer, step, kind="signal")
+
+    def flush(self) -> None:
+        """Wait until nothing is on its way: sources of puts were read, and gets are there."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+
+
+def run(function: str, network: Any = None, *args: Any, **named: Any) -> None:
+    """Run what a function of `iris_triton.language.gin` is on the CPU; CPU entry, but for the function's name."""
+    if function == "lsa_pointer":
+        raise UnsupportedError(
+            "gin.lsa_pointer: the CPU has no windows of NCCL's; kernels reach ranks of the node as usual"
+        )
+    getattr(_carrier(network), function)(*args, **named)
 
 
 def _carrier(network: Any) -> _Carrier:
@@ -103,75 +151,6 @@ def forget(communicator: int) -> None:
         found = _carriers.pop(communicator, None)
     if found is not None:
         found.flush()
-
-
-# -- CPU entries ------------------------------------------------------------------------------------------------------
-def put_bytes(network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any) -> None:
-    """Start a put."""
-    carrier = _carrier(network)
-    peer, size = _peer(carrier, peer), int(nbytes)
-    target = _address(carrier, peer, int(to_offset), size)
-    source = _address(carrier, carrier.memory.rank, int(from_offset), size)
-    carrier.start(peer, lambda: ctypes.memmove(target, source, size), kind="put")
-    current.program.progress()
-
-
-def get_bytes(network: Any, peer: Any, from_offset: Any, to_offset: Any, nbytes: Any) -> None:
-    """Start a get, which comes as late as a put."""
-    carrier = _carrier(network)
-    peer, size = _peer(carrier, peer), int(nbytes)
-    source = _address(carrier, peer, int(from_offset), size)
-    target = _address(carrier, carrier.memory.rank, int(to_offset), size)
-    carrier.start(peer, lambda: ctypes.memmove(target, source, size), kind="get")
-    current.program.progress()
-
-
-def put_bytes_signal(
-    network: Any, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any, word: Any, value: Any
-) -> None:
-    """Start a put, and a signal after it."""
-    put_bytes(network, peer, to_offset, from_offset, nbytes)
-    add_to_word(network, peer, word, value)
-
-
-def add_to_word(network: Any, peer: Any, word: Any, value: Any) -> None:
-    """Start a signal."""
-    carrier = _carrier(network)
-    peer = _peer(carrier, peer)
-    place = np.array([_address(carrier, peer, int(word), 8)], np.uint64)
-    if int(word) % 8:
-        raise ArgumentError(f"gin: a signal changes 8 aligned bytes, not those at offset {int(word)}")
-    addition = np.array([int(value)], np.int64)
-    order, operation = _compat.ir.MEM_SEMANTIC.ACQUIRE_RELEASE, _compat.ir.ATOMIC_OP.ADD
-    step = lambda: accesses.native_rmw(operation, place, addition, tl.int64, sem=order)
-    carrier.start(peer, step, kind="signal")
-    current.program.progress()
-
-
-def flush(network: Any) -> None:
-    """Wait until the sources of all puts were read, and all gets are there."""
-    _carrier(network).flush()
-
-
-def lsa_pointer(window: Any, offset: Any, member: Any) -> None:
-    """Refuse what needs NCCL itself."""
-    raise UnsupportedError(
-        "gin.lsa_pointer: the CPU has no windows of NCCL's; kernels reach ranks of the node as usual"
-    )
-
-
-def _peer(carrier: _Carrier, peer: Any) -> int:
-    if not 0 <= int(peer) < len(carrier.bases):
-        raise ArgumentError(f"gin: rank {int(peer)} is not in a world of {len(carrier.bases)}")
-    return int(peer)
-
-
-def _address(carrier: _Carrier, rank: int, offset: int, nbytes: int) -> int:
-    if offset < 0 or nbytes < 0 or offset + nbytes > carrier.memory.nbytes:
-        raise ArgumentError(
-            f"gin: {nbytes} bytes at offset {offset} of rank {rank}'s heap do not lie in its {carrier.memory.nbytes}"
-        )
-    return carrier.bases[rank] + offset
 
 
 def check_run(
