@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2893,
-    "iris_core/bench": 1388,
+    "iris_core/bench": 1377,
     "iris_core/ccl": 401,
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
@@ -56,7 +56,7 @@ BUDGETS = {
     "iris_triton/interpreter": 3797,
     "iris_triton/language": 1949,
     "iris_triton/rocm_iris": 1302,
-    "iris_triton/testing": 607,
+    "iris_triton/testing": 599,
     "iris_triton/tiles": 1126,
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 544,
