@@ -24,7 +24,7 @@ import torch
 from ccl import DTYPE, HEAP, ORDINARY, declare_peers, measured
 from ccl import OPS as COLLECTIVES
 from ccl_groups import WORLD, part_of
-from fused import OFF, RESULTS, AsyncTp, Problem
+from fused import OFF, AsyncTp, Problem
 
 from iris_core import bench
 from iris_core.ccl import Config
@@ -152,7 +152,7 @@ SUITE = bench.suite(
     heap_size="6GiB",
     environ=OFF | {"IRIS_TUNE": "first"},
     on_cpu={"heap_size": "24MiB"},
-    results=str(RESULTS / "choice-{ranks}.json"),
+    results="results/choice-{ranks}.json",
 )
 
 

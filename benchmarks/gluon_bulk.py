@@ -13,7 +13,6 @@ was moved is compared.
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 1 << 20
 BLOCK = 8192
 WARPS = 16
@@ -134,7 +132,7 @@ SUITE = bench.suite(
     device="cuda",
     max_ranks=2,
     backend="gluon",
-    results=str(RESULTS / "gluon_bulk-{ranks}.json"),
+    results="results/gluon_bulk-{ranks}.json",
 )
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from ccl import DTYPE, KIB, MIB, OPS, RESULTS
+from ccl import DTYPE, KIB, MIB, OPS
 from ccl_peers import OFF, nccl_call
 
 from iris_core import Iris, bench
@@ -129,7 +129,7 @@ SUITE = bench.suite(
     environ=OFF,
     context="nodes:two_nodes",
     on_cpu={"heap_size": "32MiB"},
-    results=str(RESULTS / "nodes-{ranks}.json"),
+    results="results/nodes-{ranks}.json",
 )
 
 

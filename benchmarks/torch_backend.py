@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from ccl import HEAP, KIB, MIB, ORDINARY, RESULTS
+from ccl import HEAP, KIB, MIB, ORDINARY
 from ccl_peers import OFF
 from torch.distributed.device_mesh import DeviceMesh
 from training_steps import DTYPE, Task, operators, sharded
@@ -261,7 +261,7 @@ SUITE = bench.suite(
     heap_size="6GiB",
     environ=OFF | {"IRIS_DEVICE_TIMEOUT": "60"},  # one rank may compile for longer than another
     on_cpu={"heap_size": "16MiB"},
-    results=str(RESULTS / "torch_backend-{ranks}.json"),
+    results="results/torch_backend-{ranks}.json",
 )
 
 

@@ -47,7 +47,7 @@ def ranks(state, ctx):
     state.provider("c", lambda: ctx.barrier(), check=lambda: True)
 
 SUITE = bench.suite("files", __doc__, source=__file__, device="cpu", min_ranks=2, heap_size="1MiB",
-                    environ={{"IRIS_TEST_SUITE": "7"}}, results={results!r})
+                    environ={"IRIS_TEST_SUITE": "7"}, results="kept-{ranks}.json")
 """
 
 
@@ -56,7 +56,7 @@ def program(tmp_path, request, monkeypatch):
     """The program that a file of benchmarks is, whose names nobody else has."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / f"suite_of_{abs(hash(request.node.name))}.py"
-    path.write_text(FILE.format(results=str(tmp_path / "kept-{ranks}.json")))
+    path.write_text(FILE)
     bench.load(path)
     return sys.modules[f"iris_bench_{path.stem}"].SUITE.main
 

@@ -35,8 +35,8 @@ class Suite(RunOptions):
         min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
         max_ranks: most ranks where the user does not say how many; None for no bound.
         on_cpu: options that are others on CPU ranks, such as the heap's size.
-        results: file of the JSON, in which {ranks} and {allocator} stand for what was used; it is written after runs of
-            everything on the suite's own device.  Empty for none.
+        results: file of the JSON, from the source's folder; {ranks} and {allocator} stand for what was used.  It is
+            written after runs of everything on the suite's own device.  Empty for none.
     """
 
     name: str
@@ -68,7 +68,8 @@ class Suite(RunOptions):
             return 2
         if args.only or options.axes.keys() - {RANKS} or args.quick or options.device != self.device:
             file = ""  # a part, or on something else than the file is kept for
-        return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
+        out = args.out or (file and str(pathlib.Path(self.source).parent / file))
+        return finish(report, out=out, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> RunOptions:
         """Return how to run; a `BenchmarkError` if there are too few GPUs for the ranks, or fewer ranks than needed."""
