@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from iris_core.testing.conformance import plugin_jobs
-from iris_core.testing.conformance.device_functions import OPERATIONS
 from iris_core.testing.conformance.plugin import PluginConformance, parameter_problems
+from iris_core.testing.conformance.stack_jobs import OPERATIONS
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
