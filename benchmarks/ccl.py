@@ -273,9 +273,8 @@ def each_all_to_all(state: State, ctx: Iris) -> None:
     declare(state, ctx, "all_to_all", each=True)
 
 
-SUITE = bench.suite(
-    "ccl",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

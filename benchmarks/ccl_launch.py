@@ -133,9 +133,8 @@ def launch(state: State, ctx: Iris) -> None:
         state.provider("nccl", repeated(lambda: torch.distributed.all_reduce(other), on_gpu=True), check=None)
 
 
-SUITE = bench.suite(
-    "ccl_launch",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     heap_size="64MiB",

@@ -142,9 +142,8 @@ def collectives(state: State, ctx: Iris) -> None:
         declare_peers(state, sample, out, inp, "", None)
 
 
-SUITE = bench.suite(
-    "choice",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

@@ -343,9 +343,8 @@ def matmul_all_gather(state: State, ctx: Iris) -> None:
     declare(state, ctx, "matmul_all_gather")
 
 
-SUITE = bench.suite(
-    "fused",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

@@ -125,9 +125,8 @@ def configurations(state: State, ctx: Iris) -> None:
     declare(state, ctx, state["nbytes"], state["programs"], state["chunk"], state["stages"], with_plain=False)
 
 
-SUITE = bench.suite(
-    "gluon_bulk",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     max_ranks=2,

@@ -220,9 +220,8 @@ def all_scatter(state: State, ctx: Iris) -> None:
     state.provider("gluon fused", fused, check=whole_is_right, prepare=lambda: c.fill_(nan), baseline="torch")
 
 
-SUITE = bench.suite(
-    "gluon_gemm",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     backend="gluon",

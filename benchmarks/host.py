@@ -133,7 +133,7 @@ def agreement(state: State, ctx: Iris) -> None:
     state.provider("iris", churn_and_agree, check=lambda: ctx.stats().num_blocks == before)
 
 
-SUITE = bench.suite("host", __doc__, source=__file__, device="cpu", min_ranks=4, results="results/host.json")
+SUITE = bench.Suite(about=__doc__, source=__file__, device="cpu", min_ranks=4, results="results/host.json")
 
 if __name__ == "__main__":
     sys.exit(SUITE.main())

@@ -254,9 +254,8 @@ def flash_decode(state: State, ctx: Iris) -> None:
         state.target("iris", "ratio", at_least=1.0)
 
 
-SUITE = bench.suite(
-    "models",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

@@ -119,9 +119,8 @@ def chunks(state: State, ctx: Iris) -> None:
         )
 
 
-SUITE = bench.suite(
-    "nodes",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=4,

@@ -130,9 +130,8 @@ def all_reduce_rms_norm(state: State, ctx: Iris) -> None:
             state.target("iris", "ratio_to_best_peer", at_least=FASTER_THAN_NCCL)
 
 
-SUITE = bench.suite(
-    "norm",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

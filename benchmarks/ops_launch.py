@@ -122,9 +122,8 @@ def launch(state: State, ctx: Iris) -> None:
         state.provider("torch", repeated(pair, on_gpu=True), check=None)
 
 
-SUITE = bench.suite(
-    "ops_launch",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

@@ -280,9 +280,8 @@ def barrier(state: State, ctx: Iris) -> None:
     state.provider("barrier", lambda: ctx.device_barrier(sem=state["sem"]), check=holds)
 
 
-SUITE = bench.suite(
-    "rma",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

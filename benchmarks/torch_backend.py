@@ -251,9 +251,8 @@ def fsdp2(state: State, ctx: Iris) -> None:
                 state.target(f"{name}{suffix}", "ratio", at_least=1.0 if suffix else NEVER_SLOWER)
 
 
-SUITE = bench.suite(
-    "torch_backend",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,

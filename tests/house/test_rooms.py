@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2893,
-    "iris_core/bench": 1379,
+    "iris_core/bench": 1371,
     "iris_core/ccl": 401,
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
@@ -39,7 +39,7 @@ BUDGETS = {
     "iris_core/ops": 1335,
     "iris_core/providers": 1943,
     "iris_core/registry": 942,
-    "iris_core/testing": 2234,
+    "iris_core/testing": 2232,
     "iris_core/torch_backend": 2073,
     "iris_core/tracing": 522,
     "iris_core/tuning": 465,

@@ -13,10 +13,10 @@ from iris_core.bench.registry import Benchmark, RunOptions, axis, linear_range, 
 from iris_core.bench.results import Report, Result, Target
 from iris_core.bench.runner import run
 from iris_core.bench.state import State
-from iris_core.bench.suites import Suite, finish, suite
+from iris_core.bench.suites import Suite, finish
 from iris_core.bench.timers import do_bench
 
 __all__ = [
     "Benchmark", "Report", "Result", "RunOptions", "State", "Suite", "Target", "axis", "do_bench", "finish",
-    "linear_range", "load", "power_of_two", "register", "registered", "run", "suite",
+    "linear_range", "load", "power_of_two", "register", "registered", "run",
 ]  # fmt: skip
