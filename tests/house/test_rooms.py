@@ -39,7 +39,7 @@ BUDGETS = {
     "iris_core/ops": 1335,
     "iris_core/providers": 1943,
     "iris_core/registry": 942,
-    "iris_core/testing": 2232,
+    "iris_core/testing": 2219,
     "iris_core/torch_backend": 2073,
     "iris_core/tracing": 522,
     "iris_core/tuning": 465,

@@ -18,7 +18,7 @@ from iris_core.dispatch.requests import REDUCING
 from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance import stack_jobs
-from iris_core.testing.conformance.collective_cases import OPS, Case, cases, usual
+from iris_core.testing.conformance.collective_jobs import OPS, Case, cases, usual
 from iris_core.testing.conformance.plugin import PluginConformance
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
