@@ -19,7 +19,6 @@ On CPU ranks (--device cpu) the same code runs with tiny sizes, so that it is te
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from iris_core.bench import RunOptions, State
     from iris_core.dispatch.choice import Candidate
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DTYPE = torch.bfloat16
 ONE_SHOT_LIMIT = 4 * MIB  # all inputs go to all ranks: above that, nobody would choose it
@@ -275,9 +273,8 @@ def each_all_to_all(state: State, ctx: Iris) -> None:
     declare(state, ctx, "all_to_all", each=True)
 
 
-SUITE = bench.suite(
-    "ccl",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -288,7 +285,7 @@ SUITE = bench.suite(
         "heap_size": "16MiB",
         "environ": {"IRIS_CCL_WORKSPACE": "1MiB"},
     },
-    results=str(RESULTS / "ccl-{ranks}.json"),
+    results="results/ccl-{ranks}.json",
 )
 
 

@@ -14,7 +14,6 @@ Claim: 12 us for a call on a GPU's host, of which about 4 are the driver's; 5 up
 from __future__ import annotations
 
 import functools
-import pathlib
 import sys
 import threading
 import time
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 CALLS = 200
 """Calls timed together: few enough for the queue of the device."""
 
@@ -135,14 +133,13 @@ def launch(state: State, ctx: Iris) -> None:
         state.provider("nccl", repeated(lambda: torch.distributed.all_reduce(other), on_gpu=True), check=None)
 
 
-SUITE = bench.suite(
-    "ccl_launch",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     heap_size="64MiB",
     on_cpu={"heap_size": "16MiB"},
-    results=str(RESULTS / "ccl_launch-{ranks}.json"),
+    results="results/ccl_launch-{ranks}.json",
 )
 
 

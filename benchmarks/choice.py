@@ -24,7 +24,7 @@ import torch
 from ccl import DTYPE, HEAP, ORDINARY, declare_peers, measured
 from ccl import OPS as COLLECTIVES
 from ccl_groups import WORLD, part_of
-from fused import OFF, RESULTS, AsyncTp, Problem
+from fused import OFF, AsyncTp, Problem
 
 from iris_core import bench
 from iris_core.ccl import Config
@@ -142,9 +142,8 @@ def collectives(state: State, ctx: Iris) -> None:
         declare_peers(state, sample, out, inp, "", None)
 
 
-SUITE = bench.suite(
-    "choice",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -152,7 +151,7 @@ SUITE = bench.suite(
     heap_size="6GiB",
     environ=OFF | {"IRIS_TUNE": "first"},
     on_cpu={"heap_size": "24MiB"},
-    results=str(RESULTS / "choice-{ranks}.json"),
+    results="results/choice-{ranks}.json",
 )
 
 

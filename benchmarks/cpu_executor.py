@@ -99,7 +99,7 @@ def kernels(state: State, ctx: None) -> None:
         state.target("executor", "time_us", at_most=bound)
 
 
-SUITE = bench.suite("cpu_executor", __doc__, source=__file__, results=str(HERE / "results" / "cpu_executor.json"))
+SUITE = bench.Suite(about=__doc__, source=__file__, results="results/cpu_executor.json")
 
 if __name__ == "__main__":
     sys.exit(SUITE.main())

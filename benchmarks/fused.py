@@ -28,7 +28,6 @@ On CPU ranks (--device cpu) the same code runs with tiny shapes, so that it is t
 from __future__ import annotations
 
 import math
-import pathlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 DTYPE, FP8 = torch.bfloat16, torch.float8_e4m3fn
 NONE, ROWS, BLOCKS = "none", "rows", "blocks"
 BLOCK = 128
@@ -345,9 +343,8 @@ def matmul_all_gather(state: State, ctx: Iris) -> None:
     declare(state, ctx, "matmul_all_gather")
 
 
-SUITE = bench.suite(
-    "fused",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -355,7 +352,7 @@ SUITE = bench.suite(
     heap_size="6GiB",
     environ=OFF,
     on_cpu={"heap_size": "24MiB"},
-    results=str(RESULTS / "fused-{ranks}.json"),
+    results="results/fused-{ranks}.json",
 )
 
 

@@ -13,7 +13,6 @@ was moved is compared.
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 1 << 20
 BLOCK = 8192
 WARPS = 16
@@ -127,14 +125,13 @@ def configurations(state: State, ctx: Iris) -> None:
     declare(state, ctx, state["nbytes"], state["programs"], state["chunk"], state["stages"], with_plain=False)
 
 
-SUITE = bench.suite(
-    "gluon_bulk",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     max_ranks=2,
     backend="gluon",
-    results=str(RESULTS / "gluon_bulk-{ranks}.json"),
+    results="results/gluon_bulk-{ranks}.json",
 )
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "24_gluon_gemm_all_scatter.py"
 SQUARE = (8192, 8192, 8192)
 OTHERS = [(8192, 3584, 8192), (8192, 1792, 4096), (4096, 4096, 4096), (2000, 3000, 1000)]
@@ -221,13 +220,12 @@ def all_scatter(state: State, ctx: Iris) -> None:
     state.provider("gluon fused", fused, check=whole_is_right, prepare=lambda: c.fill_(nan), baseline="torch")
 
 
-SUITE = bench.suite(
-    "gluon_gemm",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     backend="gluon",
-    results=str(RESULTS / "gluon_gemm-{ranks}.json"),
+    results="results/gluon_gemm-{ranks}.json",
 )
 
 

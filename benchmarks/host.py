@@ -8,7 +8,6 @@ a world of 4 CPU ranks costs little beyond importing torch.
 
 from __future__ import annotations
 
-import pathlib
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 IMPORT_TARGET_US, ALLOCATE_TARGET_US = 150e3, 30
 IMPORT = """
 import sys, time
@@ -135,7 +133,7 @@ def agreement(state: State, ctx: Iris) -> None:
     state.provider("iris", churn_and_agree, check=lambda: ctx.stats().num_blocks == before)
 
 
-SUITE = bench.suite("host", __doc__, source=__file__, device="cpu", min_ranks=4, results=str(RESULTS / "host.json"))
+SUITE = bench.Suite(about=__doc__, source=__file__, device="cpu", min_ranks=4, results="results/host.json")
 
 if __name__ == "__main__":
     sys.exit(SUITE.main())

@@ -19,7 +19,6 @@ On CPU ranks (--device cpu) the same code runs with tiny shapes, with gloo for N
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 LINK, WAY_US, OVER_BOUND, LEAST_GB_PER_S = 370e9, 6.0, 1.3, 330
 DECODED, SCALED, SPOILED = 128, 128, 96.0
@@ -256,9 +254,8 @@ def flash_decode(state: State, ctx: Iris) -> None:
         state.target("iris", "ratio", at_least=1.0)
 
 
-SUITE = bench.suite(
-    "models",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -266,7 +263,7 @@ SUITE = bench.suite(
     heap_size="4GiB",
     environ=OFF,
     on_cpu={"heap_size": "48MiB"},
-    results=str(RESULTS / "models-{ranks}.json"),
+    results="results/models-{ranks}.json",
 )
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from ccl import DTYPE, KIB, MIB, OPS, RESULTS
+from ccl import DTYPE, KIB, MIB, OPS
 from ccl_peers import OFF, nccl_call
 
 from iris_core import Iris, bench
@@ -119,9 +119,8 @@ def chunks(state: State, ctx: Iris) -> None:
         )
 
 
-SUITE = bench.suite(
-    "nodes",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=4,
@@ -129,7 +128,7 @@ SUITE = bench.suite(
     environ=OFF,
     context="nodes:two_nodes",
     on_cpu={"heap_size": "32MiB"},
-    results=str(RESULTS / "nodes-{ranks}.json"),
+    results="results/nodes-{ranks}.json",
 )
 
 

@@ -17,7 +17,6 @@ times say nothing then.
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 DTYPE, FP8 = torch.bfloat16, torch.float8_e4m3fn
 HIDDEN, CPU_HIDDEN, EPS = 8192, 64, 1e-6
 FASTER_THAN_CCL, FASTER_THAN_NCCL = 1.3, 2.0
@@ -132,9 +130,8 @@ def all_reduce_rms_norm(state: State, ctx: Iris) -> None:
             state.target("iris", "ratio_to_best_peer", at_least=FASTER_THAN_NCCL)
 
 
-SUITE = bench.suite(
-    "norm",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -142,7 +139,7 @@ SUITE = bench.suite(
     heap_size="1GiB",
     environ=OFF,
     on_cpu={"heap_size": "24MiB"},
-    results=str(RESULTS / "norm-{ranks}.json"),
+    results="results/norm-{ranks}.json",
 )
 
 

@@ -13,7 +13,6 @@ Claim: 25 us for a call on a GPU's host, 10 up to the launcher.
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 TARGET_US, PYTHON_TARGET_US = 25, 10
 ALGORITHMS = {
     "matmul_all_reduce": "two_shot",
@@ -124,16 +122,15 @@ def launch(state: State, ctx: Iris) -> None:
         state.provider("torch", repeated(pair, on_gpu=True), check=None)
 
 
-SUITE = bench.suite(
-    "ops_launch",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
     backend="gluon",
     heap_size="64MiB",
     on_cpu={"heap_size": "16MiB"},
-    results=str(RESULTS / "ops_launch-{ranks}.json"),
+    results="results/ops_launch-{ranks}.json",
 )
 
 

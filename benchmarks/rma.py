@@ -22,7 +22,6 @@ On CPU ranks (--device cpu) the same code runs with tiny sizes, so that it is te
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 1 << 20
 SMALL, LARGE = 4096, 256 * MIB
 LATE_S = 0.01
@@ -282,14 +280,13 @@ def barrier(state: State, ctx: Iris) -> None:
     state.provider("barrier", lambda: ctx.device_barrier(sem=state["sem"]), check=holds)
 
 
-SUITE = bench.suite(
-    "rma",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
     allocator="torch",
-    results=str(RESULTS / "rma-{ranks}x{allocator}.json"),
+    results="results/rma-{ranks}x{allocator}.json",
 )
 
 

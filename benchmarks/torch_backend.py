@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from ccl import HEAP, KIB, MIB, ORDINARY, RESULTS
+from ccl import HEAP, KIB, MIB, ORDINARY
 from ccl_peers import OFF
 from torch.distributed.device_mesh import DeviceMesh
 from training_steps import DTYPE, Task, operators, sharded
@@ -252,9 +252,8 @@ def fsdp2(state: State, ctx: Iris) -> None:
                 state.target(f"{name}{suffix}", "ratio", at_least=1.0 if suffix else NEVER_SLOWER)
 
 
-SUITE = bench.suite(
-    "torch_backend",
-    __doc__,
+SUITE = bench.Suite(
+    about=__doc__,
     source=__file__,
     device="cuda",
     min_ranks=2,
@@ -262,7 +261,7 @@ SUITE = bench.suite(
     heap_size="6GiB",
     environ=OFF | {"IRIS_DEVICE_TIMEOUT": "60"},  # one rank may compile for longer than another
     on_cpu={"heap_size": "16MiB"},
-    results=str(RESULTS / "torch_backend-{ranks}.json"),
+    results="results/torch_backend-{ranks}.json",
 )
 
 

@@ -110,6 +110,7 @@ def chosen(axes):
     registry.check_axes([registry.Benchmark("f", bench.axis("nbytes", [1])(named("f")))], options)
 
 
+WHOLE = ("num_ranks", 2.5), ("repeat", 1.5)
 LEAST = ("num_ranks", 0), ("rounds", 0), ("warmup", -1), ("repeat", 0), ("batch_ms", 0), ("warm_ms", -1), ("limit_s", 0)
 NO_AXES = ("n", "n=", "=1", "two words=1", "n=pow2:4", "n=lin:1:2", "n=pow2:a:b", "n=pow2:3:8", "n=pow2:1:6",
            "n=pow2:8:4", "n=pow2:0:4", "n=lin:1:3:0", "n=lin:3:1:1")  # fmt: skip
@@ -124,7 +125,7 @@ REFUSED = [
     (lambda: bench.registered(pattern="("), "not a regular expression"),
     (lambda: bench.load("/no/such/file.py"), "is not a Python file"),
     *((lambda text=text: parse_axis(text), r"\w") for text in NO_AXES),
-    *((lambda name=name, value=value: bench.RunOptions(**{name: value}), name) for name, value in LEAST),
+    *((lambda name=name, value=value: bench.RunOptions(**{name: value}), name) for name, value in LEAST + WHOLE),
 ]  # fmt: skip
 REFUSED_BY_STATE = [
     (lambda s: s["dtype"], "'copy' has no axis 'dtype'; it has: nbytes, sem"),

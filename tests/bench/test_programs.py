@@ -46,8 +46,8 @@ def ranks(state, ctx):
     state.add_counter("variable", float(os.environ["IRIS_TEST_SUITE"]))
     state.provider("c", lambda: ctx.barrier(), check=lambda: True)
 
-SUITE = bench.suite("files", __doc__, source=__file__, device="cpu", min_ranks=2, heap_size="1MiB",
-                    environ={{"IRIS_TEST_SUITE": "7"}}, results={results!r})
+SUITE = bench.Suite(about=__doc__, source=__file__, device="cpu", min_ranks=2, heap_size="1MiB",
+                    environ={"IRIS_TEST_SUITE": "7"}, results="kept-{ranks}.json")
 """
 
 
@@ -56,7 +56,7 @@ def program(tmp_path, request, monkeypatch):
     """The program that a file of benchmarks is, whose names nobody else has."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / f"suite_of_{abs(hash(request.node.name))}.py"
-    path.write_text(FILE.format(results=str(tmp_path / "kept-{ranks}.json")))
+    path.write_text(FILE)
     bench.load(path)
     return sys.modules[f"iris_bench_{path.stem}"].SUITE.main
 
@@ -72,7 +72,7 @@ def runs(monkeypatch, gpus, suite, *arguments):
 
 def test_ranks_on_gpus(monkeypatch):
     options = {"device": "cuda", "allocator": "torch", "heap_size": "2GiB"}
-    suite = Suite(name="s", about="", source="s.py", min_ranks=2, max_ranks=4, **options)
+    suite = Suite(about="", source="s.py", min_ranks=2, max_ranks=4, **options)
     found = runs(monkeypatch, 8, suite)
     assert (found.num_ranks, found.allocator, found.heap_size, found.device) == (4, "torch", "2GiB", "cuda")
     found = runs(monkeypatch, 8, suite, "--ranks", "2,8")
@@ -87,7 +87,7 @@ def test_ranks_on_gpus(monkeypatch):
 def test_ranks_on_the_cpu(monkeypatch):
     on_cpu = {"heap_size": "1MiB", "environ": {"B": "2"}}
     how = {"device": "cuda", "allocator": "torch", "environ": {"A": "1"}, "min_ranks": 3, "on_cpu": on_cpu}
-    suite = Suite(name="s", about="", source="s.py", **how)
+    suite = Suite(about="", source="s.py", **how)
     options = runs(monkeypatch, 0, suite, "--device", "cpu", "--axis", "n=3", "--backend", "gluon")
     assert (options.num_ranks, options.allocator, options.heap_size) == (3, "auto", "1MiB")
     assert (options.environ, options.axes, options.backend) == ({"B": "2"}, {"n": [3]}, "gluon")

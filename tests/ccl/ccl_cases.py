@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from emulation import emulated
 
-from iris_core.testing.conformance.collective_cases import COMBINE
+from iris_core.testing.conformance.collective_jobs import COMBINE
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
 from iris_triton.collectives.nvls import Nvls

@@ -14,7 +14,7 @@ from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
 from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig
-from iris_core.testing.conformance.collective_cases import Case, promised
+from iris_core.testing.conformance.collective_jobs import Case, promised
 
 ALGORITHMS = {
     ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("all_reduce", "gluon_two_shot"), ("reduce", "pull"),

@@ -10,7 +10,7 @@ from tables import table
 
 from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
-from iris_core.testing.conformance.collective_cases import usual
+from iris_core.testing.conformance.collective_jobs import usual
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives, fast_collectives
 from iris_triton.collectives.packets import base as fast_algorithms

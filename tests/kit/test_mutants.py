@@ -18,7 +18,7 @@ from kit_mutants import plugins
 from kit_mutants.device import FAMILIES
 from kit_mutants.killers import ALLOCATORS, BACKENDS, COLLECTIVES, GROWING, OPTIONAL, PLUGINS
 
-from iris_core.testing.conformance.device_functions import NAMES
+from iris_core.testing.conformance.stack_jobs import NAMES
 
 HERE = pathlib.Path(__file__).parent
 STACKS = {"crossed-stack": ["world_device_barrier_of_the_host[host]"], **OPTIONAL}

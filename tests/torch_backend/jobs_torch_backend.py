@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
 from iris_core.errors import UnsupportedError
-from iris_core.testing.conformance.collective_cases import Case, promised, source
+from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 
 SHAPES = [(), (0,), (5,), (3, 4)]

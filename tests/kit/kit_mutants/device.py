@@ -14,7 +14,7 @@ import time
 import triton
 import triton.language as tl
 
-from iris_core.testing.conformance.device_functions import ATOMICS, MOVES, NAMES, OPERATIONS, SIGNALS
+from iris_core.testing.conformance.stack_jobs import ATOMICS, MOVES, NAMES, OPERATIONS, SIGNALS
 from iris_triton import interpreter, language
 from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext

@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 
 from iris_core.dispatch.requests import REDUCING
-from iris_core.testing.conformance.collective_cases import (
+from iris_core.testing.conformance.collective_jobs import (
     ARITHMETIC,
     BITWISE,
     COMBINE,
     DTYPES,
     INTEGERS,
     OPS,
+    content,
 )
-from iris_core.testing.conformance.collective_jobs import content
 from iris_core.types import Availability, DeviceType
 
 _CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every rank gets one

@@ -1,31 +1,22 @@
 """Benchmarks: functions with axes, providers that are measured in turn and verified, results with their machine.
 
-    from iris_core import bench
-
     @bench.register
     @bench.axis("nbytes", bench.power_of_two(4096, 1 << 20))
     def copy(state, ctx):
         ...
-        state.set_bytes(state["nbytes"])
-        state.provider("torch", lambda: out.copy_(x), check=lambda: torch.equal(out, x), peer=True)
-        state.provider("ours", lambda: kernel[grid](...), check=lambda: torch.equal(out, x))
+        state.provider("torch", lambda: out.copy_(x), check=lambda: torch.equal(out, x))
 
-    SUITE = bench.suite("copy", __doc__, source=__file__, device="cuda", min_ranks=2)
-
-    if __name__ == "__main__":
-        sys.exit(SUITE.main())
-
-Importing this package imports neither torch nor triton.
+The guide has a whole program.  Importing this package imports neither torch nor triton.
 """
 
 from iris_core.bench.registry import Benchmark, RunOptions, axis, linear_range, load, power_of_two, register, registered
 from iris_core.bench.results import Report, Result, Target
 from iris_core.bench.runner import run
 from iris_core.bench.state import State
-from iris_core.bench.suites import Suite, finish, suite
+from iris_core.bench.suites import Suite, finish
 from iris_core.bench.timers import do_bench
 
 __all__ = [
     "Benchmark", "Report", "Result", "RunOptions", "State", "Suite", "Target", "axis", "do_bench", "finish",
-    "linear_range", "load", "power_of_two", "register", "registered", "run", "suite",
+    "linear_range", "load", "power_of_two", "register", "registered", "run",
 ]  # fmt: skip

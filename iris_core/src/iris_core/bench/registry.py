@@ -26,7 +26,7 @@ AXES = "__iris_bench_axes__"
 RANKS = "num_ranks"
 BENCHMARKS: dict[str, Benchmark] = {}
 _VALUES = pydantic.TypeAdapter(list[Annotated[int | float | str, pydantic.Field(union_mode="left_to_right")]])
-_LEAST = {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "batch_ms": 1e-6, "warm_ms": 0, "limit_s": 1e-6}
+_LEAST = {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "batch_ms": 1e-6, "warm_ms": 0.0, "limit_s": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and value >= least):
-                raise BenchmarkError(f"{name} must be at least {least}, not {value}")
+            if value is not None and not (isinstance(value, int | type(least)) and value >= least):
+                kind = "a whole number" if isinstance(least, int) else "a number"
+                raise BenchmarkError(f"{name} must be at least {least} and {kind}, not {value}")
 
 
 @dataclass(frozen=True)

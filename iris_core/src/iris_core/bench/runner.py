@@ -266,9 +266,7 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
     active = [each for each in local if each is not None]
     peers = [p.name for p in state.providers.values() if p.peer and p.name != provider.name and p.name in rounds]
     best = min(peers, key=lambda name: median(rounds[name]), default="")
-
-    def per_second(amount: float | None, factor: float | None) -> float | None:
-        return None if amount is None or factor is None else amount * factor / median(own)
+    bus_nbytes = state.nbytes and state.bus_factor and state.nbytes * state.bus_factor
 
     def ratio(other: str) -> float | None:
         """Speed in relation to another provider; round by round, for what changes slowly hits both."""
@@ -278,9 +276,9 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
         "time_us": median(own) * 1e6,
         "min_us": min(active),
         "skew_pct": (1 - min(active) / max(active)) * 100 if len(active) > 1 else None,
-        "gb_per_s": per_second(state.nbytes, 1e-9),
-        "bus_gb_per_s": per_second(state.nbytes, state.bus_factor and state.bus_factor * 1e-9),
-        "tflop_per_s": per_second(state.flops, 1e-12),
+        "gb_per_s": state.nbytes and state.nbytes / median(own) / 1e9,
+        "bus_gb_per_s": bus_nbytes and bus_nbytes / median(own) / 1e9,
+        "tflop_per_s": state.flops and state.flops / median(own) / 1e12,
         "ratio": ratio(provider.baseline),
         "ratio_to_best_peer": ratio(best),
     }

@@ -29,18 +29,16 @@ class Suite(RunOptions):
     allocator is one on this device only.
 
     Attributes:
-        name: of the report.
-        about: the program's description.
+        about: the program's description, `__doc__`.
         source: the file, `__file__`.
         min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
         max_ranks: most ranks where the user does not say how many; None for no bound.
         on_cpu: options that are others on CPU ranks, such as the heap's size.
-        results: file of the JSON, in which {ranks} and {allocator} stand for what was used; it is written after runs of
-            everything on the suite's own device.  Empty for none.
+        results: file of the JSON, from the source's folder; {ranks} and {allocator} stand for what was used.  It is
+            written after runs of everything on the suite's own device.  Empty for none.
     """
 
-    name: str
-    about: str
+    about: str | None
     source: str
     min_ranks: int = 1
     max_ranks: int | None = None
@@ -51,8 +49,7 @@ class Suite(RunOptions):
         """Parse the arguments (sys.argv's by default), run, print, write.
 
         Returns:
-            The exit status: 0 if all is well; 1 if data was wrong, or with --enforce a target was missed; 2 if the run
-            could not be made.
+            The exit status: that of `finish`, or 2 if the run could not be made.
         """
         parser = argparse.ArgumentParser(description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(parser)
@@ -62,13 +59,14 @@ class Suite(RunOptions):
             chosen = registered(source=self.source, pattern=args.only)
             ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
             file = self.results.format(ranks=ranks, allocator=options.allocator)
-            report = run(chosen, options, name=pathlib.PurePath(file).stem or self.name)
+            report = run(chosen, options, name=pathlib.PurePath(file or self.source).stem)
         except IrisError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
+            print(f"{parser.prog}: {error}", file=sys.stderr)
             return 2
         if args.only or options.axes.keys() - {RANKS} or args.quick or options.device != self.device:
             file = ""  # a part, or on something else than the file is kept for
-        return finish(report, out=args.out or file, enforce=args.enforce, style=args.format)
+        out = args.out or (file and str(pathlib.Path(self.source).parent / file))
+        return finish(report, out=out, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> RunOptions:
         """Return how to run; a `BenchmarkError` if there are too few GPUs for the ranks, or fewer ranks than needed."""
@@ -87,11 +85,6 @@ class Suite(RunOptions):
             )
         usual = dict(self.on_cpu) if device == "cpu" else {}
         return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
-
-
-def suite(name: str, about: str | None, *, source: str, **fields: Any) -> Suite:
-    """Declare on what this file of benchmarks runs; `about` is its `__doc__`, the fields are others of `Suite`."""
-    return Suite(name=name, about=about or "", source=source, **fields)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

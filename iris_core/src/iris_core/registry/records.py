@@ -216,12 +216,12 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     return found
 
 
-_PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
+PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
 
 
 def missing_members(kind: PluginKind, created: Any) -> list[str]:
     """Return what a plugin's allocator, backend or algorithm lacks of its protocol; properties are not evaluated."""
-    names = [name for name in vars(_PROTOCOLS[kind]) if not name.startswith("_")]
+    names = [name for name in vars(PROTOCOLS[kind]) if not name.startswith("_")]
     return [name for name in names if not (hasattr(type(created), name) or hasattr(created, name))]
 
 

@@ -38,11 +38,11 @@ class RankPool(RankProcesses):
             where there are GPUs.  These listen on TCP, without asking who connects.
 
     Example:
+        >>> import os
         >>> from iris_core.testing import RankPool
-        >>> from iris_core.testing.jobs import rank_and_world
         >>> with RankPool() as pool:
-        ...     pool.run(rank_and_world, 2)
-        [(0, 2), (1, 2)]
+        ...     pool.run(os.getenv, 2, "RANK")
+        ['0', '1']
     """
 
     def __init__(

@@ -73,10 +73,9 @@ def run(
         UnsupportedError: ranks have to be forked off, but this process uses CUDA, which does not survive that.
 
     Example:
-        >>> import iris_core
-        >>> from iris_core.testing.jobs import rank_and_world
-        >>> iris_core.run(rank_and_world, 2)
-        [(0, 2), (1, 2)]
+        >>> import os, iris_core
+        >>> iris_core.run(os.getenv, 2, "RANK")
+        ['0', '1']
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")

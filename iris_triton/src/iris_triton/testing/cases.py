@@ -3,7 +3,7 @@
 
 import torch
 
-from iris_core.testing.conformance import device_functions as calls
+from iris_core.testing.conformance import stack_jobs as calls
 from iris_core.types import CompileCase, DeviceType
 from iris_triton.testing import kit_programs as programs
 

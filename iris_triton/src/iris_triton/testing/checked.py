@@ -1,14 +1,6 @@
 """A fixture for tests of programs: they run with the checker on, and fail where it finds something.
 
-pytest_plugins = ["iris_triton.testing.checked"]        # in conftest.py
-
-def test_program(checked):
-    iris_core.run(program, 2)                            # any findings fail the test, at its end
-
-def test_mistake(checked):
-    iris_core.run(mistaken, 2)
-    (report,) = checked.take()                           # what is taken does not fail it
-    assert report.kind == "race"
+docs/checking.md shows how to use it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from iris_core.testing.conformance import plugin_jobs
-from iris_core.testing.conformance.device_functions import OPERATIONS
 from iris_core.testing.conformance.plugin import PluginConformance, parameter_problems
+from iris_core.testing.conformance.stack_jobs import OPERATIONS
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
@@ -79,11 +79,10 @@ TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceT
 class OneHeap:
     """A world of one rank for `attach`, whose heap has one live block: satisfies `iris_core.protocols.MemoryMap`."""
 
-    rank, nodes, network, version = 0, ((0,),), None, 1
+    rank, nodes, network, version, nbytes = 0, ((0,),), None, 1, 1 << 16
 
-    def __init__(self, nbytes: int = 1 << 16) -> None:
-        self.nbytes = nbytes
-        self._memory = mmap.mmap(-1, nbytes)
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self.nbytes)
         self.heap_bases = (ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),)
 
     def live_blocks(self) -> Sequence[Block]:

@@ -16,10 +16,9 @@ import pytest
 from iris_core.device.targets import device_targets
 from iris_core.dispatch.requests import REDUCING
 from iris_core.settings import ORDINARY_CHECKS
-from iris_core.testing.conformance import collective_cases as known
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance import stack_jobs
-from iris_core.testing.conformance.collective_cases import Case, cases, usual
+from iris_core.testing.conformance.collective_jobs import OPS, Case, cases, usual
 from iris_core.testing.conformance.plugin import PluginConformance
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
@@ -56,7 +55,7 @@ class CollectiveConformance(PluginConformance):
     @pytest.fixture
     def collective(self, created: Any) -> Any:
         """A collective as the core creates it, on a device of this machine, without a world."""
-        assert created.op in known.OPS, f"the kit knows {', '.join(known.OPS)} and not {created.op!r}"
+        assert created.op in OPS, f"the kit knows {', '.join(OPS)} and not {created.op!r}"
         assert created.name == created.name.strip() != ""
         return created
 
@@ -162,7 +161,7 @@ class CollectiveConformance(PluginConformance):
     def _requests(self, op: str) -> Iterator[tuple[CollectiveRequest, bool]]:
         """Requests of every kind, also such as no core would make, and whether an algorithm can know what they mean."""
         strange: list[dict[str, Any]] = [{"dtype": "no_such_dtype"}, {"dtype": ""}]
-        strange += [{"op": each} for each in (*known.OPS, "no_such_operation", "") if each != op]
+        strange += [{"op": each} for each in (*OPS, "no_such_operation", "") if each != op]
         settings = {"layout": "no_such_layout", "config": {"no_such_setting": 1}, "reduction": "no_such_reduction"}
         for size, device in itertools.product(_GROUP_SIZES, DeviceType):
             made = [each.request(size - 1, range(size), DeviceTarget(device)) for each in cases(op, size)]

@@ -1,27 +1,50 @@
-"""Jobs that the suite of collectives runs on ranks: they make calls, and note every forbidden side effect."""
+"""Jobs that the suite of collectives runs on ranks: they make calls, and note every forbidden side effect.
+
+Expected results are plain torch's on one process, reductions in float64.  Shapes are torch's: an all_gather
+concatenates the inputs along the first dimension, and tensors are divided among ranks along the first dimension.  A
+rooted operation has its input, or its output, on the root alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
+import math
 import os
 import pathlib
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.requests import REDUCING
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT
-from iris_core.testing.conformance.collective_cases import REPLICATED, Case, judge, promised, source
+from iris_core.dispatch import requests
+from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, ALL_IN_PLACE, BITWISE_OPS, REDUCING, ROOTED
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense, part_of
 from iris_core.testing.conformance.plugin_jobs import create, installed
-from iris_core.types import PluginKind
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKind, ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from iris_core.testing.conformance.stack_jobs import Setup
+
+OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
+REPLICATED = ("all_reduce", "all_gather", "broadcast")
+"""Every rank gets the same."""
+
+SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
+USUAL_SHAPE = (1003,)
+FLOATS = tuple(name for name in REDUCIBLE if getattr(torch, name).is_floating_point)
+INTEGERS = tuple(name for name in REDUCIBLE if name not in (*FLOATS, "bool"))
+DTYPES = (*REDUCIBLE, "complex64", "float8_e4m3fn")
+BITWISE = tuple(op.name.lower() for op in BITWISE_OPS)
+ARITHMETIC = tuple(op.name.lower() for op in ReduceOp if op not in (ReduceOp.SUM, *BITWISE_OPS))  # SUM is usual
+PLACES = ("heap", "skewed", "ordinary", "strided")
+"""Where tensors lie: on the heap; there, but elsewhere on each rank and aligned to an element only; in ordinary memory;
+on the heap with a gap after each element."""
 
 PROMISES = ("results", "agreement", "input", "surroundings", "work", "memory", "bits")
 STRANGER_WAITS_S = 15.0
@@ -34,13 +57,139 @@ Outcome = dict[str, str]
 """What is wrong, by promise; without those that are not given."""
 
 
-def call(setup: Setup, cases: Sequence[Case], num_turns: int) -> list[Outcome]:
+@dataclass(frozen=True)
+class Case:
+    """One call of a collective."""
+
+    op: str
+    shape: tuple[int, ...] = USUAL_SHAPE  # of a chunk; some operations have one for each rank
+    dtype: str = "float32"
+    reduction: str = ""
+    root: int = 0  # in the group
+    place: str = "heap"  # one of PLACES
+    in_place: bool = False
+    members: tuple[int, ...] = ()  # ranks of the world that take part; empty: all
+
+    def __str__(self) -> str:
+        words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
+        words += ["in place"] * self.in_place + [f"root {self.root}"] * (self.op in ROOTED)
+        return " ".join(word for word in words if word)
+
+    def has(self, rank: int) -> tuple[bool, bool]:
+        """Whether a rank of the group has an input, and an output."""
+        is_root = rank == self.root
+        return self.op in ALL_HAVE_INPUT or is_root, self.op in (*ALL_HAVE_OUTPUT, "broadcast") or is_root
+
+    def shapes(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of an input and of an output in a group of this size."""
+        inp, out = ((size if self.op in ops else 1) * self.shape[0] for ops in (PARTED_IN, PARTED_OUT))
+        return (inp, *self.shape[1:]), (out, *self.shape[1:])
+
+    def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
+        """Describe the call of a rank of the group as the core does; `members` are ranks of the world, in its order."""
+        size, step = len(members), 2 if self.place == "strided" else 1
+        inp, out = (
+            (shape, tuple(step * each for each in dense(shape)), self.place in ("heap", "skewed")) if is_there else None
+            for shape, is_there in zip(self.shapes(size), self.has(rank), strict=True)
+        )
+        options: dict[str, Any] = {"reduction": self.reduction} if self.op in REDUCING else {}
+        options |= {"root": self.root} if self.op in ROOTED else {}
+        of = CollectiveRequest(self.op, (), self.dtype, 0, rank, size, target, members=tuple(members))
+        return part_of(of, self.op, inp, out, in_place=self.in_place, **options)
+
+
+def usual(op: str, **changes: Any) -> Case:
+    """Return an everyday call of an operation."""
+    return replace(Case(op, reduction="sum" if op in REDUCING else ""), **changes)
+
+
+def cases(op: str, size: int) -> list[Case]:
+    """Return every shape, dtype, reduction, root and place, and a call in place, all else being as usual."""
+    found = [usual(op, shape=shape) for shape in SHAPES]
+    found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS]
+    found += [usual(op, place=place) for place in PLACES[1:]]
+    found += [usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:]]
+    found += [usual(op, in_place=True)] * (op in ALL_IN_PLACE)
+    if op in ROOTED:
+        found += [usual(op, root=root) for root in range(1, size)]
+    if op in REDUCING:
+        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC]
+        found += [usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max")]
+        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("uint8", "int64") for each in BITWISE]
+    return list(dict.fromkeys(found))
+
+
+def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
+    """Return a rank's input (on the CPU, contiguous): different between ranks, turns and neighbours."""
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    shape, dtype = case.shapes(size)[0], getattr(torch, case.dtype)
+    if case.op not in REDUCING:
+        numbers = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+        return ((numbers & 1) if case.dtype == "bool" else numbers).view(dtype).reshape(shape)
+    if dtype.is_floating_point:
+        numbers = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
+        return (numbers * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)).to(dtype)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)  # sums fit into 8 bits, products into 32
+
+
+def expected(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype | None = None) -> Sequence[torch.Tensor]:
+    """Return what each rank of the group gets for these inputs; reductions as `wide`, or else float64 or int64."""
+    size = len(inputs)
+    if case.op in REDUCING:
+        wide = wide or (torch.float64 if inputs[0].is_floating_point() else torch.int64)
+        whole = functools.reduce(COMBINE[case.reduction], [each.to(wide) for each in inputs])
+        whole = whole / size if case.reduction == "avg" else whole
+    elif case.op == "all_to_all":
+        whole = torch.cat([each.tensor_split(size)[rank] for rank in range(size) for each in inputs])
+    else:
+        whole = inputs[case.root] if case.op in ("broadcast", "scatter") else torch.cat(list(inputs))
+    return whole.tensor_split(size) if case.op in PARTED_IN else [whole] * size
+
+
+def promised(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what each rank of the group gets from a `deterministic` algorithm, to the bit."""
+    dtype = inputs[0].dtype
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+    return [each.to(dtype) for each in expected(case, inputs, wide)]
+
+
+def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Tensor, *, in_float32: bool) -> str:
+    """Say what is wrong with the output of a rank of the group; empty if nothing is.
+
+    Sums and products of floats may be off by two roundings of the result, and one of each step in the precision that
+    they are kept in: single precision for halves, if `in_float32`.
+    """
+    dtype, right = inputs[0].dtype, expected(case, inputs)[rank]
+    found = found.cpu().contiguous()
+    if case.op not in REDUCING or not dtype.is_floating_point:  # bytes, for numbers may be NaN
+        pairs = [each.contiguous().view(-1).view(torch.uint8) for each in (found, right.to(dtype))]
+        wrong = (pairs[0] != pairs[1]).view(found.numel(), dtype.itemsize).any(1)
+    else:
+        allowed = torch.zeros_like(right)
+        if case.reduction not in ("min", "max"):
+            unit = torch.finfo(dtype).eps
+            step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
+            sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
+            allowed = unit * right.abs() + len(inputs) * step * sizes
+        wrong = ~((found.double() - right).abs() <= allowed).flatten()
+    places = wrong.nonzero().flatten().tolist()
+    return f"{len(places)} of {wrong.numel()} elements are wrong, the first at {places[0]}" if places else ""
+
+
+COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}  # fmt: skip
+
+
+# -- on ranks ---------------------------------------------------------------------------------------------------------
+def call(setup: Setup, chosen: Sequence[Case], num_turns: int) -> list[Outcome]:
     """Call each case `num_turns` times with one plan and new data; in place, twice at least.
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
     with _opened(setup) as (ctx, collective):
-        return [_call(setup, ctx, collective, each, max(num_turns, 1 + each.in_place)) for each in cases]
+        return [_call(setup, ctx, collective, each, max(num_turns, 1 + each.in_place)) for each in chosen]
 
 
 def call_in_group(setup: Setup, case: Case, folder: str) -> str:
@@ -83,7 +232,7 @@ class _Tensors:
     """Input and output of a rank, with guard bytes around them that must not change."""
 
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
-        self._made: list[tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = []
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []  # bytes, and which of them are no element's
         self.inp, self.out = (self._make(ctx, case, shape, rank) for shape in case.shapes(size))
         if case.in_place and case.op in PARTED_OUT:
             self.inp = self.out.tensor_split(size)[rank]
@@ -104,17 +253,13 @@ class _Tensors:
             inner = raw[lead : lead + item * numel].view(dtype)
             return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
 
-        self._made.append((raw, inside))
+        inside(beside := torch.ones_like(raw)).zero_()
+        self._made.append((raw, beside.bool()))
         return inside(raw)
 
     def are_whole(self, *, with_elements: bool) -> bool:
         """Whether the bytes around the tensors and between their elements are as they were made, and these as well."""
-        kept = 0
-        for raw, inside in self._made:
-            copy = raw.clone()
-            kept += raw.numel() - (0 if with_elements else inside(copy).zero_().nbytes)
-            kept -= int((copy == _POISON).sum())
-        return kept == 0
+        return all(bool((raw == _POISON)[beside | with_elements].all()) for raw, beside in self._made)
 
 
 def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -> Outcome:

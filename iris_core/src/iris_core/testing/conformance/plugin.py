@@ -17,6 +17,7 @@ from iris_core import protocols
 from iris_core.device.targets import device_targets
 from iris_core.errors import SettingsError
 from iris_core.registry import Registry
+from iris_core.registry.records import PROTOCOLS
 from iris_core.settings import load_plugin_settings
 from iris_core.testing.conformance import plugin_jobs
 from iris_core.testing.pool import RankPool
@@ -29,18 +30,8 @@ if TYPE_CHECKING:
 
     Registered = tuple[Registry, PluginRecord]
 
-_PROTOCOLS = {
-    PluginKind.ALLOCATOR: protocols.Allocator,
-    PluginKind.BACKEND: protocols.DeviceBackend,
-    PluginKind.COLLECTIVE: protocols.Collective,
-}
-_PROMISED = {
-    protocols.SupportsGrowth: Capability.GROWTH,
-    protocols.SupportsDecommit: Capability.DECOMMIT,
-    protocols.SupportsImportTensor: Capability.IMPORT_TENSOR,
-    protocols.SupportsNetwork: Capability.NETWORK,
-    protocols.SupportsMulticast: Capability.MULTICAST,
-}
+_PROMISED = {f"Supports{each.title().replace('-', '')}": each for each in Capability}
+"""Capabilities by the protocol of allocators that have them, such as `SupportsImportTensor`."""
 
 _IMPORT = """
 import importlib.metadata, sys
@@ -172,16 +163,16 @@ class PluginConformance(OnRanks):
 
         Of an optional protocol there are all members or none; those of an allocator are there if `provides` says so.
         """
-        assert member_problems(created, _PROTOCOLS[self.kind]) == []
+        assert member_problems(created, PROTOCOLS[self.kind]) == []
         assert created.info == info
         of_allocators = {PluginKind.ALLOCATOR: True, PluginKind.BACKEND: False}.get(self.kind)
         for name, protocol in vars(protocols).items():
-            if name.startswith("Supports") and (protocol in _PROMISED) is of_allocators:
+            if name.startswith("Supports") and (name in _PROMISED) is of_allocators:
                 own = [each for each in vars(protocol) if not each.startswith("_")]
                 has_some = any(inspect.getattr_static(created, each, None) is not None for each in own)
                 assert not has_some or member_problems(created, protocol) == [], name
                 if of_allocators:
-                    assert has_some == (_PROMISED[protocol] in info.provides), f"it has {name}: {has_some}"
+                    assert has_some == (_PROMISED[name] in info.provides), f"it has {name}: {has_some}"
 
     # -- host tier ----------------------------------------------------------------------------------------------------
     def test_host_diagnosis(self, plugin: Any, info: PluginInfo, pool: RankPool) -> None:

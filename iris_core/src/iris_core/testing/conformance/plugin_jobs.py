@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -10,9 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iris_core.device.targets import device_targets
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.registry import Registry
 from iris_core.testing.conformance import oracle
 from iris_core.types import CreateRequest, DeviceTarget, PluginKind
+from iris_core.world import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,40 +60,33 @@ def mark(rank: int, index: int) -> bytes:
     return oracle.pattern(8, seed=10 * rank + index)
 
 
-def see_peers(name: str, device: str, nbytes: int) -> dict[int, tuple[bool, bool, bool]]:
+def see_peers(name: str, device: str, nbytes: int) -> dict[int, tuple[bool, bool]]:
     """Write marks into the own heap, look for the peers' in theirs, and write one back into each.
 
     Returns:
-        By peer: whether its mapping is as large as its heap, its marks are there, and what it has written has arrived.
+        By peer: whether its marks are there, and what it has written has arrived.
     """
-    from iris_core.world import connect
-
-    world = connect(None, _TIMEOUT_S)
-    me, (target,) = world.rank, device_targets(device, world.rank)
-    allocator = create(*installed(PluginKind.ALLOCATOR, name), target, nbytes, me, world.world_size)
-    read = functools.partial(oracle.read_bytes, nbytes=8, device=target.torch_device)
-    write = functools.partial(oracle.write_bytes, device=target.torch_device)
-    try:
-        allocator.commit(0, allocator.nbytes)
+    with contextlib.closing(connect(None, _TIMEOUT_S)) as world:
+        me, (target,) = world.rank, device_targets(device, world.rank)
+        allocator = create(*installed(PluginKind.ALLOCATOR, name), target, nbytes, me, world.world_size)
+        read = functools.partial(oracle.read_bytes, nbytes=8, device=target.torch_device)
+        write = functools.partial(oracle.write_bytes, device=target.torch_device)
         # 8 bytes at the heap's ends, at page ends, and at odd places
-        marks = dict(enumerate((0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)))
-        for index, offset in marks.items():
-            write(allocator.base_ptr + offset, mark(me, index))
-        segments = world.exchange_segments(allocator.export())
-        sizes = world.all_gather_ints([allocator.nbytes])
-        peers = {peer: allocator.import_peer(peer, segments[peer]) for peer in range(len(sizes)) if peer != me}
-        seen = {peer: {i: read(each.base_ptr + offset) for i, offset in marks.items()} for peer, each in peers.items()}
-        world.barrier()
-        for peer, each in peers.items():
-            write(each.base_ptr + 8192 + 8 * me, mark(me, peer))
-        world.barrier()
-        arrived = {peer: read(allocator.base_ptr + 8192 + 8 * peer) == mark(peer, me) for peer in peers}
-        world.barrier()
-        whole = {peer: [each.nbytes] == list(sizes[peer]) for peer, each in peers.items()}
-        return {peer: (whole[peer], seen[peer] == {i: mark(peer, i) for i in marks}, arrived[peer]) for peer in peers}
-    finally:
-        allocator.close()
-        world.close()
+        marks = (0, 9, 4087, 4096, nbytes // 2 + 1, nbytes - 4096, nbytes - 8)
+        with contextlib.closing(SymmetricHeap(allocator, world, device=target.torch_device)) as heap:
+            allocator.commit(0, allocator.nbytes)
+            for index, offset in enumerate(marks):
+                write(allocator.base_ptr + offset, mark(me, index))
+            heap.open()  # it also compares the sizes of the mappings
+            peers = {peer: base for peer, base in enumerate(heap.heap_bases) if peer != me}
+            seen = {peer: [read(base + offset) for offset in marks] for peer, base in peers.items()}
+            world.barrier()
+            for peer, base in peers.items():
+                write(base + 8192 + 8 * me, mark(me, peer))
+            world.barrier()
+            arrived = {peer: read(allocator.base_ptr + 8192 + 8 * peer) == mark(peer, me) for peer in peers}
+            world.barrier()
+        return {peer: (seen[peer] == [mark(peer, i) for i in range(len(marks))], arrived[peer]) for peer in peers}
 
 
 def outlive_close(name: str, device: str, nbytes: int) -> None:

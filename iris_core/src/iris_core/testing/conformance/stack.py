@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from iris_core.diagnosis import PairCheck
-from iris_core.testing.conformance import device_functions, plugin_jobs, stack_jobs
+from iris_core.testing.conformance import plugin_jobs, stack_jobs
 from iris_core.testing.conformance.plugin import OnRanks
 from iris_core.types import PluginKind
 
@@ -63,11 +63,11 @@ class StackConformance(OnRanks):
         of a group and also a repeated one, the stores of all members are visible, whoever is late.  What is wrong is
         said of all functions: each sentence begins with the function's name.
         """
-        _judge(self._run(pool, world, device_functions.call_all, "function"))
+        _judge(self._run(pool, world, stack_jobs.call_all, "function"))
 
     def test_world_device_methods(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The same of DeviceContext's methods."""
-        _judge(self._run(pool, world, device_functions.call_all, "method"))
+        _judge(self._run(pool, world, stack_jobs.call_all, "method"))
 
     def test_world_wait_that_gives_up(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
@@ -77,7 +77,7 @@ class StackConformance(OnRanks):
     # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
-        _judge(self._run(pool, world, device_functions.call_all, "host"))
+        _judge(self._run(pool, world, stack_jobs.call_all, "host"))
 
     def test_world_self_test_passes(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""

@@ -1,6 +1,8 @@
 """Jobs that the stack suite runs on ranks: each returns the problems, as sentences; none if the backend is right.
 
-Where the backend lacks an optional function, a job returns the name of the function.
+Where the backend lacks an optional function, a job returns the name of the function.  `call_all` calls every device
+function; plain Python computes what must come of it.  Every rank works on the next one, so each memory has one writer
+and each result is known; in a world of one the rank works on itself.
 """
 
 from __future__ import annotations
@@ -8,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import time
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +23,7 @@ from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LATE_S = 0.05  # how long one rank lets the others wait, in many turns
 
@@ -144,3 +148,229 @@ def self_test(stack: Setup) -> tuple[list[Any], list[str]] | str:
         if not hasattr(rank.ctx.backend, "self_test"):
             return "self_test"
         return list(rank.ctx.backend.self_test(rank.ctx, lambda op, peer: begun.append(op))), begun
+
+
+# -- calls of every device function -----------------------------------------------------------------------------------
+FORMS = ("function", "method")
+"""Ways to call: with ranks and heap bases, or a DeviceContext's; `call_all` has "host", too: `ctx.device_barrier`."""
+
+MOVES = ("load", "store", "get", "put", "copy")
+OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "atomic_add": operator.add,
+    "atomic_sub": operator.sub,
+    "atomic_xchg": lambda old, val: val,
+    "atomic_xor": operator.xor,
+    "atomic_and": operator.and_,
+    "atomic_or": operator.or_,
+    "atomic_min": min,
+    "atomic_max": max,
+}
+ATOMICS = (*OPERATIONS, "atomic_cas")
+SIGNALS = ("signal", "put_signal")
+LOOKS = ("wait_any", "test", "load_acquire")
+OPS = ("set", "add")
+WAITS = {"eq": (3, 5, 5), "ne": (5, 4, 5), "gt": (5, 6, 5), "ge": (4, 5, 5), "lt": (5, 4, 5), "le": (6, 5, 5)}
+"""By comparison: a flag before and after a signal, and what it is compared with; it holds afterwards only."""
+
+_LANES = 256  # elements of a block
+_MASK = [int(i % 3 != 1) for i in range(_LANES)]
+_UNTOUCHED, _OTHER = -7, 77  # what targets are filled with before a call, and what a load returns where its mask is 0
+_NOTHING = [_UNTOUCHED] * _LANES
+_FLAG = 40  # before a signal
+_PROGRAMS = 13  # of each rank that change the same word of each rank; four ranks have 52 bits of it
+
+
+def call_all(stack: Setup, form: str) -> list[str] | str:
+    """Call every device function in one form; return what is wrong, or what a backend lacks that need not have it.
+
+    A function that raises on this rank is wrong as well: all ranks go on together with the next one.
+    """
+    with opened(stack) as rank:
+        if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
+            return "DeviceContext"
+        if form == "host" and not hasattr(rank.ctx.backend, "device_barrier"):
+            return "device_barrier"
+        for name in ("barrier",) if form == "host" else NAMES:
+            _CALLS[name](rank, form, name)
+        return rank.problems
+
+
+# -- loads, stores and copies -----------------------------------------------------------------------------------------
+def _data(rank: int) -> list[int]:
+    """Return a rank's source data; no two elements of any ranks are equal."""
+    return [1000 * (rank + 1) + i for i in range(_LANES)]
+
+
+def _move(rank: Rank, form: str, name: str) -> None:
+    """Read from the next rank or write to it; `copy` reads from the next rank and writes to the one after."""
+    source, far = rank.tensor(_data(rank.me)), (rank.me + 2) % rank.world
+    step = 1 if name in ("load", "get") else -1
+    off = _OTHER if name == "load" else _UNTOUCHED
+    for mask in ([1] * _LANES, _MASK):
+        target, lanes = rank.tensor(_NOTHING), rank.tensor(mask) if mask is _MASK else None
+        with rank.together(f"{name}, masked: {mask is _MASK}"):
+            rank.programs.move(rank.ctx, form, name, source, target, lanes, _OTHER, rank.peer, far)
+        data = [_data((each + step) % rank.world) for each in range(rank.world)]
+        rank.check(target, [[value if on else off for value, on in zip(row, mask, strict=True)] for row in data])
+
+
+# -- atomics ----------------------------------------------------------------------------------------------------------
+def _cells(rank: int) -> list[int]:
+    """Return the initial values of a rank's words, of both signs."""
+    return [(37 * i + 11 * rank) % 101 - 50 for i in range(_LANES)]
+
+
+def _operands(rank: int) -> list[int]:
+    return [(53 * i + 29 * rank) % 97 - 48 for i in range(_LANES)]
+
+
+def _compares(target: int) -> list[int]:
+    """Return what a compare-and-swap on a rank's words expects: every other element is right."""
+    return [cell + i % 2 for i, cell in enumerate(_cells(target))]
+
+
+def _changed(name: str, old: int, val: int, cmp: int) -> int:
+    if name == "atomic_cas":
+        return val if old == cmp else old
+    return OPERATIONS[name](old, val)
+
+
+def _atomic(rank: Rank, form: str, name: str) -> None:
+    """Change a block of words of the next rank, then one word of each rank."""
+    operands, compares = rank.tensor(_operands(rank.me)), rank.tensor(_compares(rank.peer))
+    everyone = range(rank.world)
+    for masked in (False, True):
+        mask = _MASK if masked and name != "atomic_cas" else [1] * _LANES  # atomic_cas has no mask
+        cells, found, lanes = rank.tensor(_cells(rank.me)), rank.tensor(_NOTHING), rank.tensor(_MASK)
+        with rank.together(f"{name}, masked: {masked}"):
+            rank.programs.change(
+                rank.ctx, form, name, cells, operands, compares, found, lanes if masked else None, rank.peer
+            )
+        calls = [
+            zip(_cells(each), _operands((each - 1) % rank.world), _compares(each), strict=True) for each in everyone
+        ]
+        rank.check(cells, [
+            [_changed(name, *call) if on else call[0] for call, on in zip(row, mask, strict=True)] for row in calls
+        ])  # fmt: skip
+        before = [_cells((each + 1) % rank.world) for each in everyone]
+        rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in before])
+    _contend(rank, form, name)
+
+
+def _contend(rank: Rank, form: str, name: str) -> None:
+    """Change one word of each rank by many programs of all ranks."""
+    first = -1 if name == "atomic_and" else 0
+    operands, compares = (rank.tensor(each, "int64") for each in _contributions(name, rank.me))
+    cell, found = rank.tensor([first], "int64"), rank.tensor([_UNTOUCHED] * (rank.world * _PROGRAMS), "int64")
+    with rank.together(f"{name} of many programs"):
+        rank.programs.contend(rank.ctx, form, name, cell, operands, compares, found)
+    mine = slice(rank.me * _PROGRAMS, (rank.me + 1) * _PROGRAMS)
+    calls: list[tuple[int, int, int]] = []
+    for each in range(rank.world):
+        calls += zip(rank.read(found, each)[mine], *_contributions(name, each), strict=True)
+    changes = [(old, new) for old, val, cmp in calls if old != (new := _changed(name, old, val, cmp))]
+    final = rank.read(cell, rank.me)[0]
+    # in any order, the calls that change the word lead from one value to the next, from the first to the last one
+    if not changes or Counter([first, *(new for _, new in changes)]) != Counter([*(old for old, _ in changes), final]):
+        rank.note(f"the word is {final}, and calls that have changed it returned {sorted(old for old, _ in changes)}")
+    elif name not in ("atomic_cas", "atomic_xchg"):
+        right = functools.reduce(OPERATIONS[name], [val for _, val, _ in calls], first)
+        if final != right:
+            rank.note(f"the word is {final}, and should be {right}")
+
+
+def _contributions(name: str, rank: int) -> tuple[list[int], list[int]]:
+    """Return what the programs of a rank pass, and what they expect when they pass it to atomic_cas.
+
+    Those of atomic_cas take the word and give it back: program 0 puts a number of its own where it finds 0, program 1
+    puts 0 where it finds that number, and so on.
+    """
+    numbers = [rank * _PROGRAMS + j for j in range(_PROGRAMS)]
+    if name == "atomic_cas":
+        taken = [0 if j % 2 else number + 1 for j, number in enumerate(numbers)]
+        return taken, [taken[j - 1] if j % 2 else 0 for j in range(_PROGRAMS)]
+    bits = [1 << number for number in numbers]
+    # each program goes further than those before it on any rank, so that nearly every call changes the word
+    steps = [1000 * (j + 1) + rank for j in range(_PROGRAMS)]
+    special = {"atomic_xor": bits, "atomic_or": bits, "atomic_and": [~each for each in bits]}
+    return special.get(name, [-each for each in steps] if name == "atomic_min" else steps), [0] * _PROGRAMS
+
+
+# -- synchronisation --------------------------------------------------------------------------------------------------
+def _send(rank: Rank, form: str, name: str) -> None:
+    """Put data to the next rank and signal it: the data is there when the signal is."""
+    source, everyone = rank.tensor(_data(rank.me)), range(rank.world)
+    for turn, op in enumerate(OPS):
+        target, found, flag = rank.tensor(_NOTHING), rank.tensor(_NOTHING), rank.tensor([_FLAG], "int64")
+        flags = [_FLAG * (op == "add") + 100 + (each - 1) % rank.world for each in everyone]
+        with rank.together(f"{name} {op}", slow=turn):
+            rank.programs.send(
+                rank.ctx, form, name, op, source, target, found, flag, 100 + rank.me, flags[rank.me], rank.timeout_s
+            )
+        rank.check(flag, [[value] for value in flags])
+        arrived = [_data((each - 1) % rank.world) for each in everyone]
+        rank.check(target, arrived)
+        rank.check(found, arrived)
+
+
+def _look(rank: Rank, form: str, name: str) -> None:
+    """Wait for a flag that the rank before changes, or look at two, of which the second is changed before or so."""
+    for turn, (cmp, (before, sent, value)) in enumerate(WAITS.items()):
+        first, last, says = {
+            "wait": ([before], [sent], [sent]),
+            "wait_any": ([before, before], [before, sent], [1, _UNTOUCHED]),
+            "test": ([before, sent], [before, sent], [0, 1]),
+            "load_acquire": ([before, sent], [before, sent], [before, sent]),
+        }[name]
+        flags, found = rank.tensor(first, "int64"), rank.tensor([_UNTOUCHED] * len(first), "int64")
+        program, named = (rank.programs.await_flag, ()) if name == "wait" else (rank.programs.look, (name,))
+        with rank.together(f"{name} {cmp}", slow=turn):
+            program(rank.ctx, form, *named, cmp, flags, sent, value, found, rank.timeout_s)
+        rank.check(flags, [last] * rank.world)
+        rank.check(found, [says] * rank.world)
+
+
+def _barrier(rank: Rank, form: str, name: str) -> None:
+    """Run barriers of the world and of groups: only members take part, but they store to all ranks.
+
+    A barrier that counts on the others as well would change their flags.
+    """
+    everyone = range(rank.world)
+    for group in (None, (0, 2, (rank.world + 1) // 2), (rank.world - 1, 1, 1)):
+        begin, stride, size = group or (0, 1, rank.world)
+        members = everyone[begin::stride][:size]
+        slots, found = (rank.tensor([_UNTOUCHED] * rank.world, "int64") for _ in range(2))
+        flags = rank.tensor([0] * (rank.world + 1), "int64")
+        for turn in range(rank.world if group is None else 2):
+            value = 10 * (turn + 1)
+            with rank.together(f"barrier {turn} of {group or 'all'}", slow=members[turn % size]):
+                if rank.me in members and form == "host":
+                    _meet(rank, slots, found, value + rank.me, group and list(members), turn)
+                elif rank.me in members:
+                    rank.programs.meet(rank.ctx, form, slots, found, flags, value + rank.me, group, rank.timeout_s)
+            stored = [value + each if each in members else _UNTOUCHED for each in everyone]
+            rank.check(slots, [stored] * rank.world)
+            rank.check(found, [stored if each in members else [_UNTOUCHED] * rank.world for each in everyone])
+            if rank.me not in members and any(rank.read(flags, rank.me)):
+                rank.note("flags of a rank that is no member have changed")
+
+
+def _meet(rank: Rank, slots: Any, found: Any, value: int, group: list[int] | None, turn: int) -> None:
+    """As the program `meet`, with stores of the host and `ctx.device_barrier`."""
+    bases = rank.ctx.heap.heap_bases
+    for base in bases:
+        place = base + slots.data_ptr() - bases[rank.me] + 8 * rank.me
+        oracle.write_bytes(place, value.to_bytes(8, "little"), rank.ctx.device)
+    rank.ctx.device_barrier(group, sem=("release", "relaxed")[turn % 2])
+    found.copy_(slots)
+
+
+_CALLS: Mapping[str, Callable[[Rank, str, str], None]] = {
+    **dict.fromkeys(MOVES, _move),
+    **dict.fromkeys(ATOMICS, _atomic),
+    **dict.fromkeys(SIGNALS, _send),
+    **dict.fromkeys(("wait", *LOOKS), _look),
+    "barrier": _barrier,
+}
+NAMES = tuple(_CALLS)
+"""All device functions that have programs; every backend has them."""
