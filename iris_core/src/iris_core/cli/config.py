@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from iris_core.cli._arguments import registry_as_set
+from iris_core.cli._output import print_json, print_table
+from iris_core.errors import ArgumentError, PluginError, SettingsError
+from iris_core.logs import logger
+from iris_core.settings import IrisSettingsWarning, describe, warn_unknown_variables
+from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
     import argparse
@@ -29,9 +37,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the settings; 1 if one of them has a wrong value."""
-    from iris_core.cli._arguments import registry_as_set
-    from iris_core.cli._output import print_json, print_table
-
     rows, problems, unknown = survey(registry_as_set())
     if args.name is not None:
         rows = [_named(args.name, rows)]
@@ -50,10 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
     """Return the setting of a name, as a variable or without its prefix, in any case."""
-    import difflib
-
-    from iris_core.errors import ArgumentError
-
     known = {row.variable: row for row in rows}
     variable = f"IRIS_{name.upper().removeprefix('IRIS_')}"
     if variable not in known:
@@ -71,11 +72,6 @@ def _first(text: str) -> str:
 
 def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:
     """Return the settings of the core and of all plugins that can be loaded, what is wrong, and unknown variables."""
-    from iris_core.errors import PluginError, SettingsError
-    from iris_core.logs import logger
-    from iris_core.settings import IrisSettingsWarning, describe, warn_unknown_variables
-    from iris_core.types import PluginKind, PluginState
-
     rows, problems = list["SettingRow"](), list[str]()
     classes: dict[str, type[PluginSettings] | None] = {"": None}  # the core's
     for record in registry.records():

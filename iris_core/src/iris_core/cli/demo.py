@@ -7,6 +7,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._arguments import check, num_gpus
+from iris_core.cli._output import print_json, print_table
+from iris_core.errors import ArgumentError
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -34,9 +38,6 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     import iris_core
-    from iris_core.cli._arguments import check
-    from iris_core.cli._output import print_json, print_table
-    from iris_core.errors import ArgumentError
     from iris_core.world.nodes import VARIABLE, sizes_of
 
     check(args)
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_plugins(allocator: str, backend: str) -> None:
     """Refuse in one line, before ranks are started, plugins that none of them could open on the CPU."""
     from iris_core.device.targets import device_targets
-    from iris_core.errors import ArgumentError, NoUsablePluginError
+    from iris_core.errors import NoUsablePluginError
     from iris_core.registry import default_registry
     from iris_core.registry.select import select
     from iris_core.settings import load_settings
@@ -96,9 +97,6 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
 
     Ranks that share a GPU take turns on it, waiting included: that is slow and has to be asked for (`--device cuda`).
     """
-    from iris_core.cli._arguments import num_gpus
-    from iris_core.errors import ArgumentError
-
     gpus = num_gpus()
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
     if on_gpus and not gpus:

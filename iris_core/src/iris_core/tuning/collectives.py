@@ -114,6 +114,11 @@ class TuneOptions:
         if not 0 < self.min_nbytes <= self.max_nbytes:
             raise ArgumentError(f"sizes from {self.min_nbytes} to {self.max_nbytes} bytes are none")
 
+    def heap_nbytes(self, size: int) -> int:
+        """Return the size of the heap of each of `size` ranks, in bytes."""
+        # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
+        return max(64 << 20, 4 * self.max_nbytes + (256 << 20))
+
     def points(self, rank: int, size: int) -> Iterator[Point]:
         """Return what is measured, as one of `size` ranks sees it.
 
