@@ -119,19 +119,12 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            binder = self._binder = Binder(
-                self,
-                opened.heap,
-                opened.world,
-                opened.spec,
-                opened.reports,
-                Providers(
-                    opened.backend, self.target, opened.maker.create, opened.allocator.info.provides, opened.world
-                ),
-                opened.device_barriers,
-            )
-            undo.callback(binder.close)
-            opened.reports.describers.append(binder.explain_report)
+            create, provides = opened.maker.create, opened.allocator.info.provides
+            providers = Providers(opened.backend, self.target, create, provides, opened.world)
+            of = opened.heap, opened.world, opened.spec, opened.reports, providers, opened.device_barriers
+            self._binder = Binder(self, *of)
+            undo.callback(self._binder.close)
+            opened.reports.describers.append(self._binder.explain_report)
             self._world.barrier()
             self._closing = undo.pop_all()
         self._closed = ""
