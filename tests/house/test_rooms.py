@@ -28,7 +28,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2866,
+    "iris_core/*.py": 2854,
     "iris_core/bench": 1388,
     "iris_core/ccl": 401,
     "iris_core/cli": 1600,
