@@ -28,10 +28,10 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2854,
+    "iris_core/*.py": 2847,
     "iris_core/bench": 1388,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1600,
+    "iris_core/cli": 1597,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3553,
     "iris_core/heap": 2791,

@@ -432,14 +432,9 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         return self.heap.is_symmetric(tensor)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give a tensor's block back.
+        """Give a tensor's block back, which is reused after the next barrier; see `SymmetricHeap.free`.
 
         Collective: every rank frees the same tensor at the same place in its sequence of calls; no rank waits.
-        The block is reused after the next barrier, when no rank can still be writing to it.
-
-        Raises:
-            NotOnHeapError: the tensor is not one of this heap's allocations.
-            HeapError: it was freed before.
         """
         self._check_tensor(tensor, "free")
         self.heap.free(tensor)
