@@ -11,6 +11,7 @@ from tables import table
 import iris_triton as iris
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
@@ -19,8 +20,7 @@ from iris_triton.rocm_iris.collectives import PortedCollectives
 class Binder:
     """Notes what is run, in which layout, and where barriers come; `members` are those of every group."""
 
-    here = types.SimpleNamespace(heap=(0, 0))
-    gpu = None
+    here, target, gpu = types.SimpleNamespace(heap=(0, 0)), DeviceTarget(DeviceType.CPU), None
     rank = 0
 
     def __init__(self, members=(0, 1)):
@@ -48,6 +48,8 @@ MATRIX = torch.zeros(4, 4)
 SPLITS = {"input_split_sizes": [1, 3], "output_split_sizes": [1, 3]}
 CALLS = [
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, "g"), ["all_gather", "barrier of g"]),
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, [0, 1]), ["all_gather", "barrier of [0, 1]"]),
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, [0, 1], async_op=True), ["all_gather"]),
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, async_op=True), ["all_gather"]),
     (lambda ccl: ccl.all_reduce(MATRIX, MATRIX), ["all_reduce", "barrier of None"]),
     (lambda ccl: ccl.all_reduce(MATRIX, MATRIX, async_op=True), ["all_reduce"]),

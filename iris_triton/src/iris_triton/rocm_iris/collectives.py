@@ -127,36 +127,32 @@ class PortedCollectives(Ported, Collectives):
 
     all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-    def _layout(self, op: str, out: Any, inp: Any, group: Any, first: Any, second: Any) -> Any:
-        """Return the layout of a call: what its shapes say, where they do; `second` of operations that have none."""
+    def _how(self, op: str, out: Any, inp: Any, group: Any, first: Any = None, second: Any = None) -> tuple[Any, Any]:
+        """Return the options of a call, in which the layout is what its shapes say, where they do."""
         shape = getattr(inp, "shape", ())
         if len(shape) == 2 and getattr(out, "shape", None) == shape:
             if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
-                return COLUMNS
+                return first, COLUMNS
             if op == "reduce_scatter":  # torch's output is a part; one member alone gets all
-                return TILES if len(self._binder.members_of(group)) > 1 else TORCH
-        return TORCH if op == "all_to_all" and second is None else second
+                return first, TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        return first, TORCH if op == "all_to_all" and second is None else second
 
     def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Any, bool]:
         return super()._described(what, op, tensors, {"layout": None, **options} if op == "all_to_all" else options)
 
     def _describe(  # type: ignore[override]
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
-        second: Any = None,
-    ) -> tuple[CollectiveCall, bool]:  # fmt: skip
+        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
+    ) -> tuple[CollectiveCall, bool]:
         self._add_gluon(config)
-        second = self._layout(op, out, inp, group, first, second)
-        return super()._describe(op, out, inp, group, async_op, config, first, second)
+        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, *how))
 
     def _run(
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
-        second: Any = None,
-    ) -> Work | None:  # fmt: skip
+        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
+    ) -> Work | None:
         self._add_gluon(config)
-        second = self._layout(op, out, inp, group, first, second)
+        how = self._how(op, out, inp, group, *how)
         run, beside = super()._run, async_op and op not in _THEIRS
-        call = lambda c: run(op, out, inp, group, beside, c, first, second)
-        work = self._oblige(op, config, call, tiles=second == TILES)
+        work = self._oblige(op, config, lambda c: run(op, out, inp, group, beside, c, *how), tiles=how[1] == TILES)
         if op in _THEIRS and not async_op:
             self._meet(group)
         return work
