@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 import warnings
@@ -13,7 +12,7 @@ from iris_core.cli._arguments import registry_as_set
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError, PluginError, SettingsError
 from iris_core.logs import logger
-from iris_core.settings import IrisSettingsWarning, describe, warn_unknown_variables
+from iris_core.settings import PREFIX, IrisSettingsWarning, describe, nearest, warn_unknown_variables
 from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
@@ -56,12 +55,9 @@ def run(args: argparse.Namespace) -> int:
 def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
     """Return the setting of a name, as a variable or without its prefix, in any case."""
     known = {row.variable: row for row in rows}
-    variable = f"IRIS_{name.upper().removeprefix('IRIS_')}"
+    variable = PREFIX + name.upper().removeprefix(PREFIX)
     if variable not in known:
-        near = difflib.get_close_matches(variable, known, 1)
-        raise ArgumentError(
-            f"there is no setting {name!r}; " + (f"did you mean {near[0]}?" if near else "see iris config")
-        )
+        raise ArgumentError(f"there is no setting {name!r}" + nearest(variable, known, PREFIX))
     return known[variable]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import sys
 import time
@@ -127,8 +129,6 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
 
     On nodes of these sizes they run in each node, and collectives between nodes afterwards.
     """
-    import itertools
-
     from iris_core import Iris
     from iris_core.types import Demo
 
@@ -136,11 +136,10 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
     if sizes:
         import torch.distributed as dist
 
-        ends = list(itertools.accumulate(sizes))
-        made = [dist.new_group(list(range(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
-        group = made[next(node for node, end in enumerate(ends) if dist.get_rank() < end)]
+        ends = itertools.accumulate(sizes)
+        nodes = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+        group, _ = dist.new_subgroups_by_enumeration(nodes)  # type: ignore[no-untyped-call]
     between = {"between-nodes": Demo("between-nodes", "collectives of all nodes", _between_nodes)} if sizes else {}
-    rows = []
     with Iris("64MiB", group=group, **choice) as ctx:
         offered: Sequence[Demo] = getattr(ctx.backend, "demos", tuple)()
         if not offered:
@@ -149,7 +148,7 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
         if unknown := set(only) - demos.keys() - between.keys():
             names = ", ".join([*demos, *between])
             return None, f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}"
-        rows += [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
+        rows = [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
         explanation = ctx.explain()
     if chosen := [demo for name, demo in between.items() if not only or name in only]:
         with Iris("64MiB", **choice) as ctx:
@@ -163,10 +162,10 @@ def _row(ctx: Iris, demo: Demo) -> Row:
     about = {"ranks": ctx.num_ranks, **ctx.plugin_names, "device": ctx.device}
     start = time.perf_counter()
     with ctx.scope():
-        r = demo.run(ctx)
+        result = demo.run(ctx)
     seconds = time.perf_counter() - start
-    found = {"error": r.error, "tolerance": r.tolerance, "detail": r.detail, "ok": r.ok}
-    return {"name": demo.name, "title": demo.title, **about, "time_s": seconds, **found}
+    about |= {"name": demo.name, "title": demo.title, "time_s": seconds, "ok": result.ok}
+    return about | dataclasses.asdict(result)
 
 
 def _between_nodes(ctx: Iris) -> DemoResult:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = FusedTuneOptions(**given) if args.ops else TuneOptions(**given)
     if args.ops and device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
-    heap = wanted.heap_nbytes(ranks)
+    heap = max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
     folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)

@@ -65,6 +65,12 @@ class Sample:
         """Bytes of the full buffer."""
         return self.length * self.dtype.itemsize
 
+    @property
+    def heap_nbytes(self) -> int:
+        """A size of heap that every algorithm fits into."""
+        # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
+        return 4 * self.nbytes + (256 << 20)
+
     def tensors(self, ctx: Iris) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Allocate (output, input) on the heap, the input filled; None where this rank has none.  A symmetric call."""
         is_part = self.op in ("reduce_scatter", "scatter"), self.op in ("all_gather", "gather")
@@ -113,11 +119,6 @@ class TuneOptions:
         check_names("element type", self.dtypes, DTYPES)
         if not 0 < self.min_nbytes <= self.max_nbytes:
             raise ArgumentError(f"sizes from {self.min_nbytes} to {self.max_nbytes} bytes are none")
-
-    def heap_nbytes(self, size: int) -> int:
-        """Return the size of the heap of each of `size` ranks, in bytes."""
-        # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
-        return max(64 << 20, 4 * self.max_nbytes + (256 << 20))
 
     def points(self, rank: int, size: int) -> Iterator[Point]:
         """Return what is measured, as one of `size` ranks sees it.

@@ -168,10 +168,6 @@ class FusedTuneOptions:
         if not self.layers or min(min(each) for each in self.layers) < 1:
             raise ArgumentError(f"layers must be given, of positive sizes, not {self.layers}")
 
-    def heap_nbytes(self, size: int) -> int:
-        """Return the size of the heap of each of `size` ranks, in bytes."""
-        return int(max(point.sample.heap_nbytes for point in self.points(0, size)))
-
     def points(self, rank: int, size: int) -> list[Point]:
         """Return what is measured, as one of `size` ranks sees it; ArgumentError if they cannot divide a layer.
 
