@@ -175,6 +175,7 @@ def fused():
 
     C, pieces = shmem.zeros((m, n)), shmem.zeros((m * world, n))
     shmem.barrier()
+    assert shmem.ops.explain("matmul_reduce_scatter", C, A, B).algorithm
     iris.ops.matmul_reduce_scatter_preamble(shmem, C, A, B, None)
     iris.ops.matmul_reduce_scatter(shmem, C, A, B, config=iris.ops.FusedConfig(block_size_m=16, block_size_n=16))
     shmem.ccl.all_gather(pieces, C)

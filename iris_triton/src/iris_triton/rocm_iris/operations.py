@@ -61,8 +61,8 @@ class PortedOperations(Ported, Operations):
         config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
         layout: str = TORCH, *scales: Any,
     ) -> FusedWorkspace | Work:  # fmt: skip
-        if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
-            layout = TILES if len(self.members_of(group)) > 1 else TORCH
+        if op == "matmul_reduce_scatter":
+            layout = self._layout(out, a, b, group, layout)
         run, how = super()._run, None if async_op is None else False  # None: it is only prepared
         call = lambda c: run(op, out, a, b, bias, group, how, c, workspace, gather_dim, layout, *scales)
         result = self._oblige(op, config, call, tiles=layout == TILES)
@@ -70,11 +70,18 @@ class PortedOperations(Ported, Operations):
             self._meet(group)
         return result
 
+    def _layout(self, out: Any, a: Any, b: Any, group: Any, layout: str) -> str:
+        """Return tiles for an output that is as large as the product, where torch's is a part of its rows."""
+        are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
+        if not are_matrices or tuple(out.shape) != (a.shape[0], b.shape[1]):
+            return layout
+        return TILES if len(self.members_of(group)) > 1 else TORCH
 
-def _is_whole(out: Any, a: Any, b: Any) -> bool:
-    """Whether an output is as large as the product, where torch's is a part of its rows."""
-    are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
-    return are_matrices and tuple(out.shape) == (a.shape[0], b.shape[1])
+    def _describe(self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, *how: Any) -> tuple[Any, bool]:  # type: ignore[override]
+        *others, layout, a_scales, b_scales = how
+        if op == "matmul_reduce_scatter":
+            layout = self._layout(out, a, b, group, layout)
+        return super()._describe(op, out, a, b, bias, group, *others, layout, a_scales, b_scales)
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------
