@@ -31,7 +31,7 @@ BUDGETS = {
     "iris_core/*.py": 2847,
     "iris_core/bench": 1388,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1592,
+    "iris_core/cli": 1588,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3553,
     "iris_core/heap": 2791,
