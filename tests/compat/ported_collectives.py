@@ -44,8 +44,8 @@ def all_reduce(dtypes=(torch.float32, torch.bfloat16)):
         assert torch.equal(out.cpu(), want), variant
         out.zero_()
         shmem.ccl.all_reduce(out, inp, op=ReduceOp.SUM, async_op=True, config=config)
+        assert torch.equal(out.cpu(), want), variant  # on the current stream, whose order is enough to read it here
         shmem.barrier()
-        assert torch.equal(out.cpu(), want), variant
     shmem.barrier()
 
 
@@ -144,13 +144,13 @@ def fused():
         assert workspace.matches("matmul_all_reduce", (m, n, k), torch.float32, world)
         check(C, sum(products))
     C.zero_()
-    handle = shmem.ops.matmul_all_reduce(output_tensor=C, A=A, B=B, async_op=True)
-    shmem.barrier()
+    shmem.ops.matmul_all_reduce(output_tensor=C, A=A, B=B, async_op=True)
     check(C, sum(products))
+    shmem.barrier()
     for _ in range(2):
         C.zero_()
-        handle = shmem.ops.matmul_all_reduce(C, A, B, async_op=True, config=config, workspace=workspace)
-        workspace = shmem.ops.matmul_all_reduce(C, A, B, config=config, workspace=handle)
+        workspace = shmem.ops.matmul_all_reduce(C, A, B, async_op=True, config=config, workspace=workspace)
+        workspace = shmem.ops.matmul_all_reduce(C, A, B, config=config, workspace=workspace)
         check(C, sum(products))
 
     bias = _operand(5, n).to(shmem.device)
@@ -175,6 +175,7 @@ def fused():
 
     C, pieces = shmem.zeros((m, n)), shmem.zeros((m * world, n))
     shmem.barrier()
+    assert shmem.ops.explain("matmul_reduce_scatter", C, A, B).algorithm
     iris.ops.matmul_reduce_scatter_preamble(shmem, C, A, B, None)
     iris.ops.matmul_reduce_scatter(shmem, C, A, B, config=iris.ops.FusedConfig(block_size_m=16, block_size_n=16))
     shmem.ccl.all_gather(pieces, C)
@@ -270,7 +271,7 @@ def replayed(times=50):
     shmem.barrier()
     if on_gpu:
         graph = torch.cuda.CUDAGraph()
-        shmem.ccl.all_reduce(out, inp, async_op=True)  # still under way, perhaps, when the capture begins
+        shmem.ccl.all_reduce(out, inp, async_op=True)  # under way, perhaps, when the capture begins
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
         shmem.barrier()

@@ -70,7 +70,7 @@ def numbers(out):
         tl.store(out + i, values[i])
 
 
-def test_numbers_of_events_and_reductions():
+def test_numbers_of_events_and_reductions(ctx):
     out = torch.full((19,), -1)
     numbers[(1,)](out)
     assert out.tolist() == EVENTS

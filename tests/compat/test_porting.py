@@ -1,7 +1,6 @@
-"""What ported contexts do around a call: barriers, handles, configs that cannot be fulfilled."""
+"""What ported contexts do around a call: barriers, streams, configs that cannot be fulfilled."""
 
 import sys
-import threading
 import types
 
 import pytest
@@ -30,15 +29,10 @@ class Binder:
     def members_of(self, group):
         return self.members
 
-    def handle(self, name, done=False):
-        """A handle that notes who waits for it."""
-        wait = lambda timeout_s=None: self.log.append(f"wait {name}")
-        return types.SimpleNamespace(wait=wait, is_completed=lambda: done)
-
     def bind(self, question, key):
         said = [question.op, *(each for each in (question.first, question.second) if isinstance(each, str))]
-        run = lambda out, inp: self.log.append(" ".join(said))
-        return types.SimpleNamespace(run=run, run_async=lambda out, inp: run(out, inp) or self.handle(question.op))
+        run = lambda *_, how="": self.log.append(" ".join(said) + how)
+        return types.SimpleNamespace(run=run, run_async=lambda *_: run(how=" beside"))
 
     def barrier(self, group, async_op):
         self.log.append(f"barrier of {group}")
@@ -54,8 +48,11 @@ MATRIX = torch.zeros(4, 4)
 SPLITS = {"input_split_sizes": [1, 3], "output_split_sizes": [1, 3]}
 CALLS = [
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, "g"), ["all_gather", "barrier of g"]),
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, [0, 1]), ["all_gather", "barrier of [0, 1]"]),
+    (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, [0, 1], async_op=True), ["all_gather"]),
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, async_op=True), ["all_gather"]),
     (lambda ccl: ccl.all_reduce(MATRIX, MATRIX), ["all_reduce", "barrier of None"]),
+    (lambda ccl: ccl.all_reduce(MATRIX, MATRIX, async_op=True), ["all_reduce"]),
     (lambda ccl: ccl.reduce_scatter(MATRIX, MATRIX), ["reduce_scatter tiles", "barrier of None"]),
     (lambda ccl: ccl.reduce_scatter(MATRIX[:2], MATRIX), ["reduce_scatter torch", "barrier of None"]),
     (lambda ccl: ccl.all_to_all(MATRIX, MATRIX), ["all_to_all columns", "barrier of None"]),
@@ -63,6 +60,7 @@ CALLS = [
     (lambda ccl: ccl.all_to_all(MATRIX[0], MATRIX[0]), ["all_to_all torch", "barrier of None"]),
     (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, **SPLITS), ["all_to_all torch", "barrier of None"]),
     (lambda ccl: ccl.broadcast(MATRIX), ["broadcast"]), (lambda ccl: ccl.send(MATRIX, 1), ["send"]),
+    (lambda ccl: ccl.send(MATRIX, 1, async_op=True), ["send beside"]),
 ]  # fmt: skip
 
 
@@ -87,24 +85,14 @@ def test_a_member_alone_waits_for_nobody():
     assert binder.log == ["reduce_scatter torch"]
 
 
-def test_handles_are_joined_once_by_the_thread_that_began_them():
-    ccl, binder = ported()
-    workspace = ccl.all_reduce(MATRIX, MATRIX, async_op=True)
-    assert not workspace.is_completed()
-    ccl._begin(binder.handle("done", done=True))
-    ccl._begin(binder.handle("mine"))
-
-    def theirs():
-        ccl._join()
-        binder.log.append("other")
-        ccl._begin(binder.handle("theirs"))
-
-    other = threading.Thread(target=theirs)
-    other.start()
-    other.join()
-    ccl._join()
-    ccl._join()
-    assert binder.log == ["all_reduce", "other", "wait all_reduce", "wait mine"]
+@table(("op", "shape"), [("all_to_all", (4, 4)), ("all_to_all", (4,)), ("reduce_scatter", (4, 4))])
+def test_calls_that_are_bound_or_explained_have_the_layout_of_calls(op, shape):
+    tensor = torch.zeros(shape)
+    (ccl, binder), described = ported(), []
+    getattr(ccl, op)(tensor, tensor)
+    for what in ("bind", "explain"):
+        described.append(ccl._described(what, op, (tensor, tensor), {})[0].second)
+    assert described == [binder.log[0].split()[1]] * 2
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2893,
+    "iris_core/*.py": 2847,
     "iris_core/bench": 1371,
     "iris_core/ccl": 401,
-    "iris_core/cli": 1641,
+    "iris_core/cli": 1588,
     "iris_core/device": 1345,
     "iris_core/dispatch": 3554,
     "iris_core/heap": 2791,
@@ -42,7 +42,7 @@ BUDGETS = {
     "iris_core/testing": 2219,
     "iris_core/torch_backend": 2087,
     "iris_core/tracing": 522,
-    "iris_core/tuning": 465,
+    "iris_core/tuning": 471,
     "iris_core/world": 2327,
     "iris_allocators/*.py": 543,
     "iris_allocators/driver": 519,
@@ -55,9 +55,9 @@ BUDGETS = {
     "iris_triton/gemm": 2515,
     "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
-    "iris_triton/rocm_iris": 1302,
+    "iris_triton/rocm_iris": 1166,
     "iris_triton/testing": 599,
-    "iris_triton/tiles": 1126,
+    "iris_triton/tiles": 1094,
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 544,
     "iris_gluon/gemm": 1298,

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Iris": "iris_core.api",
-    "IrisSettings": "iris_core.settings",
-    "PluginSettings": "iris_core.settings",
     "hookimpl": "iris_core.hooks",
-    "logger": "iris_core.logs",
     "run": "iris_core.world.launch",
-    "set_logger_level": "iris_core.logs",
+    **dict.fromkeys(["IrisSettings", "PluginSettings"], "iris_core.settings"),
+    **dict.fromkeys(["logger", "set_logger_level"], "iris_core.logs"),
 }
 
 __all__ = ["Iris", "IrisSettings", "PluginSettings", "__version__", "hookimpl", "logger", "run", "set_logger_level"]

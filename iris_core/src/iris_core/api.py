@@ -119,19 +119,12 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            binder = self._binder = Binder(
-                self,
-                opened.heap,
-                opened.world,
-                opened.spec,
-                opened.reports,
-                Providers(
-                    opened.backend, self.target, opened.maker.create, opened.allocator.info.provides, opened.world
-                ),
-                opened.device_barriers,
-            )
-            undo.callback(binder.close)
-            opened.reports.describers.append(binder.explain_report)
+            create, provides = opened.maker.create, opened.allocator.info.provides
+            providers = Providers(opened.backend, self.target, create, provides, opened.world)
+            of = opened.heap, opened.world, opened.spec, opened.reports, providers, opened.device_barriers
+            self._binder = Binder(self, *of)
+            undo.callback(self._binder.close)
+            opened.reports.describers.append(self._binder.explain_report)
             self._world.barrier()
             self._closing = undo.pop_all()
         self._closed = ""
@@ -439,14 +432,9 @@ class Iris(TensorFactories, OneSided, NodeMembers):
         return self.heap.is_symmetric(tensor)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give a tensor's block back.
+        """Give a tensor's block back, which is reused after the next barrier; see `SymmetricHeap.free`.
 
         Collective: every rank frees the same tensor at the same place in its sequence of calls; no rank waits.
-        The block is reused after the next barrier, when no rank can still be writing to it.
-
-        Raises:
-            NotOnHeapError: the tensor is not one of this heap's allocations.
-            HeapError: it was freed before.
         """
         self._check_tensor(tensor, "free")
         self.heap.free(tensor)

@@ -15,17 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 __all__ = [
-    "DEBUG",
-    "ERROR",
-    "INFO",
-    "LEVELS",
-    "WARNING",
-    "RankFormatter",
-    "RankLogger",
-    "logger",
-    "rank_logger",
+    "DEBUG", "ERROR", "INFO", "LEVELS", "WARNING", "RankFormatter", "RankLogger", "logger", "rank_logger",
     "set_logger_level",
-]
+]  # fmt: skip
 
 LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "ERROR": ERROR}
 """Level names that IRIS_LOG_LEVEL accepts, in any case."""

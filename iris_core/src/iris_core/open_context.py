@@ -60,13 +60,8 @@ class Maker:
         registry = default_registry()
         given = self.options.get(record.name, {})
         settings = load_plugin_settings(record.name, registry.settings_class(record), given)
-        request = CreateRequest(
-            target=self.target,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
-            heap_nbytes=int(self.settings.heap_size) + self.system_nbytes,
-            settings=settings,
-        )
+        nbytes = int(self.settings.heap_size) + self.system_nbytes
+        request = CreateRequest(self.target, self.world.rank, self.world.world_size, nbytes, settings)
         return registry.create(record, request)
 
     @property

@@ -379,7 +379,20 @@ class SupportsGroups(Protocol):
 
 
 class Context(Protocol):
-    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
+    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there.
+
+    Attributes:
+        device: device of the heap, as torch names it.
+        target: the same, with its architecture.
+        backend: the device backend.
+        settings, heap: the context's `IrisSettings` and `SymmetricHeap`.
+    """
+
+    device: str
+    target: DeviceTarget
+    backend: DeviceBackend
+    settings: Any
+    heap: Any
 
     @property
     def cur_rank(self) -> int:
@@ -388,26 +401,6 @@ class Context(Protocol):
     @property
     def num_ranks(self) -> int:
         """Number of ranks."""
-
-    @property
-    def device(self) -> str:
-        """Device of the heap, as torch names it."""
-
-    @property
-    def target(self) -> DeviceTarget:
-        """The same, with its architecture."""
-
-    @property
-    def backend(self) -> DeviceBackend:
-        """The device backend."""
-
-    @property
-    def settings(self) -> Any:
-        """The context's `IrisSettings`."""
-
-    @property
-    def heap(self) -> Any:
-        """The context's `SymmetricHeap`."""
 
     def get_device_context(self) -> torch.Tensor:
         """Return the context tensor."""

@@ -332,19 +332,47 @@ class CollectiveRequest:
     multicast: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FusedRequest:
-    """One call of `ctx.ops`, described for choosing an algorithm; docs/ops.md says more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRequest:
+    """What the requests of `ctx.ops` have in common; docs/ops.md says more.
 
     Attributes:
-        op: "matmul_all_reduce", "all_gather_matmul", "matmul_all_gather" or "matmul_reduce_scatter".
-        m, n, k: the product that each rank computes: m x k times k x n.
-        dtype: torch's name of the operands' element type.
+        op: "matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter" or
+            "all_reduce_rms_norm".
+        dtype: torch's name of the operands' element type, or that of x and of the residual.
         out_dtype: likewise of the result's.
-        nbytes: bytes of what is moved: of the gathered A, or of the product.
+        nbytes: bytes of what is moved: of the gathered A, of the product, or of x.
         rank: this rank in the group.
         members: ranks of the world that take part, in the group's order.
         target: device of this rank.
+        options: see `FusedRequest` and `NormRequest`.
+        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
+        nodes: as in `CollectiveRequest`.
+    """
+
+    op: str
+    dtype: str
+    out_dtype: str
+    nbytes: int
+    rank: int
+    members: tuple[int, ...]
+    target: DeviceTarget
+    options: Mapping[str, Any] = field(default_factory=dict)
+    processors: int = 1
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks take part."""
+        return len(self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedRequest(OperationRequest):
+    """One product of `ctx.ops`, described for choosing an algorithm; see `OperationRequest`.
+
+    Attributes:
+        m, n, k: the product that each rank computes: m x k times k x n.
         a_stride, b_stride, out_stride: of the tensors, in elements.
         out_shape: rows and columns of the output.
         bias_stride: how far, in elements of the bias, a step down and a step to the right go; None without a bias.
@@ -357,20 +385,11 @@ class FusedRequest:
         scales: what of A and B has a scale: "rows" (A's rows, B's columns), "blocks" (1 x 128 of A, 128 x 128 of B) or
             "none".
         scale_strides: of A's scales and of B's, in elements: to the next row or block down, and to the right.
-        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
-        nodes: as in `CollectiveRequest`.
     """
 
-    op: str
     m: int
     n: int
     k: int
-    dtype: str
-    out_dtype: str
-    nbytes: int
-    rank: int
-    members: tuple[int, ...]
-    target: DeviceTarget
     a_stride: tuple[int, ...]
     b_stride: tuple[int, ...]
     out_stride: tuple[int, ...]
@@ -379,17 +398,9 @@ class FusedRequest:
     reach_a: bool
     reach_out: bool
     aligned: tuple[bool, bool, bool, bool]
-    options: Mapping[str, Any] = field(default_factory=dict)
     b_dtype: str = ""
     scales: str = "none"
     scale_strides: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    processors: int = 1
-    nodes: tuple[int, ...] = ()
-
-    @property
-    def group_size(self) -> int:
-        """How many ranks take part."""
-        return len(self.members)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -397,51 +408,28 @@ class FusedRequest:
         return self.m, self.n, self.k
 
 
-@dataclass(frozen=True, slots=True)
-class NormRequest:
-    """One call of `all_reduce_rms_norm`, described for choosing an algorithm; docs/ops.md says more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormRequest(OperationRequest):
+    """One call of `all_reduce_rms_norm`, described for choosing an algorithm; see `OperationRequest`.
 
     All its tensors are contiguous.
 
     Attributes:
-        op: "all_reduce_rms_norm".
         rows, hidden: of x, the residual and the output.
-        dtype: torch's name of the element type of x and of the residual.
-        out_dtype: likewise of the output; of an 8-bit float there is a scale for each row.
-        weight_dtype: likewise of the weight.
+        out_dtype: of an 8-bit float there is a scale for each row.
+        weight_dtype: torch's name of the weight's element type.
         eps: added to the mean of the squares.
-        nbytes: bytes of x.
-        rank: this rank in the group.
-        members: ranks of the world that take part, in the group's order.
-        target: device of this rank.
         direct_in: peers can address x: it lies on the heap.
         aligned: x, the residual, the weight and the output begin at multiples of 16 bytes.
         options: "layout" ("torch"), "in_place" (True: of the residual), "config" (fields of `Config` that were given).
-        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
-        nodes: as in `CollectiveRequest`.
     """
 
-    op: str
     rows: int
     hidden: int
-    dtype: str
-    out_dtype: str
     weight_dtype: str
     eps: float
-    nbytes: int
-    rank: int
-    members: tuple[int, ...]
-    target: DeviceTarget
     direct_in: bool
     aligned: bool
-    options: Mapping[str, Any] = field(default_factory=dict)
-    processors: int = 1
-    nodes: tuple[int, ...] = ()
-
-    @property
-    def group_size(self) -> int:
-        """How many ranks take part."""
-        return len(self.members)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -328,7 +328,7 @@ class Collectives(Calls):
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
-                return self._run(op, out, inp, group, async_op, config, first, second)
+                return Collectives._run(self, op, out, inp, group, async_op, config, first, second)
         key: Any = None
         bound = None
         # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
@@ -383,7 +383,7 @@ class Collectives(Calls):
             bound = self._bound.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
-                return self._run(op, out, inp, tuple(group), async_op, config, first, second)
+                return Collectives._run(self, op, out, inp, tuple(group), async_op, config, first, second)
             key = None
         if bound is None:
             bound = self._binder.bind(CollectiveCall(op, out, inp, group, config, first, second), key)

@@ -65,9 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return 2
         return int(_module(args.command).run(args))
-    except IrisError as error:
-        print(f"iris: {error}", file=sys.stderr)
-        return 1
     except ModuleNotFoundError as error:  # of torch or another requirement, in an environment that is not complete
         logger.debug("", exc_info=True)
         name = str(error.name).partition(".")[0]
@@ -76,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `iris plugins | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:  # its text names the file
+    except (IrisError, OSError) as error:  # whose text names the file
         logger.debug("", exc_info=True)
         print(f"iris: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._output import print_table
+from iris_core.errors import BenchmarkError
 from iris_core.world.scaling import OPS, SIZES, Level, Machine
 
 if TYPE_CHECKING:
@@ -44,8 +46,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> int:
     """Print what the model says of 1 to 128 nodes; 2 if a constant makes no sense."""
-    from iris_core.cli._output import print_table
-
     wrong = [name for name, value in vars(args).items() if isinstance(value, int | float) and not 0 < value < math.inf]
     if wrong:
         print(f"iris: --{wrong[0].replace('_', '-')} must be a number above 0", file=sys.stderr)
@@ -69,8 +69,6 @@ def _model(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from iris_core.bench import Report
     from iris_core.bench.results import REGRESSIONS, VERDICTS, compare, differences
-    from iris_core.cli._output import print_table
-    from iris_core.errors import BenchmarkError
 
     if not 0 <= args.tolerance < math.inf:
         print(f"iris: --tolerance {args.tolerance:g} must be a number of percent, 0 or above", file=sys.stderr)

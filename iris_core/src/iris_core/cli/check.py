@@ -11,9 +11,10 @@ import tempfile
 from typing import Any
 
 from iris_core.cli import all_orders
+from iris_core.cli._output import print_json
 from iris_core.cli.timeline import draw
 from iris_core.errors import SettingsError
-from iris_core.settings import ORDINARY_CHECKS
+from iris_core.settings import ORDINARY_CHECKS, load_settings
 
 Row = dict[str, Any]
 
@@ -40,9 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
     In several schedules, its own status is the first one that is not 0, and its output is shown where it is not.
     """
-    from iris_core.cli._output import print_json
-    from iris_core.settings import load_settings
-
     for option, number in (("--seeds", args.seeds), ("--all-orders", args.all_orders)):
         if number is not None and number < 1:
             raise SettingsError(f"{option} needs a positive number, got {number}")

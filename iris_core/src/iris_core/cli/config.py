@@ -8,6 +8,13 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._arguments import registry_as_set
+from iris_core.cli._output import print_json, print_table
+from iris_core.errors import ArgumentError, PluginError, SettingsError
+from iris_core.logs import logger
+from iris_core.settings import PREFIX, IrisSettingsWarning, describe, nearest, warn_unknown_variables
+from iris_core.types import PluginKind, PluginState
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -29,9 +36,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the settings; 1 if one of them has a wrong value."""
-    from iris_core.cli._arguments import registry_as_set
-    from iris_core.cli._output import print_json, print_table
-
     rows, problems, unknown = survey(registry_as_set())
     if args.name is not None:
         rows = [_named(args.name, rows)]
@@ -50,17 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
     """Return the setting of a name, as a variable or without its prefix, in any case."""
-    import difflib
-
-    from iris_core.errors import ArgumentError
-
     known = {row.variable: row for row in rows}
-    variable = f"IRIS_{name.upper().removeprefix('IRIS_')}"
+    variable = PREFIX + name.upper().removeprefix(PREFIX)
     if variable not in known:
-        near = difflib.get_close_matches(variable, known, 1)
-        raise ArgumentError(
-            f"there is no setting {name!r}; " + (f"did you mean {near[0]}?" if near else "see iris config")
-        )
+        raise ArgumentError(f"there is no setting {name!r}" + nearest(variable, known, PREFIX))
     return known[variable]
 
 
@@ -71,11 +68,6 @@ def _first(text: str) -> str:
 
 def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:
     """Return the settings of the core and of all plugins that can be loaded, what is wrong, and unknown variables."""
-    from iris_core.errors import PluginError, SettingsError
-    from iris_core.logs import logger
-    from iris_core.settings import IrisSettingsWarning, describe, warn_unknown_variables
-    from iris_core.types import PluginKind, PluginState
-
     rows, problems = list["SettingRow"](), list[str]()
     classes: dict[str, type[PluginSettings] | None] = {"": None}  # the core's
     for record in registry.records():

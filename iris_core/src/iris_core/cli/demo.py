@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from iris_core.cli._arguments import check, num_gpus
+from iris_core.cli._output import print_json, print_table
+from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
     import argparse
@@ -34,9 +40,6 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     import iris_core
-    from iris_core.cli._arguments import check
-    from iris_core.cli._output import print_json, print_table
-    from iris_core.errors import ArgumentError
     from iris_core.world.nodes import VARIABLE, sizes_of
 
     check(args)
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_plugins(allocator: str, backend: str) -> None:
     """Refuse in one line, before ranks are started, plugins that none of them could open on the CPU."""
     from iris_core.device.targets import device_targets
-    from iris_core.errors import ArgumentError, NoUsablePluginError
+    from iris_core.errors import NoUsablePluginError
     from iris_core.registry import default_registry
     from iris_core.registry.select import select
     from iris_core.settings import load_settings
@@ -96,9 +99,6 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
 
     Ranks that share a GPU take turns on it, waiting included: that is slow and has to be asked for (`--device cuda`).
     """
-    from iris_core.cli._arguments import num_gpus
-    from iris_core.errors import ArgumentError
-
     gpus = num_gpus()
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
     if on_gpus and not gpus:
@@ -129,8 +129,6 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
 
     On nodes of these sizes they run in each node, and collectives between nodes afterwards.
     """
-    import itertools
-
     from iris_core import Iris
     from iris_core.types import Demo
 
@@ -138,11 +136,10 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
     if sizes:
         import torch.distributed as dist
 
-        ends = list(itertools.accumulate(sizes))
-        made = [dist.new_group(list(range(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
-        group = made[next(node for node, end in enumerate(ends) if dist.get_rank() < end)]
+        ends = itertools.accumulate(sizes)
+        nodes = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+        group, _ = dist.new_subgroups_by_enumeration(nodes)  # type: ignore[no-untyped-call]
     between = {"between-nodes": Demo("between-nodes", "collectives of all nodes", _between_nodes)} if sizes else {}
-    rows = []
     with Iris("64MiB", group=group, **choice) as ctx:
         offered: Sequence[Demo] = getattr(ctx.backend, "demos", tuple)()
         if not offered:
@@ -151,7 +148,7 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
         if unknown := set(only) - demos.keys() - between.keys():
             names = ", ".join([*demos, *between])
             return None, f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}"
-        rows += [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
+        rows = [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
         explanation = ctx.explain()
     if chosen := [demo for name, demo in between.items() if not only or name in only]:
         with Iris("64MiB", **choice) as ctx:
@@ -165,10 +162,10 @@ def _row(ctx: Iris, demo: Demo) -> Row:
     about = {"ranks": ctx.num_ranks, **ctx.plugin_names, "device": ctx.device}
     start = time.perf_counter()
     with ctx.scope():
-        r = demo.run(ctx)
+        result = demo.run(ctx)
     seconds = time.perf_counter() - start
-    found = {"error": r.error, "tolerance": r.tolerance, "detail": r.detail, "ok": r.ok}
-    return {"name": demo.name, "title": demo.title, **about, "time_s": seconds, **found}
+    about |= {"name": demo.name, "title": demo.title, "time_s": seconds, "ok": result.ok}
+    return about | dataclasses.asdict(result)
 
 
 def _between_nodes(ctx: Iris) -> DemoResult:

@@ -24,10 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iris_core.cli._arguments import num_gpus, registry_as_set, seconds
+from iris_core.cli._output import print_json, print_table
+from iris_core.cli.config import survey
 from iris_core.device.targets import device_targets
 from iris_core.diagnosis import Finding, PairCheck, Verdict
 from iris_core.errors import IrisError, PeerLostError, error_text
 from iris_core.registry import default_registry
+from iris_core.registry.discovery import folder_of, identity, installed
+from iris_core.registry.select import select
+from iris_core.settings import IrisSettings, load_settings
 from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 from iris_core.world.launch import RankError
 from iris_core.world.launch import run as start_ranks
@@ -69,8 +74,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if anything is broken."""
-    from iris_core.cli._output import print_json, print_table
-
     report = examine(self_test=not args.no_self_test, timeout_s=args.timeout)
     broken = [finding["subject"] for finding in report["findings"] if finding["verdict"] is Verdict.BROKEN]
     if args.json:
@@ -179,8 +182,6 @@ def _sharing() -> Finding:
 
 def examine_packages() -> Finding:
     """Say which distributions there are; broken, if one of them is damaged."""
-    from iris_core.registry.discovery import folder_of, identity, installed
-
     found = {}
     for distribution in installed():
         try:
@@ -196,8 +197,6 @@ def examine_packages() -> Finding:
 
 def examine_settings() -> list[Finding]:
     """Say which settings are wrong or misspelt, and block plugins as they say."""
-    from iris_core.cli.config import survey
-
     with contextlib.suppress(IrisError):  # it is among the problems
         registry_as_set()
     _, problems, unknown = survey(default_registry())
@@ -275,9 +274,6 @@ def _no_gpu(torch: Any, built: str) -> Finding:
 
 def survey_plugins(facts: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     """Return the findings of every plugin that can be loaded, and what `Iris()` would choose."""
-    from iris_core.registry.select import select
-    from iris_core.settings import load_settings
-
     targets = [DeviceTarget(DeviceType.CPU), *(device_targets(f"cuda:{each['index']}", 0)[0] for each in facts["gpus"])]
     findings, settings, registry = list[Finding](), None, default_registry()
     with contextlib.suppress(IrisError):  # examine_settings reports it
@@ -378,9 +374,6 @@ def plan(registry: Registry, gpus: int, hip: bool) -> list[SelfTest]:
 
     With two GPUs or more (AMD's if `hip`) they run there, a rank on each; with fewer on CPU ranks, and on the one GPU.
     """
-    from iris_core.registry.select import select
-    from iris_core.settings import IrisSettings
-
     gpu, cpu = DeviceTarget(DeviceType.HIP if hip else DeviceType.CUDA), DeviceTarget(DeviceType.CPU)
     cpu_ranks = _CPU_RANKS if len(os.sched_getaffinity(0)) >= _CPU_RANKS else 2
     count = collections.Counter((each.kind, each.name) for each in registry.records())

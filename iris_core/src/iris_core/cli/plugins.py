@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._arguments import registry_as_set
+from iris_core.cli._output import print_json, print_table
+from iris_core.types import PluginState
+
 if TYPE_CHECKING:
     import argparse
 
@@ -20,10 +24,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the plugins; 1 if any is broken."""
-    from iris_core.cli._arguments import registry_as_set
-    from iris_core.cli._output import print_json, print_table
-    from iris_core.types import PluginState
-
     records = registry_as_set().load_all()
     if args.json:
         print_json([record.to_json() for record in records])

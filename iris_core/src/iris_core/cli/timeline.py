@@ -39,7 +39,7 @@ def draw(path: str, recorded: list[Row], most: int = 100) -> int:
     for rows in lanes.values():
         rows.sort(key=lambda row: row["ns"])
     drawn: dict[Lane, set[int]] = {}
-    marks: list[tuple[str, float, list[tuple[Lane, int]]]] = []
+    marks: list[tuple[str, list[tuple[Lane, int]]]] = []
     for lane, row in sorted(findings, key=lambda each: each[1]["ns"])[:most]:
         sides = []
         for side in (row["finding"]["other"], row["finding"]["access"]):
@@ -47,16 +47,15 @@ def draw(path: str, recorded: list[Row], most: int = 100) -> int:
             at = None if side is None else _last(lanes.get(where, []), side, row["ns"])
             if at is not None:
                 sides.append((where, at))
-                drawn.setdefault(where, set()).update(range(max(at - _AROUND, 0), at + _AROUND + 1))
-        marks.append((row["finding"]["text"], row["ns"], sides))
-    starts = [lanes[lane][min(found)]["ns"] for lane, found in drawn.items()]
-    zero = min(starts, default=0)
-    lines: list[Row] = []
-    for rank in sorted({rank for rank, _ in drawn}):
-        lines.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
+                last = min(at + _AROUND, len(lanes[where]) - 1)
+                drawn.setdefault(where, set()).update(range(max(at - _AROUND, 0), last + 1))
+        marks.append((row["finding"]["text"], sides))
+    zero = min((lanes[lane][min(found)]["ns"] for lane, found in drawn.items()), default=0)
+    ranks, process = sorted({rank for rank, _ in drawn}), {"ph": "M", "name": "process_name"}
+    lines: list[Row] = [{**process, "pid": rank, "args": {"name": f"rank {rank}"}} for rank in ranks]
     for lane, found in drawn.items():
         lines += _lane(lane, lanes[lane], sorted(found), zero)
-    for number, (text, _, sides) in enumerate(marks, 1):
+    for number, (text, sides) in enumerate(marks, 1):
         for index, (lane, at) in enumerate(sides):
             begin = _us(lanes[lane][at]["ns"], zero)
             common = {"pid": lane[0], "tid": _thread(lane), "ts": begin, "cat": "finding"}
@@ -64,14 +63,13 @@ def draw(path: str, recorded: list[Row], most: int = 100) -> int:
             if len(sides) == 2:
                 flow = {"ph": "f", "bp": "e"} if index else {"ph": "s"}
                 lines.append({**flow, "id": number, "name": "not ordered", **common})
-    write(pathlib.Path(path), map(json.dumps, lines), {"findings": [text for text, *_ in marks]})
+    write(pathlib.Path(path), map(json.dumps, lines), {"findings": [text for text, _ in marks]})
     return len(marks)
 
 
 def _last(rows: list[Row], side: Row, before: float) -> int | None:
     """The last access of a program that a side of a finding may be; None if it is no longer known."""
-    for at in range(len(rows) - 1, -1, -1):
-        row = rows[at]
+    for at, row in reversed(list(enumerate(rows))):
         if row["ns"] <= before and all(row[name] == side[name] for name in ("what", "file", "line")):
             return at
     return None
@@ -83,8 +81,6 @@ def _lane(lane: Lane, rows: list[Row], found: list[int], zero: int) -> list[Row]
     name = f"rank {rank}, " + ("host" if program is None else f"program {program}")
     lines: list[Row] = [{"ph": "M", **common, "name": "thread_name", "args": {"name": name}}]
     for at in found:
-        if at >= len(rows):
-            break
         row = rows[at]
         begin = _us(row["ns"], zero)
         end = _us(rows[at + 1]["ns"], zero) if at + 1 < len(rows) else begin + 1

@@ -10,6 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iris_core.cli._arguments import check, num_gpus, seconds
+from iris_core.errors import ArgumentError, SettingsError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,8 +38,6 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
-    from iris_core.cli._arguments import seconds
-
     raw = argparse.RawDescriptionHelpFormatter
     about = "measure collectives or fused operations on this machine, so that the fastest algorithm is chosen"
     add = subparsers.add_parser(
@@ -61,8 +62,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
-    from iris_core.cli._arguments import check
-
     check(args, least_ranks=2)
     asked = (_layers if args.ops else _sizes)(args)
     import torch
@@ -72,10 +71,17 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.dispatch.choice import file_name
     from iris_core.dispatch.tables import merged, versions, write_table
     from iris_core.settings import load_settings
+    from iris_core.tuning.collectives import TuneOptions
+    from iris_core.tuning.matmuls import FusedTuneOptions
     from iris_core.tuning.tuner import tune_on_this_rank
 
     ranks, device = _ranks(args.ranks, args.device)
-    wanted, heap = (_operations if args.ops else _collectives)(args, asked, ranks, device)
+    given = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ()), **asked}
+    given = {name: value for name, value in given.items() if value}
+    wanted = FusedTuneOptions(**given) if args.ops else TuneOptions(**given)
+    if args.ops and device == "cpu" and not args.shape:
+        raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
+    heap = max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
     folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)
@@ -94,11 +100,9 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(found.wrong))
 
 
-def _sizes(args: argparse.Namespace) -> dict[str, int]:
+def _sizes(args: argparse.Namespace) -> dict[str, Any]:
     """Return the smallest and largest buffer of collectives in bytes, where they are given."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    from iris_core.errors import ArgumentError
 
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
@@ -114,38 +118,14 @@ def _sizes(args: argparse.Namespace) -> dict[str, int]:
     return given
 
 
-def _collectives(args: argparse.Namespace, asked: Any, ranks: int, device: str) -> tuple[object, int]:
-    """Return the collectives to measure, and the size of the heap in bytes."""
-    from iris_core.tuning.collectives import TuneOptions
-
-    given: dict[str, Any] = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ()), **asked}
-    wanted = TuneOptions(**{name: value for name, value in given.items() if value})
-    # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
-    return wanted, max(64 << 20, 4 * wanted.max_nbytes + (256 << 20))
-
-
-def _layers(args: argparse.Namespace) -> list[tuple[int, ...]]:
+def _layers(args: argparse.Namespace) -> dict[str, Any]:
     """Return the shapes of fused operations that are given."""
-    from iris_core.errors import ArgumentError
-
     if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name)]:
         raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
     for text in args.shape:
         if not re.fullmatch(r"([1-9]\d*)(x[1-9]\d*){2}", text):
             raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
-    return [tuple(map(int, text.split("x"))) for text in args.shape]
-
-
-def _operations(args: argparse.Namespace, layers: Any, ranks: int, device: str) -> tuple[object, int]:
-    """Return the fused operations to measure, and the size of the heap in bytes."""
-    from iris_core.errors import ArgumentError
-    from iris_core.tuning.matmuls import FusedTuneOptions
-
-    given: dict[str, Any] = {"ops": args.op, "dtypes": args.dtype, "layers": layers}
-    wanted = FusedTuneOptions(**{name: tuple(value) for name, value in given.items() if value})
-    if device == "cpu" and not layers:
-        raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
-    return wanted, max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
+    return {"layers": tuple(tuple(map(int, text.split("x"))) for text in args.shape)}
 
 
 def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
@@ -154,7 +134,6 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
     Else it is replaced, or refused if it `must_fit`; so is a file that cannot be made.
     """
     from iris_core.dispatch.tables import read_table
-    from iris_core.errors import ArgumentError, SettingsError
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
@@ -178,9 +157,6 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
-    from iris_core.cli._arguments import num_gpus
-    from iris_core.errors import ArgumentError
-
     gpus = num_gpus()
     device = device or ("cuda" if gpus > 1 else "cpu")
     ranks = ranks or (gpus if device == "cuda" else 2)

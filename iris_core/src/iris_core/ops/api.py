@@ -488,7 +488,7 @@ class Operations(Calls):
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
-                return self._run(op, out, a, b, bias, group, async_op, config, workspace, gather_dim, layout, *scales)
+                return Operations._run(self, op, out, a, b, bias, group, async_op, *how[2:], *scales)
         bound = self._find((op, out, a, b, bias, group, config, gather_dim, layout, *scales), workspace)
         if async_op:
             return bound.run_async(out, a, b, bias, *scales)  # type: ignore[no-any-return]

@@ -65,6 +65,12 @@ class Sample:
         """Bytes of the full buffer."""
         return self.length * self.dtype.itemsize
 
+    @property
+    def heap_nbytes(self) -> int:
+        """A size of heap that every algorithm fits into."""
+        # two buffers; workspaces lie between them and stay, so twice that, for room in one piece
+        return 4 * self.nbytes + (256 << 20)
+
     def tensors(self, ctx: Iris) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Allocate (output, input) on the heap, the input filled; None where this rank has none.  A symmetric call."""
         is_part = self.op in ("reduce_scatter", "scatter"), self.op in ("all_gather", "gather")

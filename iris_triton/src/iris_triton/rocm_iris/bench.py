@@ -1,15 +1,5 @@
 """`iris.bench` of AMD's Iris: its decorators and its command line, on top of `iris_core.bench`.
 
-    @bench.register
-    @bench.axis("num_ranks", [2, 4, 8])
-    @bench.axis("n", bench.power_of_two(10, 16))
-    def all_gather(state, ctx):
-        ...
-        state.exec(lambda: ctx.ccl.all_gather(out, inp), preamble_fn=...)
-
-    if __name__ == "__main__":
-        bench.main()
-
 Data is not verified by such benchmarks; `state.exec(..., check=...)` and `state.provider` do that.
 """
 

@@ -1,9 +1,4 @@
-"""`ctx.ccl` as scripts of AMD's Iris call it.
-
-Where shapes say which layout is meant, they decide.  A call that is not asynchronous ends with a barrier of the group's
-devices, where AMD's Iris has one of all hosts: what comes next may use the memory of peers.  An asynchronous one
-returns its handle, and `ctx.barrier()` waits for it.
-"""
+"""`ctx.ccl` as scripts of AMD's Iris call it."""
 
 from __future__ import annotations
 
@@ -16,25 +11,24 @@ from typing import TYPE_CHECKING, Any
 from iris_core.ccl.api import Collectives
 from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
 from iris_core.errors import UnsupportedError
-from iris_triton.rocm_iris.configs import Handle, Ported
+from iris_triton.rocm_iris.configs import Ported
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
     from iris_core.api import Iris
-    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.requests import CollectiveCall
     from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
 
-_ENDING_TOGETHER = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+_THEIRS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # others are as with `iris_core.Iris`
 
 
 @dataclass(eq=False)
-class AllReduceWorkspace(Handle):
-    """Describes a call of `ctx.ccl.all_reduce`, which returns it, and is the handle of an asynchronous one.
+class AllReduceWorkspace:
+    """Describes a call of `ctx.ccl.all_reduce`, which returns it.
 
     It may be passed on to the next call, or left out.  Buffers and flags belong to the library, so `ring_buffer`,
     `flags` and `locks` are None, and `prepared` is True.
@@ -47,12 +41,17 @@ class AllReduceWorkspace(Handle):
     variant: str = "auto"
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
-    ring_buffer: None = None
-    flags: None = None
-    locks: None = None
     num_rings: int = 1
     flags_per_tile: int = 0
     prepared: bool = True
+    ring_buffer = flags = locks = None
+
+    def describe(self, tensor: torch.Tensor, config: Config | None) -> AllReduceWorkspace:
+        """Describe a call, and return this."""
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.variant = (config and config.named("all_reduce")[0]) or "auto"
+        self.num_rings = getattr(config, "all_reduce_num_rings", None) or 1
+        return self
 
 
 def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
@@ -61,23 +60,18 @@ def _checked(workspace: AllReduceWorkspace | None) -> AllReduceWorkspace:
     return workspace or AllReduceWorkspace()
 
 
-def _described(own: AllReduceWorkspace, tensor: torch.Tensor, config: Config | None, work: Any) -> AllReduceWorkspace:
-    own.shape, own.dtype, own.work = tuple(tensor.shape), tensor.dtype, work
-    own.variant = (config and config.named("all_reduce")[0]) or "auto"
-    own.num_rings = getattr(config, "all_reduce_num_rings", None) or 1
-    return own
-
-
 class PortedCollectives(Ported, Collectives):
     """`Collectives` with the layouts and workspaces of AMD's Iris, and configs that are advice.
 
-    Without a layout and split sizes, `all_to_all` of matrices exchanges chunks of columns, as in AMD's Iris; everything
-    else exchanges rows, as in torch.
+    The operations that AMD's Iris has end with a barrier of the group's devices: what comes next may use the memory of
+    peers.  With `async_op=True` they do not, and run on the current stream all the same: what is launched next reads
+    their result, and there is no handle.  Where shapes say which layout is meant, they decide; `all_to_all` of matrices
+    exchanges chunks of columns.
     """
 
     _has_gluon = False
 
-    def all_reduce(
+    def all_reduce(  # type: ignore[override]
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -89,11 +83,11 @@ class PortedCollectives(Ported, Collectives):
     ) -> AllReduceWorkspace:
         """Reduce the inputs of all members into the output of each; see `iris_core.ccl.api.Collectives`.
 
-        Returns the workspace, of an earlier call or of `all_reduce_preamble`, or a new one; with `async_op` it is the
-        handle as well.
+        Returns the workspace, of an earlier call or of `all_reduce_preamble`, or a new one.
         """
         own = _checked(workspace)
-        return _described(own, input, config, super().all_reduce(output, input, op, group, async_op, config))
+        super().all_reduce(output, input, op, group, async_op, config)
+        return own.describe(input, config)
 
     def all_reduce_preamble(
         self,
@@ -113,7 +107,8 @@ class PortedCollectives(Ported, Collectives):
             if not chosen.algorithm:
                 raise UnsupportedError(f"all_reduce: {chosen.why}")
 
-        return _described(own, input, config, self._oblige("all_reduce", config, check))
+        self._oblige("all_reduce", config, check)
+        return own.describe(input, config)
 
     def _add_gluon(self, config: Config | None) -> None:
         """Add the algorithms in Gluon for the first config that wants one; an UnsupportedError without iris-gluon."""
@@ -132,56 +127,45 @@ class PortedCollectives(Ported, Collectives):
 
     all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-    def _layout(self, op: str, out: Any, inp: Any, group: Any, first: Any, second: Any) -> Any:
-        """Return the layout of a call: what its shapes say, where they do; `second` of operations that have none."""
+    def _how(self, op: str, out: Any, inp: Any, group: Any, first: Any = None, second: Any = None) -> tuple[Any, Any]:
+        """Return the options of a call, in which the layout is what its shapes say, where they do."""
         shape = getattr(inp, "shape", ())
         if len(shape) == 2 and getattr(out, "shape", None) == shape:
             if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
-                return COLUMNS
+                return first, COLUMNS
             if op == "reduce_scatter":  # torch's output is a part; one member alone gets all
-                return TILES if len(self._binder.members_of(group)) > 1 else TORCH
-        return TORCH if op == "all_to_all" and second is None else second
+                return first, TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        return first, TORCH if op == "all_to_all" and second is None else second
 
-    def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
-        """Return which algorithm serves a call; see `iris_core.ccl.api.Collectives`."""
-        return super().explain(op, *tensors, **{"layout": None, **options} if op == "all_to_all" else options)
+    def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Any, bool]:
+        return super()._described(what, op, tensors, {"layout": None, **options} if op == "all_to_all" else options)
 
     def _describe(  # type: ignore[override]
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
-        second: Any = None,
-    ) -> tuple[CollectiveCall, bool]:  # fmt: skip
+        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
+    ) -> tuple[CollectiveCall, bool]:
         self._add_gluon(config)
-        second = self._layout(op, out, inp, group, first, second)
-        return super()._describe(op, out, inp, group, async_op, config, first, second)
+        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, *how))
 
     def _run(
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, first: Any = None,
-        second: Any = None,
-    ) -> Work | None:  # fmt: skip
+        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
+    ) -> Work | None:
         self._add_gluon(config)
-        second = self._layout(op, out, inp, group, first, second)
-        run = super()._run
-        call = lambda c: run(op, out, inp, group, async_op, c, first, second)
-        work = self._oblige(op, config, call, tiles=second == TILES)
-        if work is not None:
-            self._begin(work)
-        elif op in _ENDING_TOGETHER:
+        how = self._how(op, out, inp, group, *how)
+        run, beside = super()._run, async_op and op not in _THEIRS
+        work = self._oblige(op, config, lambda c: run(op, out, inp, group, beside, c, *how), tiles=how[1] == TILES)
+        if op in _THEIRS and not async_op:
             self._meet(group)
         return work
 
 
 def extract_group_info(group: dist.ProcessGroup | None, ctx: Iris) -> tuple[int, int, int, int, int]:
-    """Return a group as first rank and stride, for kernels that work on such groups only.
+    """Return (rank_in_group, rank_global, world_size, rank_start, rank_stride), for kernels on such groups only.
 
-    Local.  Our own collectives need no strides: they take any ranks in any order.
+    Local.  Member i of world_size is rank rank_start + i * rank_stride.  The collectives here need no strides.
 
     Args:
         group: a process group of torch.distributed; None for all ranks.
         ctx: the open context.
-
-    Returns:
-        (rank_in_group, rank_global, world_size, rank_start, rank_stride): this rank's number in the group and in the
-        world; member i of world_size is rank rank_start + i * rank_stride.
 
     Raises:
         GroupError: (a RuntimeError) this rank is not a member.

@@ -1,18 +1,18 @@
-"""What `ctx.ccl` and `ctx.ops` of a script share: configs that are advice, and handles for which barriers wait.
+"""What `ctx.ccl` and `ctx.ops` of a script share: configs that are advice.
 
-Fields of configs can be assigned.  `ctx.ccl` and `ctx.ops` of `iris_core.Iris` refuse a config of which they cannot
-fulfil every field; contexts of scripts leave out the fields for which kernels here have no use, and say so once.
+`iris_core.Iris` refuses a config of which it cannot fulfil every field; contexts of scripts leave out the fields for
+which kernels here have no use, and say so once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from iris_core.dispatch.calls import current_device
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from iris_core.dispatch.bind import Binder
-    from iris_core.protocols import Work
 
 C = TypeVar("C", bound=type[Any])
 R = TypeVar("R")
 
-_CAPTURE = -1
 _HINTS = (
     "swizzle_size", "num_xcds", "chunk_size", "group_size_m", "cache_modifier_a", "cache_modifier_b",
     "all_reduce_distribution", "threads_per_warp", "waves_per_eu",
@@ -124,58 +122,22 @@ def plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
 
 
 # -- calls with such configs ------------------------------------------------------------------------------------------
-@dataclasses.dataclass(eq=False)
-class Handle:
-    """The result of a call that may be asynchronous, and then is its handle.
-
-    Attributes:
-        work: the handle; None of a call that was not asynchronous.
-    """
-
-    work: Work | None = dataclasses.field(default=None, repr=False, kw_only=True)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for an asynchronous call; see `iris_core.protocols.Work`."""
-        if self.work is not None:
-            self.work.wait(timeout_s)
-
-    def is_completed(self) -> bool:
-        """Whether an asynchronous call is done; True of one that was none."""
-        return self.work is None or self.work.is_completed()
-
-
 class Ported:
-    """The part that `PortedCollectives` and `PortedOperations` have in common.
-
-    Handles are kept by the thread that began them, which waits for its own: the one that runs operations on the CPU
-    must not wait for later ones.  Those of a capture belong to the graph: outside of it they cannot be waited for, or
-    asked, and the others cannot in it.
-    """
+    """The part that `PortedCollectives` and `PortedOperations` have in common."""
 
     _binder: Binder
 
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)  # type: ignore[call-arg]
-        self._under_way: dict[int, list[Work]] = {}
         self._plainer: dict[Any, Any] = {}  # by operation and config: the one with which `_oblige` has run such a call
-
-    def _begin(self, work: Work) -> None:
-        """Keep a handle until `_join`, and drop those that are done."""
-        place = _place()
-        kept = self._under_way.get(place, [])
-        if place != _CAPTURE:
-            self._under_way.pop(_CAPTURE, None)  # of a capture that has ended
-            kept = [each for each in kept if not each.is_completed()]
-        self._under_way[place] = [*kept, work]
-
-    def _join(self) -> None:
-        """Let the current stream, on the CPU the caller, wait for all that this thread has begun."""
-        for work in self._under_way.pop(_place(), ()):
-            work.wait()
 
     def _meet(self, group: Any) -> None:
         """End a call that is not asynchronous: a barrier of the group's devices."""
-        if len(self._binder.members_of(group)) > 1:
+        gpu = self._binder.gpu
+        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
+            with torch.cuda.device(gpu):
+                self._meet(group)
+        elif len(self._binder.members_of(group)) > 1:
             self._binder.barrier(group, async_op=False)
 
     def _oblige(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
@@ -195,9 +157,3 @@ class Ported:
                     self._plainer[op, dataclasses.replace(config)] = plain
                     return result
             raise
-
-
-def _place() -> int:
-    """Of the capture that this thread makes, or of the thread."""
-    is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    return _CAPTURE if is_capturing else threading.get_ident()

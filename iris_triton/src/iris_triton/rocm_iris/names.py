@@ -1,9 +1,5 @@
 """Where the public names of AMD's Iris are: one table, and modules with its paths.
 
-    TABLE       module here, names, and the modules there that have them; docs/reference/ported.md prints it
-    MODULES     modules with those paths, which load a name when it is used
-    publish     puts them into `sys.modules`
-
 Importing this imports neither torch nor triton.
 """
 
@@ -77,7 +73,10 @@ TABLE = (
      "iris.mem.triton.tracing iris.device.triton.tracing"),
     (f"{_HERE}.bench", "State axis linear_range main power_of_two register", "iris.bench"),
 )  # fmt: skip
-"""A module here, names that it has (`theirs=ours` where they differ), and modules there that have them."""
+"""A module here, names that it has (`theirs=ours` where they differ), and modules there that have them.
+
+docs/reference/ported.md prints it.
+"""
 
 
 def _named() -> dict[str, dict[str, tuple[str, str]]]:

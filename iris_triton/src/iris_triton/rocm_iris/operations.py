@@ -13,7 +13,7 @@ from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
 from iris_core.ops.api import FusedWorkspace, Operations
-from iris_triton.rocm_iris.configs import FusedConfig, Handle, Ported
+from iris_triton.rocm_iris.configs import FusedConfig, Ported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,6 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
 _FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
-
-
-@dataclasses.dataclass(eq=False)
-class PendingWorkspace(Handle, FusedWorkspace):
-    """A workspace that is the handle of an asynchronous call as well."""
 
 
 def _by_either_name(method: F) -> F:
@@ -52,9 +47,8 @@ def _by_either_name(method: F) -> F:
 class PortedOperations(Ported, Operations):
     """`Operations` with the names, layouts and workspaces of AMD's Iris, and configs that are advice.
 
-    `matmul_reduce_scatter` into an output of the whole product's shape gives each member its tiles.  A call that is
-    not asynchronous ends with a barrier of the group's devices.  Asynchronous calls return a workspace that is the
-    handle as well, and `ctx.barrier()` waits for them.
+    Calls end, or do not with `async_op=True`, as those of `PortedCollectives`, and all return the workspace.
+    `matmul_reduce_scatter` into an output of the whole product's shape gives each member its tiles.
     """
 
     matmul_all_reduce = _by_either_name(Operations.matmul_all_reduce)
@@ -67,30 +61,27 @@ class PortedOperations(Ported, Operations):
         config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
         layout: str = TORCH, *scales: Any,
     ) -> FusedWorkspace | Work:  # fmt: skip
-        if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
-            layout = TILES if len(self.members_of(group)) > 1 else TORCH
-        run = super()._run
-        call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout, *scales)
+        if op == "matmul_reduce_scatter":
+            layout = self._layout(out, a, b, group, layout)
+        run, how = super()._run, None if async_op is None else False  # None: it is only prepared
+        call = lambda c: run(op, out, a, b, bias, group, how, c, workspace, gather_dim, layout, *scales)
         result = self._oblige(op, config, call, tiles=layout == TILES)
-        if not async_op:
-            if async_op is not None:  # None: it was prepared
-                self._meet(group)
-            return result
-        pending = workspace
-        if not isinstance(pending, PendingWorkspace):  # with the same plans and memory
-            pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
-        if workspace is None:
-            known = self._plainer.get((op, config), config)
-            pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout, *scales), None))
-        pending.work = cast("Work", result)
-        self._begin(pending.work)
-        return pending
+        if async_op is not None and not async_op:
+            self._meet(group)
+        return result
 
+    def _layout(self, out: Any, a: Any, b: Any, group: Any, layout: str) -> str:
+        """Return tiles for an output that is as large as the product, where torch's is a part of its rows."""
+        are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
+        if not are_matrices or tuple(out.shape) != (a.shape[0], b.shape[1]):
+            return layout
+        return TILES if len(self.members_of(group)) > 1 else TORCH
 
-def _is_whole(out: Any, a: Any, b: Any) -> bool:
-    """Whether an output is as large as the product, where torch's is a part of its rows."""
-    are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
-    return are_matrices and tuple(out.shape) == (a.shape[0], b.shape[1])
+    def _describe(self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, *how: Any) -> tuple[Any, bool]:  # type: ignore[override]
+        *others, layout, a_scales, b_scales = how
+        if op == "matmul_reduce_scatter":
+            layout = self._layout(out, a, b, group, layout)
+        return super()._describe(op, out, a, b, bias, group, *others, layout, a_scales, b_scales)
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------

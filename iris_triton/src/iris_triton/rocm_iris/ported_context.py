@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from iris_triton.rocm_iris.operations import PortedOperations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from iris_core.types import Group
 
 T = TypeVar("T")
 
@@ -51,21 +48,10 @@ class Tracing(recorder.Tracing):
         return dict(zip((each.name for each in COLUMNS), self._columns, strict=False))
 
 
-def _without_sizes(name: str) -> Any:
-    """Return a factory that makes a tensor without dimensions where it is called without a size."""
-    factory = getattr(api.Iris, name)
-
-    @functools.wraps(factory)
-    def make(self: Iris, *sizes: Any, **options: Any) -> torch.Tensor:
-        return cast("torch.Tensor", factory(self, *(sizes if sizes or "size" in options else ((),)), **options))
-
-    return make
-
-
-def _refuse(self: Iris, *args: Any, **kwargs: Any) -> NoReturn:
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise UnsupportedError(
-        "this context has no copy engine; use put, signal and wait in a kernel, or ctx.ccl.send, recv and the "
-        "algorithm copy_engine of ctx.ccl on the host"
+        "this context has no copy engines, leave engines out; use put, signal and wait in a kernel, or ctx.ccl.send, "
+        "recv and the algorithm copy_engine of ctx.ccl on the host"
     )
 
 
@@ -78,19 +64,14 @@ class Iris(api.Iris):
     `allocate_symmetric` and `as_symmetric`.  IRIS_TRITON__ALLOCATION_BARRIER=0, or
     `options={"triton": {"allocation_barrier": False}}`, leaves it out, for programs that synchronise by themselves.
 
-    `put`, `put_tile`, `put_tiles` and `quiet`, copies by engines from the host, are an UnsupportedError.
-
     Args:
-        heap_size, backend, device: as in `iris_core.Iris`.
-        allocator_type: allocator by name; "vmem_chunked" is "vmem", and where ranks compute on the CPU the names of
-            AMD's Iris mean "host", with a warning.  "auto": IRIS_ALLOCATOR, then the best usable one.
+        allocator_type: the same as `allocator`; names of AMD's Iris are translated (docs/porting.md).
         engines: copy engines; there are none, so anything but None or nothing is refused.
-        allocator: the same as `allocator_type`, as `iris_core.Iris` has it.
-        **others: everything else that `iris_core.Iris` takes.
+        heap_size, allocator, backend, device, **others: as in `iris_core.Iris`.
 
     Raises:
         ArgumentError: (a ValueError) an unknown engine, or two allocators.
-        UnsupportedError: (a RuntimeError) a copy engine was asked for.
+        UnsupportedError: (a RuntimeError) a copy engine was asked for; `put`, `put_tile`, `put_tiles` and `quiet` do.
         IrisError: everything that `iris_core.Iris` raises.
 
     Example:
@@ -98,9 +79,7 @@ class Iris(api.Iris):
         >>> ctx = iris.Iris(1 << 20)  # doctest: +SKIP
     """
 
-    _collectives: ClassVar[type[PortedCollectives]] = PortedCollectives
-    _operations: ClassVar[type[PortedOperations]] = PortedOperations
-    _tracer: ClassVar[type[Tracing]] = Tracing
+    _collectives, _operations, _tracer = PortedCollectives, PortedOperations, Tracing
 
     comm: None = None  # there is no communicator of MPI
     copy_engines_device_ctx: None = None  # kernels have no copy engines
@@ -120,10 +99,7 @@ class Iris(api.Iris):
         if unknown := [each for each in wanted if each != "sdma"]:
             raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is sdma")
         if wanted:
-            raise UnsupportedError(
-                f"engines={wanted}: kernels have no copy engines here; leave engines out. put and signal of kernels "
-                "store by themselves, and ctx.ccl has algorithms of copy engines"
-            )
+            _refuse()
         if allocator != "auto" and allocator_type not in ("auto", allocator):
             raise ArgumentError(f"two allocators: allocator_type={allocator_type!r} and allocator={allocator!r}")
         on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
@@ -134,7 +110,6 @@ class Iris(api.Iris):
         ccl: PortedCollectives
         ops: PortedOperations
 
-    zeros, ones, empty, rand, randn = map(_without_sizes, ("zeros", "ones", "empty", "rand", "randn"))
     put = put_tile = put_tiles = quiet = _refuse
 
     @property
@@ -149,22 +124,6 @@ class Iris(api.Iris):
     def get_copy_engine_ctx(self) -> None:
         """Return None: kernels have no copy engines."""
         return self.copy_engines_device_ctx
-
-    # -- synchronisation ----------------------------------------------------------------------------------------------
-    def barrier(self, stream: Any = None, group: Group = None) -> None:
-        """Finish this rank's device work and its asynchronous operations, then wait; see `iris_core.Iris.barrier`."""
-        self._join(stream)
-        super().barrier(stream, group)
-
-    def device_barrier(self, group: Group = None, *, stream: Any = None, sem: str = "release") -> None:
-        """Let this rank's device wait for the others', its asynchronous operations included; see `iris_core.Iris`."""
-        self._join(stream)
-        super().device_barrier(group, stream=stream, sem=sem)
-
-    def _join(self, stream: Any) -> None:
-        with torch.cuda.stream(stream) if hasattr(stream, "cuda_stream") else contextlib.nullcontext():
-            self.ccl._join()
-            self.ops._join()
 
     def broadcast(
         self, value: Any, src: int = 0, *, source_rank: int | None = None, src_rank: int | None = None
@@ -184,6 +143,10 @@ class Iris(api.Iris):
     def as_symmetric(self, external: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the heap with the content of `external`, after a barrier; see `iris_core.Iris`."""
         return self._end_allocation(super().as_symmetric(external))
+
+    def _new(self, name: str, sizes: tuple[Any, ...], *how: Any, **options: Any) -> torch.Tensor:
+        has_size = sizes or "size" in options  # without one it is a tensor without dimensions
+        return super()._new(name, sizes if has_size else ((),), *how, **options)
 
     def _make(self, name: str, like: torch.Tensor, out: torch.Tensor | None, *how: Any) -> torch.Tensor:
         made = super()._make(name, like, out, *how)
@@ -219,13 +182,14 @@ def get_device_id_for_rank(rank: int) -> int:
 
 
 # -- tensors of memory at an address ----------------------------------------------------------------------------------
+@dataclass(eq=False)
 class CUDAArrayInterface:
     """Memory of a GPU in the form that torch, cupy and numba take (CUDA Array Interface, version 3).
 
     Element types that the protocol does not know, such as bfloat16, are given as integers of the same size;
     `tensor_from_ptr` gives them their type back.
 
-    Args:
+    Attributes:
         ptr, size_bytes: address on the device, and bytes of memory there.
         dtype: torch's element type.
         device: where the memory is; torch asks the driver, others may look here.
@@ -235,23 +199,20 @@ class CUDAArrayInterface:
         ArgumentError: (a ValueError) the shape needs more bytes than there are, or an address or size is negative.
     """
 
-    def __init__(
-        self,
-        ptr: int,
-        size_bytes: int,
-        dtype: torch.dtype,
-        device: str | int | torch.device | None = None,
-        shape: Sequence[int] | None = None,
-    ) -> None:
-        if ptr < 0 or size_bytes < 0:
-            raise ArgumentError(f"memory at {ptr:#x} of {size_bytes} bytes: neither can be negative")
-        self.ptr, self.size_bytes, self.dtype, self.device = ptr, size_bytes, dtype, device
-        self.shape = (size_bytes // dtype.itemsize,) if shape is None else tuple(int(size) for size in shape)
-        needed = math.prod(self.shape) * dtype.itemsize
-        if needed > size_bytes:
-            raise ArgumentError(
-                f"a tensor of shape {self.shape} and {dtype} needs {needed} bytes, and there are {size_bytes}"
-            )
+    ptr: int
+    size_bytes: int
+    dtype: torch.dtype
+    device: str | int | torch.device | None = None
+    shape: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ptr < 0 or self.size_bytes < 0:
+            raise ArgumentError(f"memory at {self.ptr:#x} of {self.size_bytes} bytes: neither can be negative")
+        itemsize = self.dtype.itemsize
+        self.shape = (self.size_bytes // itemsize,) if self.shape is None else tuple(map(int, self.shape))
+        if (needed := math.prod(self.shape) * itemsize) > self.size_bytes:
+            text = f"a tensor of shape {self.shape} and {self.dtype} needs {needed} bytes"
+            raise ArgumentError(f"{text}, and there are {self.size_bytes}")
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -283,7 +244,7 @@ def tensor_from_ptr(
                 [2, 3]])
     """
     view = CUDAArrayInterface(ptr, size_bytes, dtype, device, shape)
-    like = torch.empty(view.shape, dtype=dtype, device="meta")
+    like = torch.empty(view.shape or (), dtype=dtype, device="meta")
     if like.numel() and ptr == 0:
         raise ArgumentError("there is no memory at address 0")
     return tensor_at(ptr, dtype, torch.device(device), like.shape, like.stride())

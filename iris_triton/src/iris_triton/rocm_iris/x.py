@@ -1,16 +1,8 @@
 """Tile-level collectives as functions, with the names and orders of parameters of `iris.x` of AMD's Iris; `quiet`.
 
 Each does what the method of the same name of `ctx` does, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the
-methods say what the parameters mean.  With int32 `locks`, `all_reduce_one_shot`, `all_reduce_two_shot` and
-`reduce_scatter` have the flags of AMD's Iris, a word for each tile that the kernel itself raises:
-
-    tl.store(part_of_tile, data)                            # in src_view
-    tl.debug_barrier()
-    tl.atomic_xchg(locks + tile_id, 1, sem="release", scope="sys")
-    x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
-
-The host zeroes `locks` between two launches, after a barrier.  int64 `locks` of `iris_triton.tiles.make_locks` need
-neither (docs/tiles.md).  `all_reduce_ring`, which has no flags in AMD's Iris and is a race there, always needs them.
+methods say what the parameters mean.  int32 `locks` are the flags of AMD's Iris, a word for each tile that the kernel
+itself raises (docs/tiles.md); `all_reduce_ring`, which has no flags there and is a race, needs int64 ones.
 """
 # mypy: ignore-errors
 

@@ -52,15 +52,9 @@ def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, vari
 def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: str = "two_shot") -> torch.Tensor:
     """Return `locks` for the collectives on one tensor: int64, zero, on the symmetric heap.
 
-    Collective: all ranks, with the same arguments.  A barrier between all ranks must follow before the first launch.
-
-    Args:
-        ctx: the open context.
-        M, N, block_m, block_n, variant: as in `lock_words`.
-
-    Returns:
-        A tensor that belongs to the caller.  It is never reset, except after a
-        `DeviceTimeoutError`: then zero it on all ranks, between two barriers.
+    Collective: all ranks, with the same arguments, those of `lock_words`.  A barrier between all ranks must follow
+    before the first launch.  The words are never reset, except after a `DeviceTimeoutError`: then zero them on all
+    ranks, between two barriers.
 
     Raises:
         ValueError: as in `lock_words`.
@@ -72,12 +66,7 @@ def make_locks(ctx: Iris, M: int, N: int, block_m: int, block_n: int, variant: s
 def check_locks(
     ctx: Iris, locks: torch.Tensor, M: int, N: int, block_m: int, block_n: int, variant: str = "two_shot"
 ) -> None:
-    """Check before a launch that `locks` has enough words for a kernel.
-
-    Args:
-        ctx: the open context.
-        locks: what the kernel is going to get.
-        M, N, block_m, block_n, variant: as in `lock_words`.
+    """Check before a launch that `locks` has enough words for a kernel; `lock_words` says what the others are.
 
     Raises:
         ValueError: too few words, another dtype than int64 (for "spinlock", int32 will do), or not contiguous.

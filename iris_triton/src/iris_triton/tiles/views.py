@@ -47,12 +47,7 @@ def _offsets(rm, rn, stride_m, stride_n):
 
 @triton.jit
 def compute_tile_offsets(rm, rn, stride_in_m, stride_in_n, stride_out_m, stride_out_n):
-    """Return where the elements of a tile lie in two tensors, in elements (int64 blocks).
-
-    Args:
-        rm, rn: rows and columns, see `tile_layout`.
-        stride_in_m, stride_in_n, stride_out_m, stride_out_n: strides of the two tensors, in elements.
-    """
+    """Return where rows and columns (`tile_layout`) lie in two tensors, in elements (int64 blocks), as strides are."""
     return _offsets(rm, rn, stride_in_m, stride_in_n), _offsets(rm, rn, stride_out_m, stride_out_n)
 
 
@@ -74,13 +69,7 @@ def tile_ptr(
 
 @triton.jit
 def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
-    """Return `ptr` moved by rows and columns.
-
-    Args:
-        ptr: pointer.
-        stride_m, stride_n: in elements.
-        offset_m, offset_n: how many rows and columns.
-    """
+    """Return `ptr` moved by `offset_m` rows and `offset_n` columns; strides are in elements."""
     return ptr + tl.cast(offset_m, tl.int64) * stride_m + tl.cast(offset_n, tl.int64) * stride_n
 
 
@@ -88,14 +77,8 @@ def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
 def chiplet_transform_chunked(pid, num_workgroups, num_xcds: tl.constexpr, chunk_size: tl.constexpr):
     """Remap a program ID so that `chunk_size` consecutive work items run on the same die.
 
-    GPUs with several dies, each with its own cache, assign programs to the dies round-robin.  Bijective on
+    GPUs with several dies (`num_xcds`), each with its own cache, assign programs to the dies round-robin.  Bijective on
     0 .. num_workgroups - 1; programs after the last whole round of chunks keep their ID.
-
-    Args:
-        pid: program ID.
-        num_workgroups: number of programs.
-        num_xcds: number of dies.
-        chunk_size: consecutive work items per die.
     """
     whole = num_workgroups // (num_xcds * chunk_size) * (num_xcds * chunk_size)
     turn = pid // num_xcds  # of this die
@@ -225,11 +208,7 @@ class TensorView:
 
     @triton.jit
     def tile_ptr(self, tile):
-        """Return the addresses of a tile's elements, and its mask.
-
-        Args:
-            tile: `Tile` or `TileView`.
-        """
+        """Return the addresses of the elements of a `Tile` or `TileView`, and its mask."""
         rm, rn = tile.indices()
         return self.tile_ptr_from_indices(rm, rn, tile.block_m, tile.block_n)
 
