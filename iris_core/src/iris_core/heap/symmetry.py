@@ -127,10 +127,8 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
 def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
     """Find an offset after no free block was large enough: reclaim with all ranks what none of them needs any more.
 
-    The free lists are equal on all ranks, so all of them get here in the same call and take part.
-
-    Raises:
-        HeapExhaustedError: still no free block is large enough.
+    The free lists are equal on all ranks, so all of them get here in the same call and take part.  HeapExhaustedError
+    if there is still none.
     """
     offsets, end = state.offsets, state.floor
     if offsets.rounded(nbytes) <= offsets.nbytes:
