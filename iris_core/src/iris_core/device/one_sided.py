@@ -1,4 +1,4 @@
-"""One-sided access of the host: copies to and from another rank's heap, and signals, on a stream."""
+"""One-sided access of the host: which ranks can be reached; copies to and from another rank's heap, and signals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 from iris_core.types import DeviceType
-from iris_core.world.node_members import NodeMembers
 
 if TYPE_CHECKING:
     from iris_core.device.reports import KernelReports
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.types import DeviceTarget
+    from iris_core.world import World
 
     Op = Literal["set", "add"]
     Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
@@ -23,6 +23,48 @@ _OPS: tuple[Op, ...] = ("set", "add")
 _COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "gt", "ge", "lt", "le")
 _WORDS = torch.int32, torch.int64
 _WAY_OUT = "a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
+
+
+class NodeMembers:
+    """Which ranks share a node; a mixin of contexts."""
+
+    _world: World
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that the ranks are on."""
+        return len(self._world.nodes)
+
+    @property
+    def node(self) -> int:
+        """Index of this rank's node; nodes are in the order of their lowest ranks."""
+        return self._world.node
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks of this rank's node, in ascending order: those whose memory it can reach."""
+        return self._world.nodes[self._world.node]
+
+    @property
+    def node_group(self) -> tuple[int, ...]:
+        """The same, as `group=` takes it."""
+        return self.node_ranks
+
+    @property
+    def rail_group(self) -> tuple[int, ...]:
+        """The ranks that have this rank's place on their nodes, one of each node that has that many; for `group=`."""
+        place = self.node_ranks.index(self._world.rank)
+        return tuple(ranks[place] for ranks in self._world.nodes if place < len(ranks))
+
+    def is_reachable(self, rank: int) -> bool:
+        """Whether kernels of this rank can address another one's heap: it is on the same node.
+
+        Raises:
+            ValueError: no such rank.
+        """
+        if not 0 <= rank < self._world.world_size:
+            raise ValueError(f"there is no rank {rank} in a world of {self._world.world_size}")
+        return rank in self.node_ranks
 
 
 class OneSided(NodeMembers):

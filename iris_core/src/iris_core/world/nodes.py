@@ -18,11 +18,7 @@ VARIABLE = "IRIS_NODES"
 
 
 def sizes_of(text: str) -> list[int]:
-    """Return the numbers of ranks of nodes, as IRIS_NODES says.
-
-    Raises:
-        SettingsError: the text says nothing of the kind.
-    """
+    """Return the numbers of ranks of nodes, as IRIS_NODES says; SettingsError if it says nothing of the kind."""
     if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
         return [int(found[2])] * int(found[1])
     if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
@@ -31,11 +27,7 @@ def sizes_of(text: str) -> list[int]:
 
 
 def divide(text: str, world_size: int) -> list[int]:
-    """Return the node of each rank, as IRIS_NODES says; all 0 where it is empty.
-
-    Raises:
-        SettingsError: the text says nothing of the kind, or means another number of ranks.
-    """
+    """Return the node of each rank; all 0 where the text is empty.  SettingsError also if it means other ranks."""
     sizes = sizes_of(text) if text else [world_size]
     if sum(sizes) != world_size:
         raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")

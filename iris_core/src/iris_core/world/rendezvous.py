@@ -273,7 +273,7 @@ class Opening:
         self._listener: socket.socket | None = None
         self._folder.announce(where.rank, self._pid)
 
-    def run(self, timeout_s: float) -> Exchanges | StoreExchanges:
+    def run(self, timeout_s: float) -> Exchanges:
         """Return the connections with all other ranks; `timeout_s` bounds the way to them."""
         where = self._where
         try:
@@ -292,11 +292,10 @@ class Opening:
         self._withdraw()
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
-        exchanges = Exchanges(links, pidfds, self.first_error, self._leave)
+        own = links, pidfds, self.first_error, self._leave
         if self._store is None:
-            return exchanges
-        node = (where.rank, *self._peers)
-        return StoreExchanges(exchanges, self._store, where.rank, where.world_size, node, self._as_error)
+            return Exchanges(*own)
+        return StoreExchanges(*own, self._store, where.rank, where.world_size, self._as_error)
 
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""
