@@ -121,11 +121,9 @@ class VmemAllocator(GpuHeap):
             raise HeapError(f"{self._device} cannot reserve {what} ({e}): choose a smaller heap_size") from e
         self._own = self._space.tables[self._rank]
         self.base_ptr = self._own.base_ptr
-        self.multicast: Multicast | None = None
-        """What makes addresses of all ranks' heaps, if IRIS_VMEM__MULTICAST asks for it; None in a world of one."""
         if wants_multicast:
             of = self._rank, self._world_size, self.nbytes, self.granularity
-            self.multicast = self._own.multicast = Multicast(self._driver, *of)
+            self._own.multicast = Multicast(self._driver, *of)
         self._memory: Lease | None = Lease(self._driver, self._space, self._device)
 
     @property
@@ -358,6 +356,11 @@ class VmemAllocator(GpuHeap):
         if segment.offset_bytes < 0 or segment.offset_bytes + segment.nbytes > self.nbytes:
             raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
         return Piece(segment.offset_bytes, segment.nbytes, serial)
+
+    @property
+    def multicast(self) -> Multicast | None:
+        """What makes addresses of all ranks' heaps, if IRIS_VMEM__MULTICAST asks for it; None in a world of one."""
+        return self._own.multicast
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def close(self) -> None:
