@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from iris_core.device.context_words import COMPARISONS
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 from iris_core.types import DeviceType
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
 
 _OPS: tuple[Op, ...] = ("set", "add")
-_COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "gt", "ge", "lt", "le")
 _WORDS = torch.int32, torch.int64
 _WAY_OUT = "a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
 
@@ -180,8 +180,8 @@ class OneSided(NodeMembers):
             cmp: "eq", "ne", "gt", "ge", "lt" or "le": signal <cmp> value.
             stream: a torch stream; None for the current one.
         """
-        if cmp not in _COMPARISONS:
-            raise ArgumentError(f"signal_wait: cmp must be one of {', '.join(_COMPARISONS)}, not {cmp!r}")
+        if cmp not in COMPARISONS:
+            raise ArgumentError(f"signal_wait: cmp must be one of {', '.join(COMPARISONS)}, not {cmp!r}")
         word = self._word("signal_wait", signal, self.heap.rank, "set")
         with self._on(stream):
             self.backend.signal_wait(word, value, cmp)

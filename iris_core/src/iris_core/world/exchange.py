@@ -339,14 +339,6 @@ def gave_up(rank: int, what: str, error: BaseException) -> PeerLostError:
     return PeerLostError(f"rank {rank} {what} after {why}", ranks=[rank])
 
 
-def ended(ranks: Mapping[int, int]) -> list[int]:
-    """Return those whose process has ended, of ranks by the descriptors of their processes."""
-    poll = select.poll()
-    for pidfd in ranks:
-        poll.register(pidfd, select.POLLIN)
-    return [ranks[pidfd] for pidfd, _ in poll.poll(0)]
-
-
 def close_all(fds: Iterable[int]) -> None:
     """Close descriptors."""
     for fd in fds:

@@ -39,7 +39,7 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.logs import logger
-from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, gave_up, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, Link, credentials, gave_up, limit_of_files
 from iris_core.world.failures import name_ranks
 from iris_core.world.nodes import VARIABLE, divide, group_by_node
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
@@ -480,13 +480,17 @@ class Opening:
             peer.link = None
 
     def _look_for_the_dead(self) -> None:
-        for rank in ended({peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}):
+        watched = {peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}
+        poll = select.poll()
+        for pidfd in watched:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _ in poll.poll(0):
+            rank = watched[pidfd]
             peer = self._peers[rank]
             said = self._folder.read(f"pid.{rank}")
             if said is None or said["at"] >= self._since:
                 raise _lost(rank, peer.pid)
-            assert peer.pidfd is not None
-            os.close(peer.pidfd)
+            os.close(pidfd)
             peer.pid, peer.pidfd = -1, None  # of an earlier job, which has ended only now
 
     def _late(self, timeout_s: float) -> CollectiveTimeoutError:
