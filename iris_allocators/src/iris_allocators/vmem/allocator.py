@@ -69,11 +69,7 @@ class External(NamedTuple):
     handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
     start_bytes: int  # where the tensor's first element lies in the first piece
     extent_bytes: int  # from the tensor's first element to the end of its last one
-
-    @property
-    def nbytes(self) -> int:
-        """Sum of the pieces."""
-        return sum(nbytes for _, nbytes in self.handles)
+    nbytes: int  # sum of the pieces
 
 
 class VmemAllocator(GpuHeap):
@@ -259,7 +255,7 @@ class VmemAllocator(GpuHeap):
                 "instead), and tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To "
                 "get a copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
             ) from e
-        return External(handles, begin - first, extent)
+        return External(handles, begin - first, extent, ptr - first)
 
     def _place(self, external: External) -> tuple[int, int] | None:
         """Return (block, offset of the tensor) if all pieces are consecutive in one block of the heap, else None."""

@@ -128,7 +128,8 @@ class OneSided(NodeMembers):
         if self._is_far("put", peer):
             self._between_nodes("put", peer, (given, "source"), (tensor, "tensor"), signal, value, op, stream)
             return
-        there = self._other("put", tensor, peer, given, "source")
+        there = self.heap.as_remote(tensor, peer)
+        _check_alike("put", tensor, given, "source")
         word = None if signal is None else self._word("put", signal, peer, op)
         with self._on(stream):
             if source is not None or there.data_ptr() != tensor.data_ptr():
@@ -157,7 +158,9 @@ class OneSided(NodeMembers):
             return out
         with self._on(stream):
             out = torch.empty_like(tensor, requires_grad=False) if out is None else out
-            return out.copy_(self._other("get", tensor, peer, out, "out"), non_blocking=True)
+            there = self.heap.as_remote(tensor, peer)
+            _check_alike("get", tensor, out, "out")
+            return out.copy_(there, non_blocking=True)
 
     def signal(self, signal: torch.Tensor, peer: int, value: int = 1, *, op: Op = "set", stream: Any = None) -> None:
         """Change another rank's signal, after this rank's earlier work on the stream; see `put`."""
@@ -261,12 +264,6 @@ class OneSided(NodeMembers):
                 f"of shape {tuple(tensor.shape)}, has strides {tensor.stride()}"
             )
         return offset
-
-    def _other(self, what: str, tensor: torch.Tensor, peer: int, own: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the other rank's copy of a tensor, to which or from which `own` is copied."""
-        there = self.heap.as_remote(tensor, peer)
-        _check_alike(what, tensor, own, name)
-        return there
 
     def _word(self, what: str, signal: torch.Tensor, peer: int, op: str) -> torch.Tensor:
         """Return a rank's signal."""

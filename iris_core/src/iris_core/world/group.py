@@ -102,6 +102,8 @@ class World:
         """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
         self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
         """The ranks of this world that are on this rank's node: those whose memory it can map."""
+        self.spans_nodes = len(self.local_members) < len(ranks)
+        """Whether these ranks are on several nodes."""
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}
@@ -339,11 +341,6 @@ class World:
             raise GroupError(f"rank {self.rank} is not one of {name_ranks(members)}")
 
     # -- nodes --------------------------------------------------------------------------------------------------------
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether these ranks are on several nodes."""
-        return len(self.local_members) < self.world_size
-
     @property
     def local(self) -> World:
         """The world of those of these ranks that are on this rank's node."""

@@ -206,9 +206,8 @@ class Rendezvous:
     world_size: int
     name: str  # of the world among those that are made there
     is_new: bool = True  # the folder was made for this job, so that all files there are the job's
-    remove: bool = False  # the folder is this world's alone, and goes with it
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
-    store: SharedStore | None = None  # of the world, likewise
+    store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
     host: str = ""  # equal for the ranks that can map each other's memory
     refused: IrisError | None = None  # why this rank cannot take part
 
@@ -237,7 +236,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
     shared = SharedStore(store, f"{name}/{number}", rank)
     folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
-    return Rendezvous(folder, rank, len(members), "1", True, True, members, shared, host, refused)
+    return Rendezvous(folder, rank, len(members), "1", True, members, shared, host, refused)
 
 
 @dataclass(slots=True)
@@ -325,7 +324,7 @@ class Opening:
 
     def _leave(self) -> None:
         """Close the folder with the world; its files stay if this process was forked off."""
-        if self._where.remove and self._folder.fd >= 0 and os.getpid() == self._pid:
+        if self._where.store is not None and self._folder.fd >= 0 and os.getpid() == self._pid:
             self._folder.leave(self._where.rank)
         self._folder.close()
 
