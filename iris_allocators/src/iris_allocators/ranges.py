@@ -56,6 +56,7 @@ class GpuHeap:
     """What allocators of GPU memory share: size, tensors, and that all memory is there from the beginning.
 
     `_memory` keeps the memory, and every tensor's storage holds it, too; it is None once the heap is closed.
+    `as_bytes` makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
     """
 
     base_ptr: int

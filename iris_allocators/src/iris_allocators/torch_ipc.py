@@ -35,10 +35,7 @@ _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap 
 class TorchAllocator(GpuHeap):
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
-    Args:
-        request: size, device and settings of the heap.
-        driver: calls into the GPU's driver; that of the device by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `driver` calls into the GPU's driver; that of the device by default.
 
     Raises:
         HeapError: the device is out of memory.

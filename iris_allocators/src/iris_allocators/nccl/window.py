@@ -38,10 +38,7 @@ _PAYLOAD = b"nccl"  # of a segment
 class NcclAllocator(GpuHeap):
     """One rank's heap in a window of NCCL's; satisfies `iris_core.protocols.Allocator` and `SupportsNetwork`.
 
-    Args:
-        request: size, device and rank.
-        nccl: the module nccl.core of nccl4py; found by `load_nccl` by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `nccl` is the module nccl.core of nccl4py; found by `load_nccl` by default.
 
     Raises:
         UnsupportedError: nccl4py or NCCL is not installed, or too old.

@@ -76,10 +76,7 @@ class VmemAllocator(GpuHeap):
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth`, `SupportsImportTensor` and
     `SupportsMulticast`.
 
-    Args:
-        request: size, device and settings of the heap, with `VmemSettings`.
-        driver: the device's virtual memory management; found by the device's type by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `driver` is the device's virtual memory management; found by the device's type by default.
 
     Raises:
         SettingsError: the granule does not fit this device.
