@@ -34,7 +34,7 @@ BUDGETS = {
     "iris_core/cli": 1641,
     "iris_core/device": 1383,
     "iris_core/dispatch": 3553,
-    "iris_core/heap": 2737,
+    "iris_core/heap": 2724,
     "iris_core/nn": 865,
     "iris_core/ops": 1335,
     "iris_core/providers": 1943,

@@ -1,4 +1,4 @@
-"""The blocks of one rank's heap: which are live, freed, or dropped, by how many ranks, and by which calls.
+"""The state of one rank's heap, and its blocks: which are live, freed, or dropped, by how many ranks, by which calls.
 
 A block goes through these states:
 
@@ -13,6 +13,7 @@ can outlive its block.  Nothing here communicates.
 from __future__ import annotations
 
 import enum
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from iris_core.heap.streams import Stream, Uses
+    from iris_core.heap.backing import Backing
+    from iris_core.heap.offsets import SubAllocator
+    from iris_core.heap.streams import Stream, StreamOrder, Uses
+    from iris_core.protocols import Allocator
+    from iris_core.types import Block
+    from iris_core.world import World
+
+NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
@@ -269,3 +277,22 @@ class Scope:
             del scopes[-len(inner) :]
             for scope in inner:
                 scope._records.clear()  # what could not be freed belongs to no scope now
+
+
+@dataclass(slots=True, eq=False)
+class HeapState:
+    """The state of one rank's heap."""
+
+    allocator: Allocator  # owns the memory
+    world: World
+    usable: int  # bytes that allocations share; after them lies the system area
+    offsets: SubAllocator  # which ranges are free; equal on all ranks
+    blocks: BlockTable  # what is allocated, and the history of calls
+    order: StreamOrder  # which streams still use what
+    backing: Backing  # which ranges have memory, and where the peers' heaps are
+    floor: int  # where the lowest region of a group begins on this rank
+    groups: list[Block] = field(default_factory=list)  # the regions of groups of ranks at the end, by offset
+    groups_lock: threading.Lock = field(default_factory=threading.Lock)  # of these, and of the limit of allocations
+    holders: dict[int, int] = field(default_factory=dict)  # offset of imported memory -> live and pending imports
+    watcher: Any = None  # the checker of kernels on the CPU, which is told of allocations and frees; None: it is off
+    closed: str = NOT_OPEN  # why the heap cannot be used; empty while it can

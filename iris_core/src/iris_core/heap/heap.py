@@ -28,8 +28,7 @@ from iris_core.errors import (
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
-from iris_core.heap.blocks import BlockTable, Op, Record, Scope, format_label
-from iris_core.heap.heap_state import NOT_OPEN, HeapState
+from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Op, Record, Scope, format_label
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
 from iris_core.heap.streams import HostStreams, StreamOrder
 from iris_core.types import Block, HeapStats
@@ -77,20 +76,20 @@ class SymmetricHeap:
         offsets, blocks = SubAllocator(usable, gap_nbytes), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
-        self.rank = world.rank
+        self.rank: int = world.rank
         """This rank."""
-        self.nbytes = allocator.nbytes
+        self.nbytes: int = allocator.nbytes
         """Size of each rank's heap in bytes, with the system area."""
-        self.usable_nbytes = usable
+        self.usable_nbytes: int = usable
         """Bytes of each rank's heap that allocations share."""
-        self.nodes = world.nodes
+        self.nodes: tuple[tuple[int, ...], ...] = world.nodes
         """The ranks of each node; memory is mapped within a node only."""
         self.heap_bases: tuple[int, ...] = ()
         """Address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
         that nothing can access."""
         self.network: Network | None = None
         """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
-        self.multicast_base = 0
+        self.multicast_base: int = 0
         """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
         `iris_triton.language.multimem`; 0 if there is none."""
         regions.set_first_limit(self._state)

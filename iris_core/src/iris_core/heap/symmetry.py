@@ -25,8 +25,7 @@ from iris_core.world.failures import list_ranks, on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iris_core.heap.blocks import Label, Record
-    from iris_core.heap.heap_state import HeapState
+    from iris_core.heap.blocks import HeapState, Label, Record
     from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
