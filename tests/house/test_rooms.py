@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/torch_backend": 2073,
     "iris_core/tracing": 522,
     "iris_core/tuning": 465,
-    "iris_core/world": 2216,
+    "iris_core/world": 2203,
     "iris_allocators/*.py": 553,
     "iris_allocators/driver": 498,
     "iris_allocators/nccl": 242,

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.cli._arguments import check
     from iris_core.cli._output import print_json, print_table
     from iris_core.errors import ArgumentError
-    from iris_core.world.nodes import VARIABLE, sizes_of
+    from iris_core.world.rendezvous import VARIABLE, sizes_of
 
     check(args)
     sizes = sizes_of(args.nodes) if args.nodes else []

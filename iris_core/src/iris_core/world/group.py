@@ -27,7 +27,7 @@ from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
-from iris_core.world.nodes import VARIABLE
+from iris_core.world.rendezvous import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

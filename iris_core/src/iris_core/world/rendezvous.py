@@ -6,7 +6,8 @@ connects.  Each looks at what the kernel says of the process at the other end, a
 card.  Connections of other processes are closed at once, so there is never more than one of each rank to wait for.
 
 Ranks of torch.distributed may be on several hosts, each with a folder of its own.  Which host a rank is on stands in
-the store of torch.distributed; a rank waits for the connections with those of its own.
+the store of torch.distributed; a rank waits for the connections with those of its own.  The ranks of a host are a node:
+they can map each other's memory.  IRIS_NODES divides them, to try on one host what runs on several.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hmac
 import json
 import os
 import pwd
+import re
 import secrets
 import select
 import shutil
@@ -41,13 +43,14 @@ from iris_core.errors import (
 from iris_core.logs import logger
 from iris_core.world.exchange import Exchanges, Frame, Link, credentials, gave_up, limit_of_files
 from iris_core.world.failures import name_ranks
-from iris_core.world.nodes import VARIABLE, divide, group_by_node
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
+
+VARIABLE = "IRIS_NODES"
 
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
@@ -194,6 +197,32 @@ def _started_at(pid: int) -> int | None:
         return None
     state, *fields = line.rpartition(")")[2].split()
     return None if state in "ZX" or int(fields[5]) & _PF_EXITING else int(fields[18])
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+def sizes_of(text: str) -> list[int]:
+    """Return the numbers of ranks of nodes, as IRIS_NODES says; SettingsError if it says nothing of the kind."""
+    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        return [int(found[2])] * int(found[1])
+    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
+        return [int(part) for part in text.split("+")]
+    raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
+
+
+def divide(text: str, world_size: int) -> list[int]:
+    """Return the node of each rank; all 0 where the text is empty.  SettingsError also if it means other ranks."""
+    sizes = sizes_of(text) if text else [world_size]
+    if sum(sizes) != world_size:
+        raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
+
+
+def group_by_node(hosts: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, in the order of its lowest rank, from the host of each rank."""
+    found: dict[object, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return tuple(map(tuple, found.values()))
 
 
 # -- meeting there ----------------------------------------------------------------------------------------------------
