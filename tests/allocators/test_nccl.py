@@ -11,7 +11,6 @@ import weakref
 import pytest
 from tables import table
 
-from iris_allocators import nccl as room
 from iris_allocators._plugin import nccl as plugin
 from iris_allocators.nccl.emulated import EmulatedAllocator
 from iris_allocators.nccl.window import GRANULE, NcclAllocator, load_nccl
@@ -165,7 +164,7 @@ def test_the_probe_says_what_is_lacking(monkeypatch):
 @table("device, kind", [(DeviceType.CPU, EmulatedAllocator), (DeviceType.CUDA, NcclAllocator)])
 def test_the_device_decides_which_it_is(monkeypatch, device, kind):
     monkeypatch.setattr("iris_allocators.nccl.window.load_nccl", FakeNccl)
-    with contextlib.closing(room.make(request(device=device))) as allocator:
+    with contextlib.closing(plugin.iris_plugin_create(request(device=device))) as allocator:
         assert type(allocator) is kind
 
 

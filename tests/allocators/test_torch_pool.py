@@ -106,7 +106,7 @@ def test_expandable_segments_are_off_for_the_pool_alone(monkeypatch, settings, m
 def test_the_pool_lives_as_long_as_the_last_tensor():
     allocator, told = make_torch(1 << 16), []
     tensor = allocator.tensor(256, 100, lambda: told.append(1))
-    pool = allocator._pool.untyped_storage()._weak_ref()
+    pool = allocator._memory.untyped_storage()._weak_ref()
     allocator.close()
     gc.collect()
     tensor.fill_(3)

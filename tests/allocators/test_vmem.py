@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import threading
 import weakref
 
 import pytest
@@ -284,6 +285,21 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     assert says in caplog.text
     with pytest.raises(HeapClosedError):
         allocator.commit(0, 1)
+
+
+def test_a_heap_that_is_left_to_the_end_of_the_process(monkeypatch):
+    """Python 3.12 starts no thread there, so nothing can wait for the device."""
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    driver = FakeVmm()
+    allocator = make(driver=driver)
+    allocator.commit(0, GRANULE)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(lease._waiter, "_thread", None)
+    allocator.close()
+    assert driver.counts()[:3] == (1, 1, 1)
 
 
 def test_a_forked_process_leaves_the_device_alone(made):

@@ -17,7 +17,7 @@ from iris_core.errors import (
     RankMismatchError,
     UnsupportedError,
 )
-from iris_core.heap.heap_state import NOT_OPEN
+from iris_core.heap.blocks import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
 from .cluster import ThreadWorld, make

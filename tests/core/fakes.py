@@ -41,6 +41,7 @@ class ThreadWorld:
         self.rank = rank
         self.world_size = len(hub.slots)
         self.local_members = tuple(range(self.world_size))
+        self.nodes = (self.local_members,)
         self.num_exchanges = 0
 
     def all_gather_ints(self, values):

@@ -14,7 +14,7 @@ from iris_core.open_context import plan_facts
 from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world import connect
 from iris_core.world.failures import check_agreement
-from iris_core.world.nodes import divide, group_by_node
+from iris_core.world.rendezvous import divide, group_by_node
 
 from .fakes import Hub, ThreadWorld
 

@@ -6,14 +6,14 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iris_allocators.info import HOST_INFO, NCCL_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import ProviderPlugin, hookimpl
 from iris_core.types import Availability, DeviceType
 
 if TYPE_CHECKING:
-    from iris_core.types import DeviceTarget
+    from iris_core.types import CreateRequest, DeviceTarget
 
 _BINDINGS = {
     DeviceType.CUDA: ("cuda.bindings", "cuda-bindings is not installed; torch's CUDA wheels bring it"),
@@ -29,7 +29,9 @@ class HostPlugin(ProviderPlugin):
         """Say whether this machine has memory files and `target` is the CPU."""
         if target.type is not DeviceType.CPU:
             return Availability.no(f"its memory is the host's; kernels on {target.type} cannot reach it")
-        return _has_memory_files()
+        if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
+            return Availability.no(f"it needs memfd_create, which Linux has and {sys.platform} has not")
+        return Availability.yes()
 
 
 class GpuPlugin(ProviderPlugin):
@@ -48,14 +50,14 @@ class GpuPlugin(ProviderPlugin):
         return Availability.no(problem) if found is None else Availability.yes()
 
 
-class NcclPlugin(ProviderPlugin):
-    """Provides the "nccl" allocator."""
+class NcclPlugin(HostPlugin):
+    """Provides the "nccl" allocator: a heap that kernels reach on other nodes, too; on CPU ranks it is emulated."""
 
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
         """Say whether nccl4py and NCCL's device functions are installed; ranks on the CPU need neither."""
         if target.type is DeviceType.CPU:
-            return _has_memory_files()
+            return super().iris_plugin_probe(target)
         if target.type is not DeviceType.CUDA:
             return Availability.no(f"NCCL is for NVIDIA's GPUs, not for {target.type}")
         lacking = [name for name in ("nccl4py", "nvidia-nccl-cu13") if not _is_installed(name)]
@@ -63,11 +65,14 @@ class NcclPlugin(ProviderPlugin):
             return Availability.no(f"{' and '.join(lacking)} not installed: pip install 'iris-allocators[nccl]'")
         return Availability.yes()
 
+    @hookimpl
+    def iris_plugin_create(self, request: CreateRequest) -> Any:
+        """Make the allocator for a device."""
+        if request.target.type is DeviceType.CPU:
+            from iris_allocators.nccl.emulated import EmulatedAllocator
 
-def _has_memory_files() -> Availability:
-    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        return Availability.no(f"it needs memfd_create, which Linux has and {sys.platform} has not")
-    return Availability.yes()
+            return EmulatedAllocator(request)
+        return super().iris_plugin_create(request)
 
 
 def _is_installed(distribution: str) -> bool:
@@ -81,4 +86,4 @@ def _is_installed(distribution: str) -> bool:
 host = HostPlugin(HOST_INFO, "iris_allocators.host:HostAllocator", "iris_allocators.settings:HostSettings")
 torch_pool = GpuPlugin(TORCH_INFO, "iris_allocators.torch_ipc:TorchAllocator", "iris_allocators.settings:TorchSettings")
 vmem = GpuPlugin(VMEM_INFO, "iris_allocators.vmem.allocator:VmemAllocator", "iris_allocators.settings:VmemSettings")
-nccl = NcclPlugin(NCCL_INFO, "iris_allocators.nccl:make", "iris_allocators.settings:NcclSettings")
+nccl = NcclPlugin(NCCL_INFO, "iris_allocators.nccl.window:NcclAllocator", "iris_allocators.settings:NcclSettings")

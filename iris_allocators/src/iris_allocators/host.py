@@ -40,11 +40,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class MemoryFile:
-    """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator`.
-
-    Raises:
-        HeapError: the system refuses the memory file or the mapping.
-    """
+    """One rank's heap in a memfd; satisfies `iris_core.protocols.Allocator`.  HeapError if the system refuses it."""
 
     info = HOST_INFO
     granularity = GRANULE
@@ -62,15 +58,14 @@ class MemoryFile:
         try:
             os.ftruncate(fd, self.nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._map: mmap.mmap | None = self._map_fd(fd, self.nbytes)
-            self._view: memoryview | None = memoryview(self._map)
+            mapped = self._map_fd(fd, self.nbytes)
         except (OSError, HeapError, OverflowError) as e:
             os.close(fd)
             if isinstance(e, HeapError):
                 raise
             raise HeapError(f"cannot make a heap of {self.nbytes} bytes for rank {self._rank}: {e}") from e
-        self._fd: int | None = fd
-        self.base_ptr = address_of(self._map)
+        self._memory: tuple[int, mmap.mmap, memoryview] | None = fd, mapped, memoryview(mapped)
+        self.base_ptr = address_of(mapped)
         # a process that forgets close() must not keep the descriptor when the allocator is collected
         self._fd_guard = weakref.finalize(self, os.close, fd)
 
@@ -80,25 +75,20 @@ class MemoryFile:
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive."""
-        if self._view is None:
-            raise HeapClosedError("the heap is closed")
-        part = self._view[offset_bytes : offset_bytes + nbytes]
-        # torch holds `part` until the storage dies, and `part` holds the map
+        _, _, view = self._opened()
+        part = view[offset_bytes : offset_bytes + nbytes]  # torch holds it until the storage dies, and it holds the map
         weakref.finalize(part, on_release).atexit = False
         return torch.frombuffer(part, dtype=torch.uint8)
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
         """Return the whole heap as one descriptor."""
-        if self._fd is None:
-            raise HeapClosedError("the heap is closed")
-        return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._fd),)
+        return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._opened()[0]),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
         """Map a peer's heap and close the received descriptors; HeapError if they are not one heap of this kind."""
         try:
-            if self._map is None:
-                raise HeapClosedError("the heap is closed")
+            self._opened()
             if rank in self._peers:
                 return self._peers[rank][1]
             if len(segments) != 1 or segments[0].fd is None or segments[0].offset_bytes != 0:
@@ -116,11 +106,14 @@ class MemoryFile:
     def close(self) -> None:
         """Drop the peers' mappings, then this rank's; live tensors keep theirs."""
         self._peers.clear()
-        if self._fd is not None:
-            self._fd = None
-            self._fd_guard()
-        self._view = None
-        self._map = None
+        self._memory = None
+        self._fd_guard()
+
+    def _opened(self) -> tuple[int, mmap.mmap, memoryview]:
+        """Return the memory file's descriptor, the map, and a view of it."""
+        if self._memory is None:
+            raise HeapClosedError("the heap is closed")
+        return self._memory
 
     def _map_fd(self, fd: int, nbytes: int) -> mmap.mmap:
         try:
@@ -146,16 +139,13 @@ class HostAllocator(MemoryFile):
     @property
     def committed_bytes(self) -> int:
         """Bytes of the heap that are backed by pages now."""
-        if self._fd is None:
-            raise HeapClosedError("the heap is closed")
-        return os.fstat(self._fd).st_blocks * 512
+        return os.fstat(self._opened()[0]).st_blocks * 512
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
         """Return whole granules to the system; they read as zero afterwards."""
-        if self._map is None:
-            raise HeapClosedError("the heap is closed")
+        _, mapped, _ = self._opened()
         try:
-            self._map.madvise(mmap.MADV_REMOVE, offset_bytes, nbytes)
+            mapped.madvise(mmap.MADV_REMOVE, offset_bytes, nbytes)
         except OSError as e:
             raise HeapError(f"cannot give {nbytes} bytes at offset {offset_bytes} back: {e.strerror}") from e
 

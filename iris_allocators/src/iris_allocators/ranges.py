@@ -1,16 +1,21 @@
-"""Ranges of a heap on a GPU, as torch takes them in."""
+"""Heaps on a GPU, and ranges of them as torch takes them in."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from iris_core.errors import HeapClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+    from iris_core.types import CreateRequest
 
 _release: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))
 
@@ -45,3 +50,35 @@ class Range:
                     _release(each)
         weakref.finalize(self, on_release).atexit = False
         return out
+
+
+class GpuHeap:
+    """What allocators of GPU memory share: size, tensors, and that all memory is there from the beginning.
+
+    `_memory` keeps the memory, and every tensor's storage holds it, too; it is None once the heap is closed.
+    `as_bytes` makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    """
+
+    base_ptr: int
+    generation = 1
+    _memory: Any
+
+    def __init__(
+        self, request: CreateRequest, granularity: int, as_bytes: Callable[[Range], torch.Tensor] | None
+    ) -> None:
+        self._rank, self._device = request.rank, request.target.torch_device
+        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
+        self.granularity = granularity
+        self.nbytes = max(1, -(-request.heap_nbytes // granularity)) * granularity
+
+    def commit(self, offset_bytes: int, nbytes: int) -> None:
+        """Do nothing: all memory is allocated at opening."""
+
+    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor over a range; its storage keeps the memory."""
+        self._check_open()
+        return Range(self.base_ptr + offset_bytes, nbytes, self._memory).tensor(self._as_bytes, on_release)
+
+    def _check_open(self) -> None:
+        if self._memory is None:
+            raise HeapClosedError("the heap is closed")

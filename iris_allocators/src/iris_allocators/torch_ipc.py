@@ -8,7 +8,6 @@ this one allocation, and torch's settings are as before afterwards.
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,14 +15,15 @@ import torch
 from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
 from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import TORCH_INFO
-from iris_allocators.ranges import Range
-from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccessError, UnsupportedError
+from iris_allocators.ranges import GpuHeap
+from iris_core.errors import DriverError, HeapError, PeerAccessError, UnsupportedError
 from iris_core.types import PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from iris_allocators.ranges import Range
     from iris_core.types import CreateRequest
 
 ALIGNMENT = 4096
@@ -32,13 +32,10 @@ ALIGNMENT = 4096
 _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap begins in what the handle stands for
 
 
-class TorchAllocator:
+class TorchAllocator(GpuHeap):
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
-    Args:
-        request: size, device and settings of the heap.
-        driver: calls into the GPU's driver; that of the device by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `driver` calls into the GPU's driver; that of the device by default.
 
     Raises:
         HeapError: the device is out of memory.
@@ -46,8 +43,6 @@ class TorchAllocator:
     """
 
     info = TORCH_INFO
-    granularity = ALIGNMENT  # what the size is a multiple of; all of it is there from the beginning
-    generation = 1  # the whole heap is exported at once and never grows
 
     def __init__(
         self,
@@ -55,11 +50,9 @@ class TorchAllocator:
         driver: IpcDriver | None = None,
         as_bytes: Callable[[Range], torch.Tensor] | None = None,
     ) -> None:
+        super().__init__(request, ALIGNMENT, as_bytes)
         self._driver = driver or ipc_driver(request.target.type)
-        self._device = request.target.torch_device
         self._topology = topology_command(request.target.type)
-        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
-        self.nbytes = max(1, -(-request.heap_nbytes // ALIGNMENT)) * ALIGNMENT
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
         try:
             with _without_expandable_segments():
@@ -76,22 +69,12 @@ class TorchAllocator:
                 f"{self._device}: this system does not share torch's memory by IPC handle ({e}): some containers do "
                 "not, nor does torch's backend cudaMallocAsync; allocator='vmem' shares memory by file descriptor"
             ) from e
-        self._pool: torch.Tensor | None = pool
+        self._memory = pool
         self._payload = (self.base_ptr - allocation).to_bytes(_OFFSET_NBYTES, "little") + handle
-
-    def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Do nothing: all memory is allocated at opening."""
-
-    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the pool alive."""
-        if self._pool is None:
-            raise HeapClosedError("the heap is closed")
-        return Range(self.base_ptr + offset_bytes, nbytes, self._pool).tensor(self._as_bytes, on_release)
 
     def export(self) -> Sequence[Segment]:
         """Return the heap as one IPC handle, with the heap's offset in the allocation of the handle."""
-        if self._pool is None:
-            raise HeapClosedError("the heap is closed")
+        self._check_open()
         return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=self._payload),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
@@ -102,8 +85,7 @@ class TorchAllocator:
             PeerAccessError: this device cannot map that memory.
         """
         try:
-            if self._pool is None:
-                raise HeapClosedError("the heap is closed")
+            self._check_open()
             if rank in self._peers:
                 return self._peers[rank][1]
             if len(segments) != 1 or segments[0].fd is not None or len(segments[0].payload) <= _OFFSET_NBYTES:
@@ -123,13 +105,9 @@ class TorchAllocator:
             close_all(each.fd for each in segments if each.fd is not None)
 
     def close(self) -> None:
-        """Unmap peers, then drop the pool; tensors that still live keep it.  Idempotent.
-
-        Raises:
-            DriverError: a peer's memory could not be unmapped; that of the others is.
-        """
+        """Unmap peers, all that can be; then drop the pool, which tensors that still live keep.  Idempotent."""
         peers, self._peers = self._peers, {}
-        self._pool = None
+        self._memory = None
         with Transaction() as each:
             for opened, _ in peers.values():
                 each.add(self._driver.ipc_close, opened)

@@ -23,7 +23,6 @@ from iris_core.providers import Providers
 from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.tracing.recorder import Tracing
 from iris_core.world.failures import on_all_ranks
-from iris_core.world.node_members import NodeMembers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _CLOSED = "this Iris context is closed; open a new one"
 
 
-class Iris(TensorFactories, OneSided, NodeMembers):
+class Iris(TensorFactories, OneSided):
     """One rank's view of the symmetric heap and of the world.
 
     Collective: every rank of the world constructs it with the same arguments.  The ranks are those of torch.distributed

@@ -57,10 +57,11 @@ class OneMemory(HostAllocator):
     def __init__(self, request):
         super().__init__(request)
         cls = type(self).__mro__[1]
+        fd, *own = self._memory
         if cls._first is None or cls._first[1] < self.nbytes:
-            cls._first = self._map, self.nbytes, self.base_ptr
-        self._map, _, self.base_ptr = cls._first
-        self._view = memoryview(self._map)
+            cls._first = own, self.nbytes, self.base_ptr
+        shared, _, self.base_ptr = cls._first
+        self._memory = (fd, *shared)
 
 
 class SwappedParameters(HostAllocator):
@@ -133,7 +134,7 @@ class ReleaseAtClose(HostAllocator):
         return super().tensor(offset_bytes, nbytes, on_release)
 
     def close(self):
-        if self._map is not None and hasattr(self, "_last"):
+        if self._memory is not None and hasattr(self, "_last"):
             self._last()
         super().close()
 
@@ -160,14 +161,14 @@ class DecommitTooMuch(HostAllocator):
 # -- the end ----------------------------------------------------------------------------------------------------------
 class CloseOnce(HostAllocator):
     def close(self):
-        if self._map is None:
+        if self._memory is None:
             raise RuntimeError("closed already")
         super().close()
 
 
 class UsableAfterClose(HostAllocator):
     def tensor(self, offset_bytes, nbytes, on_release):
-        if self._map is None:
+        if self._memory is None:
             return torch.empty(nbytes, dtype=torch.uint8)
         return super().tensor(offset_bytes, nbytes, on_release)
 
@@ -176,7 +177,7 @@ class CloseTakesMemory(HostAllocator):
     """Tensors that outlive close() crash."""
 
     def close(self):
-        if self._map is not None:
+        if self._memory is not None:
             libc = ctypes.CDLL(None)
             libc.mprotect(ctypes.c_void_p(self.base_ptr), ctypes.c_size_t(self.nbytes), 0)
         super().close()
@@ -185,12 +186,12 @@ class CloseTakesMemory(HostAllocator):
 class LeakyDescriptor(HostAllocator):
     def __init__(self, request):
         super().__init__(request)
-        _kept.append(os.dup(self._fd))
+        _kept.append(os.dup(self._memory[0]))
 
 
 class LeakyMapping(HostAllocator):
     def close(self):
-        _kept.append(self._map)
+        _kept.append(self._memory)
         super().close()
 
 
@@ -234,7 +235,7 @@ class SnapshotPeer(HostAllocator):
     """A private copy of what the peer had."""
 
     def _map_fd(self, fd, nbytes):
-        if not hasattr(self, "_map"):
+        if not hasattr(self, "_memory"):
             return super()._map_fd(fd, nbytes)
         return mmap.mmap(fd, nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 

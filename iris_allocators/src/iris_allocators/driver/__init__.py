@@ -6,7 +6,7 @@ Nothing here decides anything: a call either works or raises `DriverError` with 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from iris_allocators.driver.calls import IpcDriver as IpcDriver  # noqa: TC001 - callers take both from here
 from iris_allocators.driver.calls import VmmDriver as VmmDriver  # noqa: TC001
@@ -16,8 +16,7 @@ from iris_core.types import DeviceTarget, DeviceType
 
 def ipc_driver(device: DeviceType) -> IpcDriver:
     """Return the driver of a kind of device; UnsupportedError if there is none."""
-    driver: IpcDriver = _vendor(device).Ipc()
-    return driver
+    return cast("IpcDriver", _vendor(device).Ipc())
 
 
 def topology_command(device: DeviceType) -> str:
@@ -32,8 +31,7 @@ def vmm_driver(target: DeviceTarget) -> VmmDriver:
         UnsupportedError: this device or its driver has none.
         DriverError: the driver does not start.
     """
-    driver: VmmDriver = _vendor(target.type).Vmm(target.index)
-    return driver
+    return cast("VmmDriver", _vendor(target.type).Vmm(target.index))
 
 
 def _vendor(device: DeviceType) -> Any:

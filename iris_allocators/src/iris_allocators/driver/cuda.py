@@ -44,15 +44,7 @@ def _primary_context(device: int) -> Any:
 
 
 class Vmm(VmmDriver):
-    """Virtual memory management of a GPU.
-
-    Args:
-        index: the device's index, as torch and CUDA_VISIBLE_DEVICES number it.
-
-    Raises:
-        UnsupportedError: the device or its driver lacks virtual memory management.
-        DriverError: the driver does not start.
-    """
+    """Virtual memory management of a GPU, by its index as torch and CUDA_VISIBLE_DEVICES number it."""
 
     _call = _library
     _fd = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

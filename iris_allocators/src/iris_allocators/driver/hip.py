@@ -40,15 +40,7 @@ class Ipc(IpcDriver):
 
 
 class Vmm(VmmDriver):
-    """Virtual memory management of a GPU.
-
-    Args:
-        index: the device's index, as torch and HIP_VISIBLE_DEVICES number it.
-
-    Raises:
-        UnsupportedError: the device or its driver lacks virtual memory management.
-        DriverError: the runtime does not start.
-    """
+    """Virtual memory management of a GPU, by its index as torch and HIP_VISIBLE_DEVICES number it."""
 
     _call = _library
     _fd = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor

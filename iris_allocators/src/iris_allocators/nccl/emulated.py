@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from iris_allocators.host import MemoryFile, address_of
 from iris_allocators.info import NCCL_INFO
 from iris_allocators.settings import NcclSettings
-from iris_core.errors import HeapClosedError, PeerAccessError
+from iris_core.errors import PeerAccessError
 from iris_core.types import Network
 
 if TYPE_CHECKING:
@@ -36,16 +36,10 @@ class EmulatedAllocator(MemoryFile):
 
     def invite(self) -> Sequence[int]:
         """Return this process's id and the heap's descriptor in it."""
-        if self._fd is None:
-            raise HeapClosedError("the heap is closed")
-        return os.getpid(), self._fd
+        return os.getpid(), self._opened()[0]
 
     def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> Network | None:
-        """Map the heaps of ranks on other nodes.
-
-        Raises:
-            PeerAccessError: one cannot be opened: the ranks are not processes of one user on one machine.
-        """
+        """Map the heaps of ranks on other nodes; PeerAccessError if they are no processes of this user and machine."""
         if len(nodes) == 1:
             return None
         bases = [0] * len(invitations)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import importlib
 import struct
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_allocators.info import NCCL_INFO
-from iris_allocators.ranges import Range
-from iris_core.errors import HeapClosedError, HeapError, PeerAccessError, UnsupportedError
+from iris_allocators.ranges import GpuHeap
+from iris_core.errors import HeapError, PeerAccessError, UnsupportedError
 from iris_core.types import Network, PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from iris_allocators.ranges import Range
     from iris_core.types import CreateRequest
 
 GRANULE = 2 << 20
@@ -35,13 +35,10 @@ _ID = struct.Struct("<16q")  # the id of a communicator, 128 bytes
 _PAYLOAD = b"nccl"  # of a segment
 
 
-class NcclAllocator:
+class NcclAllocator(GpuHeap):
     """One rank's heap in a window of NCCL's; satisfies `iris_core.protocols.Allocator` and `SupportsNetwork`.
 
-    Args:
-        request: size, device and rank.
-        nccl: the module nccl.core of nccl4py; found by `load_nccl` by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `nccl` is the module nccl.core of nccl4py; found by `load_nccl` by default.
 
     Raises:
         UnsupportedError: nccl4py or NCCL is not installed, or too old.
@@ -49,34 +46,20 @@ class NcclAllocator:
     """
 
     info = NCCL_INFO
-    granularity = GRANULE
-    generation = 1  # the whole heap is there from the beginning
 
     def __init__(
         self, request: CreateRequest, nccl: Any = None, as_bytes: Callable[[Range], torch.Tensor] | None = None
     ) -> None:
-        self._nccl, self._rank = nccl or load_nccl(), request.rank
-        self._device = request.target.torch_device
-        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
-        self.nbytes = max(1, -(-request.heap_nbytes // GRANULE)) * GRANULE
+        super().__init__(request, GRANULE, as_bytes)
+        self._nccl = nccl or load_nccl()
         try:
-            memory = self._nccl.mem_alloc(self.nbytes, request.target.index)
+            self._memory = self._nccl.mem_alloc(self.nbytes, request.target.index)  # frees itself
         except Exception as e:  # the module's error class is private
             raise HeapError(f"NCCL has no room on {self._device} for a heap of {self.nbytes} bytes: {e}") from e
-        self._memory: Any = memory  # frees itself; every tensor keeps it
-        self.base_ptr = int(memory.handle)
+        self.base_ptr = int(self._memory.handle)
         self._communicator: Any = None
         self._device_communicator: torch.Tensor | None = None
         self._pointers: dict[int, int] = {}
-
-    # -- memory -------------------------------------------------------------------------------------------------------
-    def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Do nothing: all memory is allocated at opening."""
-
-    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the memory alive."""
-        self._check_open()
-        return Range(self.base_ptr + offset_bytes, nbytes, self._memory).tensor(self._as_bytes, on_release)
 
     # -- the network --------------------------------------------------------------------------------------------------
     def invite(self) -> Sequence[int]:
@@ -172,17 +155,9 @@ class NcclAllocator:
         if communicator is not None:
             communicator.abort()  # and not destroy(), which waits for the ranks of the node
 
-    def _check_open(self) -> None:
-        if self._memory is None:
-            raise HeapClosedError("the heap is closed")
-
 
 def load_nccl() -> Any:
-    """Return the module nccl.core of nccl4py.
-
-    Raises:
-        UnsupportedError: it or NCCL is not installed, or NCCL is too old.
-    """
+    """Return the module nccl.core of nccl4py; UnsupportedError if it or NCCL is not installed, or NCCL is too old."""
     install = "pip install 'iris-allocators[nccl]'"
     try:
         nccl: Any = importlib.import_module("nccl.core")

@@ -30,14 +30,13 @@ import torch
 from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
 from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import VMEM_INFO
-from iris_allocators.ranges import Range
+from iris_allocators.ranges import GpuHeap, Range
 from iris_allocators.settings import VmemSettings
 from iris_allocators.vmem.lease import Lease, idle
 from iris_allocators.vmem.multicast import Multicast
 from iris_allocators.vmem.pieces import AddressSpace, Piece
 from iris_core.errors import (
     DriverError,
-    HeapClosedError,
     HeapError,
     HeapExhaustedError,
     PeerAccessError,
@@ -70,21 +69,14 @@ class External(NamedTuple):
     handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
     start_bytes: int  # where the tensor's first element lies in the first piece
     extent_bytes: int  # from the tensor's first element to the end of its last one
-
-    @property
-    def nbytes(self) -> int:
-        """Sum of the pieces."""
-        return sum(nbytes for _, nbytes in self.handles)
+    nbytes: int  # sum of the pieces
 
 
-class VmemAllocator:
+class VmemAllocator(GpuHeap):
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth`, `SupportsImportTensor` and
     `SupportsMulticast`.
 
-    Args:
-        request: size, device and settings of the heap, with `VmemSettings`.
-        driver: the device's virtual memory management; found by the device's type by default.
-        as_bytes: makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
+    `driver` is the device's virtual memory management; found by the device's type by default.
 
     Raises:
         SettingsError: the granule does not fit this device.
@@ -100,18 +92,14 @@ class VmemAllocator:
         driver: VmmDriver | None = None,
         as_bytes: Callable[[Range], torch.Tensor] | None = None,
     ) -> None:
-        self._rank = request.rank
         self._world_size = request.world_size
-        self._device = request.target.torch_device
         self._topology = topology_command(request.target.type)
-        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
         self._driver = driver or vmm_driver(request.target)
         wants_multicast = getattr(request.settings, "multicast", False) and self._world_size > 1
         smallest = self._driver.granularity()
         if wants_multicast:
             smallest = max(smallest, self._driver.multicast_granularity(self._world_size, request.heap_nbytes))
-        self.granularity = _granule(request, smallest)
-        self.nbytes = max(1, -(-request.heap_nbytes // self.granularity)) * self.granularity
+        super().__init__(request, _granule(request, smallest), as_bytes)
         self.generation = 0  # counts commits and imports
         self._serials = itertools.count(1)
         self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
@@ -129,7 +117,7 @@ class VmemAllocator:
         if wants_multicast:
             of = self._rank, self._world_size, self.nbytes, self.granularity
             self._own.multicast = Multicast(self._driver, *of)
-        self._lease: Lease | None = Lease(self._driver, self._space, self._device)
+        self._memory: Lease | None = Lease(self._driver, self._space, self._device)
 
     @property
     def committed_bytes(self) -> int:
@@ -178,8 +166,7 @@ class VmemAllocator:
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
         """Unmap a range of whole granules: this rank's memory and the mappings of the peers' there.
 
-        Raises:
-            DriverError: the driver refuses; the rest is unmapped when the range is committed again.
+        What the driver refuses to unmap (DriverError) is unmapped when the range is committed again.
         """
         self._check_open()
         end = offset_bytes + nbytes
@@ -193,11 +180,6 @@ class VmemAllocator:
                 for piece in pieces:
                     piece.doomed = True
                 each.add(table.drop, pieces)
-
-    def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the mappings alive."""
-        self._check_open()
-        return self._wrap(offset_bytes, nbytes, on_release)
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
     def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -234,7 +216,8 @@ class VmemAllocator:
                     pieces.append(Piece(at, nbytes, next(self._serials), handle))
                 self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 start = offset_bytes + external.start_bytes
-            raw = self._wrap(start, external.extent_bytes, on_release, tensor)
+            part = Range(self.base_ptr + start, external.extent_bytes, (self._memory, tensor))
+            raw = part.tensor(self._as_bytes, on_release)
             out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
             out.set_(raw.untyped_storage(), 0, tensor.shape, tensor.stride())
             if pieces:
@@ -245,11 +228,7 @@ class VmemAllocator:
         return out
 
     def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
-        """Find a tensor's memory; `references` releases the handles of its pieces.
-
-        Raises:
-            UnsupportedError: the driver cannot share this memory; the message names alternatives.
-        """
+        """Find a tensor's memory, whose handles `references` releases; UnsupportedError if it cannot be shared."""
         self._check_open()
         begin = tensor.data_ptr()
         extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
@@ -273,7 +252,7 @@ class VmemAllocator:
                 "instead), and tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To "
                 "get a copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
             ) from e
-        return External(handles, begin - first, extent)
+        return External(handles, begin - first, extent, ptr - first)
 
     def _place(self, external: External) -> tuple[int, int] | None:
         """Return (block, offset of the tensor) if all pieces are consecutive in one block of the heap, else None."""
@@ -371,7 +350,6 @@ class VmemAllocator:
             raise HeapError(f"rank {rank} described memory outside of its heap, at offset {segment.offset_bytes}")
         return Piece(segment.offset_bytes, segment.nbytes, serial)
 
-    # -- multicast ----------------------------------------------------------------------------------------------------
     @property
     def multicast(self) -> Multicast | None:
         """What makes addresses of all ranks' heaps, if IRIS_VMEM__MULTICAST asks for it; None in a world of one."""
@@ -383,7 +361,7 @@ class VmemAllocator:
 
         Peers' memory is unmapped at once, unless the device does not become idle.
         """
-        if self._lease is None:
+        if self._memory is None:
             return
         for piece in self._own.within(0, self.nbytes):
             piece.close_fd()
@@ -391,29 +369,20 @@ class VmemAllocator:
         self._offered.clear()
         self._imported.clear()
         peers = [table for table in self._space.tables if table is not self._own and len(table)]
-        drops = [] if self._own.multicast is None else [self._own.multicast.release]
+        drops = [] if self.multicast is None else [self.multicast.release]
         drops += [partial(table.drop, table.within(0, self.nbytes)) for table in peers]
-        if drops and self._lease.is_ours and idle(self._driver, self._device):
+        if drops and self._memory.is_ours and idle(self._driver, self._device):
             for drop in drops:
                 try:
                     drop()
                 except DriverError as e:
                     logger.warning("%s: a peer's memory stays mapped: %s", self._device, e)
-        self._lease = None
+        self._memory = None
 
-    def _check_open(self) -> None:
-        if self._lease is None:
-            raise HeapClosedError("the heap is closed")
-
-    # -- small change -------------------------------------------------------------------------------------------------
     def _take_in(self, pieces: Sequence[Piece]) -> None:
         self._own.add(pieces)
         self._fresh.update((piece.serial, piece) for piece in pieces)
         self.generation += 1
-
-    def _wrap(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None], *keep: object) -> torch.Tensor:
-        part = Range(self.base_ptr + offset_bytes, nbytes, (self._lease, *keep))
-        return part.tensor(self._as_bytes, on_release)
 
 
 def _granule(request: CreateRequest, smallest: int) -> int:

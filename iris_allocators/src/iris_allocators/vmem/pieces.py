@@ -146,11 +146,7 @@ class AddressSpace:
         self.tables = [PieceTable(driver, base + rank * stride) for rank in range(world_size)]
 
     def release(self) -> None:
-        """Unmap everything and give the addresses back; a second call continues after a failure.
-
-        Raises:
-            DriverError: the driver refuses; what could be given back is.
-        """
+        """Unmap everything and give the addresses back; a second call continues after a DriverError."""
         with Transaction() as each:
             each.add(self._unreserve)
             for table in reversed(self.tables):

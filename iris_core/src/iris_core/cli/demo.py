@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     import iris_core
-    from iris_core.world.nodes import VARIABLE, sizes_of
+    from iris_core.world.rendezvous import VARIABLE, sizes_of
 
     check(args)
     sizes = sizes_of(args.nodes) if args.nodes else []

@@ -168,8 +168,7 @@ class HostOrder:
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch after everything that is on the stream, and wait for it; return what `launch` does.
 
-        Raises:
-            DeviceError: an asynchronous call of this rank has failed before, and no caller has waited for it.
+        DeviceError if an asynchronous call of this rank has failed before, and no caller has waited for it.
         """
         is_idle = self._stream.is_idle
         self._streams.check()  # after it: what fails from now on is under way, and the call fails with it

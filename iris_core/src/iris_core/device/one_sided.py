@@ -1,4 +1,4 @@
-"""One-sided access of the host: copies to and from another rank's heap, and signals, on a stream."""
+"""One-sided access of the host: which ranks can be reached; copies to and from another rank's heap, and signals."""
 
 from __future__ import annotations
 
@@ -7,22 +7,64 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from iris_core.device.context_words import COMPARISONS
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 from iris_core.types import DeviceType
-from iris_core.world.node_members import NodeMembers
 
 if TYPE_CHECKING:
     from iris_core.device.reports import KernelReports
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.types import DeviceTarget
+    from iris_core.world import World
 
     Op = Literal["set", "add"]
     Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
 
 _OPS: tuple[Op, ...] = ("set", "add")
-_COMPARISONS: tuple[Comparison, ...] = ("eq", "ne", "gt", "ge", "lt", "le")
 _WORDS = torch.int32, torch.int64
 _WAY_OUT = "a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
+
+
+class NodeMembers:
+    """Which ranks share a node; a mixin of contexts."""
+
+    _world: World
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that the ranks are on."""
+        return len(self._world.nodes)
+
+    @property
+    def node(self) -> int:
+        """Index of this rank's node; nodes are in the order of their lowest ranks."""
+        return self._world.node
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks of this rank's node, in ascending order: those whose memory it can reach."""
+        return self._world.nodes[self._world.node]
+
+    @property
+    def node_group(self) -> tuple[int, ...]:
+        """The same, as `group=` takes it."""
+        return self.node_ranks
+
+    @property
+    def rail_group(self) -> tuple[int, ...]:
+        """The ranks that have this rank's place on their nodes, one of each node that has that many; for `group=`."""
+        place = self.node_ranks.index(self._world.rank)
+        return tuple(ranks[place] for ranks in self._world.nodes if place < len(ranks))
+
+    def is_reachable(self, rank: int) -> bool:
+        """Whether kernels of this rank can address another one's heap: it is on the same node.
+
+        Raises:
+            ValueError: no such rank.
+        """
+        if not 0 <= rank < self._world.world_size:
+            raise ValueError(f"there is no rank {rank} in a world of {self._world.world_size}")
+        return rank in self.node_ranks
 
 
 class OneSided(NodeMembers):
@@ -86,7 +128,8 @@ class OneSided(NodeMembers):
         if self._is_far("put", peer):
             self._between_nodes("put", peer, (given, "source"), (tensor, "tensor"), signal, value, op, stream)
             return
-        there = self._other("put", tensor, peer, given, "source")
+        there = self.heap.as_remote(tensor, peer)
+        _check_alike("put", tensor, given, "source")
         word = None if signal is None else self._word("put", signal, peer, op)
         with self._on(stream):
             if source is not None or there.data_ptr() != tensor.data_ptr():
@@ -115,7 +158,9 @@ class OneSided(NodeMembers):
             return out
         with self._on(stream):
             out = torch.empty_like(tensor, requires_grad=False) if out is None else out
-            return out.copy_(self._other("get", tensor, peer, out, "out"), non_blocking=True)
+            there = self.heap.as_remote(tensor, peer)
+            _check_alike("get", tensor, out, "out")
+            return out.copy_(there, non_blocking=True)
 
     def signal(self, signal: torch.Tensor, peer: int, value: int = 1, *, op: Op = "set", stream: Any = None) -> None:
         """Change another rank's signal, after this rank's earlier work on the stream; see `put`."""
@@ -138,8 +183,8 @@ class OneSided(NodeMembers):
             cmp: "eq", "ne", "gt", "ge", "lt" or "le": signal <cmp> value.
             stream: a torch stream; None for the current one.
         """
-        if cmp not in _COMPARISONS:
-            raise ArgumentError(f"signal_wait: cmp must be one of {', '.join(_COMPARISONS)}, not {cmp!r}")
+        if cmp not in COMPARISONS:
+            raise ArgumentError(f"signal_wait: cmp must be one of {', '.join(COMPARISONS)}, not {cmp!r}")
         word = self._word("signal_wait", signal, self.heap.rank, "set")
         with self._on(stream):
             self.backend.signal_wait(word, value, cmp)
@@ -219,12 +264,6 @@ class OneSided(NodeMembers):
                 f"of shape {tuple(tensor.shape)}, has strides {tensor.stride()}"
             )
         return offset
-
-    def _other(self, what: str, tensor: torch.Tensor, peer: int, own: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the other rank's copy of a tensor, to which or from which `own` is copied."""
-        there = self.heap.as_remote(tensor, peer)
-        _check_alike(what, tensor, own, name)
-        return there
 
     def _word(self, what: str, signal: torch.Tensor, peer: int, op: str) -> torch.Tensor:
         """Return a rank's signal."""

@@ -82,12 +82,8 @@ class Backing:
         self._base = allocator.base_ptr
         self.grows = Capability.GROWTH in allocator.info.provides
         self.decommits = Capability.DECOMMIT in allocator.info.provides
-        self.bases: tuple[int, ...] = ()
-        """Address of every rank's heap; those of ranks on other nodes are one range that nothing can access."""
+        self.bases: tuple[int, ...] = ()  # of every rank's heap; see `SymmetricHeap.heap_bases`
         self._void: mmap.mmap | None = None
-        self.network: Network | None = None
-        self.multicast_base = 0
-        """Address at which `multimem` instructions, and nothing else, reach the heaps of all ranks at once; 0: none."""
         self.max_alignment = 0
         self._generation = -1  # of the allocator at the last exchange
         self._committed = RangeSet()
@@ -181,13 +177,17 @@ class Backing:
         """Whether the own allocator has something that the peers do not know."""
         return self._allocator.generation != self._generation
 
-    def open(self) -> None:
-        """Map all peers, and connect the nodes where the allocator can.  Collective: see `exchange`."""
+    def open(self) -> tuple[Network | None, int]:
+        """Map all peers, and connect the nodes where the allocator can.  Collective: see `exchange`.
+
+        Returns `SymmetricHeap.network` and `SymmetricHeap.multicast_base`.
+        """
+        network: Network | None = None
         if Capability.NETWORK in self._allocator.info.provides:
             allocator = cast("SupportsNetwork", self._allocator)
             mine = on_all_ranks(self._world, "could not prepare the network", allocator.invite, PeerAccessError)
             connect = partial(allocator.connect, self._world.all_gather_ints(mine), self._world.nodes)
-            self.network = on_all_ranks(self._world, "could not connect to the other ranks", connect, PeerAccessError)
+            network = on_all_ranks(self._world, "could not connect to the other ranks", connect, PeerAccessError)
         self.exchange()
         aligned = min(self.bases[rank] & -self.bases[rank] for rank in self._world.local_members)
         offers = Capability.MULTICAST in self._allocator.info.provides
@@ -199,17 +199,16 @@ class Backing:
                 listed = ", ".join(f"rank {rank} {row[index]}" for rank, row in enumerate(rows))
                 raise RankMismatchError(f"the ranks {what}: {listed}")
         self.max_alignment = min(alignment for alignment, *_ in rows)
-        if maker is not None:
-            self._open_multicast(maker)
+        return network, 0 if maker is None else self._open_multicast(maker)
 
-    def _open_multicast(self, maker: MulticastRange) -> None:
+    def _open_multicast(self, maker: MulticastRange) -> int:
         world, what = self._world, "could not make addresses that reach all heaps"
         if len(world.local_members) < world.world_size:
             raise UnsupportedError("multicast reaches the ranks of one node, and these are on several")
         offered = on_all_ranks(world, what, maker.offer, UnsupportedError)
         first = world.exchange_segments(offered)[0]
         on_all_ranks(world, what, partial(maker.join, first), UnsupportedError)
-        self.multicast_base = on_all_ranks(world, what, maker.map, UnsupportedError)
+        return on_all_ranks(world, what, maker.map, UnsupportedError)
 
     def close(self) -> None:
         """Give back what stands for heaps that cannot be mapped."""

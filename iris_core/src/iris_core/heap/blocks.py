@@ -1,4 +1,4 @@
-"""The blocks of one rank's heap: which are live, freed, or dropped, by how many ranks, and by which calls.
+"""The state of one rank's heap, and its blocks: which are live, freed, or dropped, by how many ranks, by which calls.
 
 A block goes through these states:
 
@@ -13,6 +13,7 @@ can outlive its block.  Nothing here communicates.
 from __future__ import annotations
 
 import enum
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from iris_core.heap.streams import Stream, Uses
+    from iris_core.heap.backing import Backing
+    from iris_core.heap.offsets import SubAllocator
+    from iris_core.heap.streams import Stream, StreamOrder, Uses
+    from iris_core.protocols import Allocator
+    from iris_core.types import Block
+    from iris_core.world import World
+
+NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 
 HISTORY_LENGTH = 256
 """Calls that are kept to explain a difference."""
@@ -110,7 +118,6 @@ class Record:
     source: torch.UntypedStorage | None = None  # whose memory was imported, kept until no rank needs it
     pending: bool = False  # it was freed, and waits for the other ranks
     dropped: bool = False  # its tensor was dropped, and it waits for the other ranks
-    scope: Scope | None = None  # the scope that will free it
     streams: list[Stream] = field(default_factory=list)  # streams that use it, as far as the heap knows
     uses: Uses | None = None  # once it was freed, these with their last moments; empty when they are past
 
@@ -129,7 +136,7 @@ class BlockTable:
         self.pending: list[Record] = []  # in the order in which they were freed; equal on all ranks
         self._by_storage: dict[int, Record] = {}  # both; the identity of a storage that is gone may be used again
         self.released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
-        self.unannounced: list[Record] = []  # of these, the live ones that the other ranks do not know of
+        self.unannounced: dict[int, Record] = {}  # of these, the live ones that the other ranks do not know of
         self.votes: Counter[int] = Counter()  # number -> ranks that have dropped the live block; equal on all ranks
         self.scopes: list[Scope] = []
         self.version = 0
@@ -143,7 +150,7 @@ class BlockTable:
         """Add a live block, which belongs to the innermost scope."""
         self.history.record(op, record.nbytes, alignment, record.offset, record.label)
         if self.scopes:
-            _put(record, self.scopes[-1])
+            self.scopes[-1]._records[record.number] = record
         self.live[record.number] = record
         self._by_storage[record.storage] = record
         self.version += 1
@@ -195,14 +202,13 @@ class BlockTable:
         while self.released:
             if (record := self.live.get(self.released.popleft())) is not None:  # else it was freed before
                 record.dropped = True
-                self.unannounced.append(record)
-        self.unannounced = [record for record in self.unannounced if record.number in self.live]
-        return list(self.unannounced)
+                self.unannounced[record.number] = record
+        return list(self.unannounced.values())
 
     def announce(self, dropped: Sequence[Record], everyone: Iterable[Iterable[int]], world_size: int) -> list[Record]:
         """Forget and return, by ascending number, the blocks that now all ranks have said they have dropped."""
-        announced = set(dropped)
-        self.unannounced = [record for record in self.unannounced if record not in announced]
+        for record in dropped:
+            self.unannounced.pop(record.number, None)
         self.votes.update(number for numbers in everyone for number in numbers)
         agreed = sorted(number for number, count in self.votes.items() if count == world_size)
         for number in agreed:
@@ -220,8 +226,9 @@ class BlockTable:
 
     def _remove(self, record: Record) -> None:
         del self.live[record.number]
-        if record.scope is not None:
-            _put(record, None)
+        self.unannounced.pop(record.number, None)
+        for scope in self.scopes:
+            scope._records.pop(record.number, None)
         self.version += 1
 
 
@@ -230,7 +237,7 @@ class Scope:
 
     def __init__(self, table: BlockTable, retire: Callable[[Record], None]) -> None:
         self._table, self._retire = table, retire
-        self._records: dict[int, Record] = {}  # by number
+        self._records: dict[int, Record] = {}  # that it frees, by number
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Let a tensor, or a view of one, outlive this scope; only an enclosing one frees it.  Returns the tensor.
@@ -246,8 +253,9 @@ class Scope:
             raise HeapError("keep: this scope is not open")
         record = self._table.find(tensor, "keep")
         depth = scopes.index(self)
-        if record.scope is not None and scopes.index(record.scope) >= depth:
-            _put(record, scopes[depth - 1] if depth else None)
+        for scope in scopes[depth:]:
+            if scope._records.pop(record.number, None) is not None and depth:
+                scopes[depth - 1]._records[record.number] = record
         return tensor
 
     def __enter__(self) -> Scope:
@@ -266,16 +274,25 @@ class Scope:
                 for record in list(scope._records.values()):
                     self._retire(record)
         finally:
-            for scope in inner:  # what could not be freed belongs to no scope now
-                for record in list(scope._records.values()):
-                    _put(record, None)
-                scopes.remove(scope)
+            del scopes[-len(inner) :]
+            for scope in inner:
+                scope._records.clear()  # what could not be freed belongs to no scope now
 
 
-def _put(record: Record, scope: Scope | None) -> None:
-    """Set the scope that frees a block; None for no scope."""
-    if record.scope is not None:
-        del record.scope._records[record.number]
-    record.scope = scope
-    if scope is not None:
-        scope._records[record.number] = record
+@dataclass(slots=True, eq=False)
+class HeapState:
+    """The state of one rank's heap."""
+
+    allocator: Allocator  # owns the memory
+    world: World
+    usable: int  # bytes that allocations share; after them lies the system area
+    offsets: SubAllocator  # which ranges are free; equal on all ranks
+    blocks: BlockTable  # what is allocated, and the history of calls
+    order: StreamOrder  # which streams still use what
+    backing: Backing  # which ranges have memory, and where the peers' heaps are
+    floor: int  # where the lowest region of a group begins on this rank
+    groups: list[Block] = field(default_factory=list)  # the regions of groups of ranks at the end, by offset
+    groups_lock: threading.Lock = field(default_factory=threading.Lock)  # of these, and of the limit of allocations
+    holders: dict[int, int] = field(default_factory=dict)  # offset of imported memory -> live and pending imports
+    watcher: Any = None  # the checker of kernels on the CPU, which is told of allocations and frees; None: it is off
+    closed: str = NOT_OPEN  # why the heap cannot be used; empty while it can

@@ -21,8 +21,7 @@ from iris_core.world.failures import list_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_core.heap.blocks import Label
-    from iris_core.heap.heap_state import HeapState
+    from iris_core.heap.blocks import HeapState, Label
     from iris_core.protocols import SupportsImportTensor
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"

@@ -28,8 +28,7 @@ from iris_core.errors import (
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
-from iris_core.heap.blocks import BlockTable, Op, Record, Scope, format_label
-from iris_core.heap.heap_state import NOT_OPEN, HeapState
+from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Op, Record, Scope, format_label
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
 from iris_core.heap.streams import HostStreams, StreamOrder
 from iris_core.types import Block, HeapStats
@@ -77,6 +76,22 @@ class SymmetricHeap:
         offsets, blocks = SubAllocator(usable, gap_nbytes), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
+        self.rank: int = world.rank
+        """This rank."""
+        self.nbytes: int = allocator.nbytes
+        """Size of each rank's heap in bytes, with the system area."""
+        self.usable_nbytes: int = usable
+        """Bytes of each rank's heap that allocations share."""
+        self.nodes: tuple[tuple[int, ...], ...] = world.nodes
+        """The ranks of each node; memory is mapped within a node only."""
+        self.heap_bases: tuple[int, ...] = ()
+        """Address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
+        that nothing can access."""
+        self.network: Network | None = None
+        """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
+        self.multicast_base: int = 0
+        """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
+        `iris_triton.language.multimem`; 0 if there is none."""
         regions.set_first_limit(self._state)
         self.system_area = regions.SystemArea(self._state)
         self._on_allocated = on_allocated
@@ -97,7 +112,8 @@ class SymmetricHeap:
         if area.nbytes:
             what = "could not get memory for the heap's system area"
             on_all_ranks(state.world, what, lambda: state.backing.commit(state.usable, area.nbytes))
-        state.backing.open()
+        self.network, self.multicast_base = state.backing.open()
+        self.heap_bases = state.backing.bases
         state.closed = ""
 
     def watch(self, watcher: Any) -> None:
@@ -396,9 +412,7 @@ class SymmetricHeap:
         self._check_open()
         return self._state.backing.offset_within(tensor) is not None
 
-    def on_symmetric_heap(self, tensor: torch.Tensor) -> bool:
-        """Return the same as `is_symmetric`."""
-        return self.is_symmetric(tensor)
+    on_symmetric_heap = is_symmetric
 
     def offset_of(self, tensor: torch.Tensor, what: str = "offset_of") -> int:
         """Return the offset in bytes of a tensor's first element, the same on every rank.
@@ -422,50 +436,9 @@ class SymmetricHeap:
         return offset
 
     # -- description --------------------------------------------------------------------------------------------------
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._state.world.rank
-
-    @property
-    def nbytes(self) -> int:
-        """Size of each rank's heap in bytes, with the system area."""
-        return self._state.allocator.nbytes
-
-    @property
-    def usable_nbytes(self) -> int:
-        """Bytes of each rank's heap that allocations share."""
-        return self._state.usable
-
     def is_of_group(self, offset_bytes: int) -> bool:
         """Whether a group of ranks may have its own memory at an offset: allocations of users have not come there."""
         return self._state.offsets.limit <= offset_bytes < self.nbytes
-
-    @property
-    def heap_bases(self) -> tuple[int, ...]:
-        """Address of every rank's heap in this process; fixed once the heap is open.
-
-        Those of ranks on other nodes are one range that nothing can access.
-        """
-        return self._state.backing.bases
-
-    @property
-    def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each node; memory is mapped within a node only."""
-        return self._state.world.nodes
-
-    @property
-    def network(self) -> Network | None:
-        """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
-        return self._state.backing.network
-
-    @property
-    def multicast_base(self) -> int:
-        """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST); 0 if there is none.
-
-        For `iris_triton.language.multimem`; fixed once the heap is open.
-        """
-        return self._state.backing.multicast_base
 
     def network_words(self) -> tuple[int, ...]:
         """Return the words of the network for the context tensor; none where there is no network."""

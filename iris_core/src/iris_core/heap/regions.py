@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from iris_core.heap.heap_state import HeapState
+    from iris_core.heap.blocks import HeapState
     from iris_core.world import World
 
 _FIRST_SHARE, _STEPS = 2, 16

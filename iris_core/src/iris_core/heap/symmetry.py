@@ -25,8 +25,7 @@ from iris_core.world.failures import list_ranks, on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iris_core.heap.blocks import Label, Record
-    from iris_core.heap.heap_state import HeapState
+    from iris_core.heap.blocks import HeapState, Label, Record
     from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
@@ -127,10 +126,8 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
 def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
     """Find an offset after no free block was large enough: reclaim with all ranks what none of them needs any more.
 
-    The free lists are equal on all ranks, so all of them get here in the same call and take part.
-
-    Raises:
-        HeapExhaustedError: still no free block is large enough.
+    The free lists are equal on all ranks, so all of them get here in the same call and take part.  HeapExhaustedError
+    if there is still none.
     """
     offsets, end = state.offsets, state.floor
     if offsets.rounded(nbytes) <= offsets.nbytes:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value
+Generator = torch.Generator | None
 Device = str | int | torch.device | None  # None for the context's own
 _META = torch.device("meta")  # for asking torch what it would make
 _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
@@ -76,9 +77,11 @@ class SizedOptions(FactoryOptions, total=False):
     Attributes:
         size: instead of the positional arguments, which are sizes one by one or as one (nested) tuple or list; `()`
             makes a tensor without dimensions.
+        pin_memory: must be False; UnsupportedError otherwise.
     """
 
     size: Sequence[int] | None
+    pin_memory: bool
 
 
 class LikeOptions(Options, total=False):
@@ -109,22 +112,17 @@ class TensorFactories:
     def empty(
         self,
         *sizes: Any,
-        pin_memory: bool = False,
         memory_format: torch.memory_format = torch.contiguous_format,
         **options: Unpack[SizedOptions],
     ) -> torch.Tensor:
         """Return a tensor of undefined content on the heap; see `SizedOptions`.
 
         Args:
-            pin_memory: must be False.
             memory_format: torch.contiguous_format, torch.channels_last or torch.channels_last_3d; not with `out`.
-
-        Raises:
-            UnsupportedError: `pin_memory` is True.
         """
         if options.get("out") is not None and memory_format is not torch.contiguous_format:
             raise ArgumentError("empty: memory_format= cannot be combined with out=, which has its strides already")
-        return self._new("empty", sizes, None, None, pin_memory, memory_format, **options)
+        return self._new("empty", sizes, None, None, memory_format, **options)
 
     def full(self, size: Any, fill_value: Scalar, **options: Unpack[FactoryOptions]) -> torch.Tensor:
         """Return a tensor with one value everywhere on the heap; see `FactoryOptions`.
@@ -216,37 +214,24 @@ class TensorFactories:
         return self._new("linspace", (count,), fill, out=out, **options)
 
     # -- random numbers -----------------------------------------------------------------------------------------------
-    def rand(
-        self,
-        *sizes: Any,
-        generator: torch.Generator | None = None,
-        pin_memory: bool = False,
-        **options: Unpack[SizedOptions],
-    ) -> torch.Tensor:
+    def rand(self, *sizes: Any, generator: Generator = None, **options: Unpack[SizedOptions]) -> torch.Tensor:
         """Return uniform random numbers from [0, 1) on the heap, the same as torch.rand with the same seed.
 
         See `SizedOptions`.  The ranks' generators are their own: same seed, same numbers.
 
         Args:
             generator: source of the numbers, on this device; torch's default one if None.
-            pin_memory: must be False.
 
         Raises:
-            UnsupportedError: `pin_memory` is True, or the dtype is not floating or complex.
+            UnsupportedError: the dtype is not floating or complex.
         """
         fill = lambda t: t.uniform_(0, 1, generator=generator)
-        return self._new("rand", sizes, fill, generator, pin_memory, **options)
+        return self._new("rand", sizes, fill, generator, **options)
 
-    def randn(
-        self,
-        *sizes: Any,
-        generator: torch.Generator | None = None,
-        pin_memory: bool = False,
-        **options: Unpack[SizedOptions],
-    ) -> torch.Tensor:
+    def randn(self, *sizes: Any, generator: Generator = None, **options: Unpack[SizedOptions]) -> torch.Tensor:
         """Return normal random numbers on the heap, the same as torch.randn with the same seed; see `rand`."""
         fill = lambda t: t.normal_(0, 1, generator=generator)
-        return self._new("randn", sizes, fill, generator, pin_memory, **options)
+        return self._new("randn", sizes, fill, generator, **options)
 
     def randint(
         self,
@@ -254,7 +239,7 @@ class TensorFactories:
         low: int | None = None,
         high: int | None = None,
         size: Sequence[int] | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator = None,
         **options: Unpack[FactoryOptions],
     ) -> torch.Tensor:
         """Return random integers from [low, high) on the heap, the same as torch.randint with the same seed.
@@ -282,7 +267,7 @@ class TensorFactories:
         high: float = 1.0,
         dtype: torch.dtype | None = None,
         *,
-        generator: torch.Generator | None = None,
+        generator: Generator = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
         """Return uniform random numbers from [low, high) on the heap, the same as `Tensor.uniform_` makes.
@@ -310,12 +295,12 @@ class TensorFactories:
         name: str,
         sizes: tuple[Any, ...],
         fill: Fill,
-        generator: torch.Generator | None = None,
-        pin_memory: bool = False,
+        generator: Generator = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         /,  # what comes before is not among the options of every factory
         *,
         size: Sequence[int] | None = None,
+        pin_memory: bool = False,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
         layout: torch.layout | None = torch.strided,

@@ -60,12 +60,7 @@ class _Candidate:
     asked_by: str = ""  # empty where nothing names it
 
 
-def select(
-    registry: Registry,
-    settings: IrisSettings,
-    *,
-    targets: Sequence[DeviceTarget],
-) -> Plan:
+def select(registry: Registry, settings: IrisSettings, *, targets: Sequence[DeviceTarget]) -> Plan:
     """Choose allocator, backend and device.
 
     Takes the first target for which an allocator and a backend are usable and fit together: the backend's `requires`

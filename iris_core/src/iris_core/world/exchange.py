@@ -50,7 +50,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._out: deque[tuple[bytes, Sequence[int]]] = deque()
+        self.pending: deque[tuple[bytes, Sequence[int]]] = deque()  # still to be sent, with descriptors
         self._in = bytearray()
         self._fds: list[int] = []
         self._arrived: defaultdict[int, deque[tuple[int, Frame]]] = defaultdict(deque)
@@ -60,24 +60,19 @@ class Link:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    @property
-    def pending(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._out)
-
     def post(self, world: int, number: int, frame: Frame) -> None:
         """Send a frame, as far as the socket takes it; its descriptors must stay open until nothing is `pending`."""
         kind, call, payload, fds, _ = frame
         data = _HEADER.pack(world, number, kind, len(call), len(fds), len(payload)) + call + payload
         parts = [fds[at : at + _FDS_PER_MESSAGE] for at in range(0, len(fds), _FDS_PER_MESSAGE)] or [()]
-        self._out.extend((data[i : i + 1], part) for i, part in enumerate(parts[:-1]))
-        self._out.append((data[len(parts) - 1 :], parts[-1]))
+        self.pending.extend((data[i : i + 1], part) for i, part in enumerate(parts[:-1]))
+        self.pending.append((data[len(parts) - 1 :], parts[-1]))
         self.flush()
 
     def flush(self) -> None:
         """Send pending frames, as far as the socket takes them."""
-        while self._out:
-            data, fds = self._out[0]
+        while self.pending:
+            data, fds = self.pending[0]
             try:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
                 sent = self._connection.sendmsg([data], rights)
@@ -85,14 +80,14 @@ class Link:
                 if e.errno in _LATER:
                     return
                 if not fds or e.errno in (errno.EPIPE, errno.ECONNRESET):
-                    self._out.clear()  # the peer is gone; `receive` finds that out, after what it has sent before
+                    self.pending.clear()  # the peer is gone; `receive` finds that out, after what it has sent before
                     return
-                self._out[0] = data, ()  # the peer gets the bytes, and finds out that descriptors are missing
+                self.pending[0] = data, ()  # the peer gets the bytes, and finds out that descriptors are missing
                 continue
             if sent < len(data):
-                self._out[0] = data[sent:], ()
+                self.pending[0] = data[sent:], ()
             else:
-                self._out.popleft()
+                self.pending.popleft()
 
     def receive(self, *, everything: bool = False) -> None:
         """Take in what has arrived; with `everything` of a peer whose process has ended, to the end."""
@@ -145,7 +140,7 @@ class Link:
 
     def end(self) -> None:
         """Expect nothing more, and send nothing more."""
-        self._out.clear()
+        self.pending.clear()
         self.ended = True
 
     def close(self) -> None:
@@ -337,14 +332,6 @@ def gave_up(rank: int, what: str, error: BaseException) -> PeerLostError:
     """Return what other ranks raise when a rank does not go on after an error of its own."""
     why = f"{type(error).__name__}: {error}".removesuffix(": ")
     return PeerLostError(f"rank {rank} {what} after {why}", ranks=[rank])
-
-
-def ended(ranks: Mapping[int, int]) -> list[int]:
-    """Return those whose process has ended, of ranks by the descriptors of their processes."""
-    poll = select.poll()
-    for pidfd in ranks:
-        poll.register(pidfd, select.POLLIN)
-    return [ranks[pidfd] for pidfd, _ in poll.poll(0)]
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -27,7 +27,7 @@ from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
-from iris_core.world.nodes import VARIABLE
+from iris_core.world.rendezvous import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from iris_core.types import Group
     from iris_core.world.exchange import Exchanges
-    from iris_core.world.store_exchange import StoreExchanges
 
 
 watcher: Any = None
@@ -73,10 +72,6 @@ class _Plain(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _load_plain(data: bytes) -> Any:
-    return _Plain(io.BytesIO(data)).load()
-
-
 class World:
     """The ranks that share one heap.  Every method is collective, unless it says otherwise.
 
@@ -88,8 +83,8 @@ class World:
 
     def __init__(
         self,
-        exchanges: Exchanges | StoreExchanges | None,  # None in a world of one
-        ranks: Sequence[int],  # the members, by their ranks in the world that has the connections
+        exchanges: Exchanges | None,  # None in a world of one
+        ranks: Sequence[int],  # see below
         rank: int,  # this rank among them
         timeout_s: float,  # bound of every exchange
         members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
@@ -98,14 +93,17 @@ class World:
         name: str = "",  # see `apart`
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
-        self.nodes: tuple[tuple[int, ...], ...] = nodes or (tuple(range(len(ranks))),)  # ranks of the world of all
-        if parent is not None:
-            self.nodes = parent.nodes
+        self.nodes: tuple[tuple[int, ...], ...] = parent.nodes if parent else nodes or (tuple(range(len(ranks))),)
         self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
-        self._exchanges, self.timeout_s, self._members = exchanges, timeout_s, members
-        self._ranks = tuple(ranks)
+        self._exchanges, self.timeout_s = exchanges, timeout_s
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        """The members, by their ranks in the world that has the connections."""
+        self.torch_ranks: tuple[int, ...] | None = None if members is None else tuple(members)
+        """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
         self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
         """The ranks of this world that are on this rank's node: those whose memory it can map."""
+        self.spans_nodes: bool = len(self.local_members) < len(ranks)
+        """Whether these ranks are on several nodes."""
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}
@@ -149,7 +147,7 @@ class World:
         if self._exchanges is None:
             return obj
         data, error = b"", None
-        load = _load_plain if self.spans_nodes else pickle.loads
+        load = (lambda data: _Plain(io.BytesIO(data)).load()) if self.spans_nodes else pickle.loads
         if self.rank == src:
             try:
                 data = pickle.dumps(obj)
@@ -161,13 +159,13 @@ class World:
         rows = self._gather(_Kind.BROADCAST, mine)
         roots = [_ROOT.unpack_from(row) for row in rows]
         if len({root for root, _ in roots}) > 1:
-            named = "; ".join(f"{root} on rank {rank}" for rank, (root, _) in zip(self._ranks, roots, strict=True))
+            named = "; ".join(f"{root} on rank {rank}" for rank, (root, _) in zip(self.ranks, roots, strict=True))
             raise RankMismatchError(f"broadcast: the ranks name different roots: {named}")
         if error is not None:
             raise error
         data = rows[src][_ROOT.size :]
         if roots[src][1]:
-            raise IrisError(f"broadcast: rank {self._ranks[src]}'s object cannot be sent: {data.decode()}")
+            raise IrisError(f"broadcast: rank {self.ranks[src]}'s object cannot be sent: {data.decode()}")
         return load(data)
 
     def barrier(self) -> None:
@@ -190,7 +188,7 @@ class World:
         everyone = [json.loads(frame.payload) for frame in frames]
 
         def check() -> None:
-            short = [rank for rank, each in zip(self._ranks, frames, strict=True) if len(each.fds) < each.num_fds]
+            short = [rank for rank, each in zip(self.ranks, frames, strict=True) if len(each.fds) < each.num_fds]
             if short:
                 raise IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
 
@@ -210,14 +208,14 @@ class World:
         ]
 
     def _exchange_in_nodes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        rows: list[list[Segment]] = [[] for _ in self._ranks]
+        rows: list[list[Segment]] = [[] for _ in self.ranks]
 
         def step() -> None:
             for member, row in zip(self.local_members, self.local.exchange_segments(segments), strict=True):
                 rows[member] = row
 
         try:
-            on_all_ranks(self, "could not exchange descriptors of memory", step, PeerAccessError, self._ranks)
+            on_all_ranks(self, "could not exchange descriptors of memory", step, PeerAccessError, self.ranks)
         except BaseException:
             theirs = (row for member, row in enumerate(rows) if member != self.rank)
             close_all(each.fd for row in theirs for each in row if each.fd is not None)
@@ -238,8 +236,8 @@ class World:
         found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
         if missing:
             raise self._late(sent, found, missing, wait_s)
-        found[self._ranks[self.rank]] = sent._replace(fds=())
-        frames = [found[rank] for rank in self._ranks]
+        found[self.ranks[self.rank]] = sent._replace(fds=())
+        frames = [found[rank] for rank in self.ranks]
         sizes = {len(each.payload) for each in frames} if kind == _Kind.INTEGERS else {0}
         if len(sizes) == 1 and all(each.kind == kind for each in frames):
             if begun is not None:
@@ -251,17 +249,17 @@ class World:
             calls = [f"{calls[0]}, {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" for each in frames]
         raise RankMismatchError(
             "the ranks are in different calls that all of them take part in:\n"
-            f"{list_ranks(calls, self._ranks)}\nIf one of them went on after an error, the others were still waiting "
+            f"{list_ranks(calls, self.ranks)}\nIf one of them went on after an error, the others were still waiting "
             "for it; if a call lies inside `if rank == ...`, all ranks must make it."
         )
 
     def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
         """Return the error of an exchange that timed out: missing ranks, and the calls in which others wait."""
         assert self._exchanges is not None
-        me = self._ranks[self.rank]
+        me = self.ranks[self.rank]
         present = {rank: [frame.call.decode()] for rank, frame in found.items()} | {me: [sent.call.decode()]}
         lines = []
-        for rank in self._ranks:
+        for rank in self.ranks:
             calls = present.get(rank) or self._exchanges.waits_in(rank)
             lines += [f"\n  rank {rank} waits in {each}" for each in calls or [f"no exchange with rank {me}"]]
         return CollectiveTimeoutError(
@@ -298,7 +296,7 @@ class World:
         if dist.get_rank(group) < 0:
             raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
         theirs = dist.get_process_group_ranks(group)
-        mine = list(self._ranks if self._members is None else self._members)
+        mine = list(self.ranks if self.torch_ranks is None else self.torch_ranks)
         strangers = [rank for rank in theirs if rank not in mine]
         if strangers:
             raise IrisError(
@@ -312,13 +310,13 @@ class World:
         if self._exchanges is not None:
             self._exchanges.check_usable()
         self._check_members(members)
-        ranks = tuple(self._ranks[member] for member in members)
+        ranks = tuple(self.ranks[member] for member in members)
         root = self._root
-        if ranks == root._ranks:
+        if ranks == root.ranks:
             return root
         found = root._subworlds.get(ranks)
         if found is None:
-            theirs = None if self._members is None else [self._members[member] for member in members]
+            theirs = None if self.torch_ranks is None else [self.torch_ranks[member] for member in members]
             found = World(self._exchanges, ranks, members.index(self.rank), self.timeout_s, theirs, root)
             root._subworlds[ranks] = found
         return found
@@ -328,23 +326,12 @@ class World:
 
         Ranks may be in both at the same time, in different threads.  This world closes it.
         """
-        return World(
-            self._exchanges, self._ranks, self.rank, self.timeout_s, self._members, nodes=self.nodes, name=name
-        )
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The members, by their ranks in the world that has the connections."""
-        return self._ranks
+        own = self._exchanges, self.ranks, self.rank, self.timeout_s, self.torch_ranks
+        return World(*own, nodes=self.nodes, name=name)
 
     def shares_connections(self, other: World) -> bool:
         """Whether two worlds are of the same ranks, or of some of them."""
         return self._exchanges is other._exchanges
-
-    @property
-    def torch_ranks(self) -> tuple[int, ...] | None:
-        """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
-        return None if self._members is None else tuple(self._members)
 
     def _check_members(self, members: tuple[int, ...]) -> None:
         size = self.world_size
@@ -355,11 +342,6 @@ class World:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
     @property
-    def spans_nodes(self) -> bool:
-        """Whether these ranks are on several nodes."""
-        return len(self.local_members) < self.world_size
-
-    @property
     def local(self) -> World:
         """The world of those of these ranks that are on this rank's node."""
         return self.subworld(self.local_members) if self.spans_nodes else self
@@ -367,7 +349,7 @@ class World:
     def check_reachable(self, rank: int, what: str, way_out: str = "ctx.ccl or torch.distributed") -> None:
         """Raise UnsupportedError if another rank's memory cannot be mapped here; `what` needs it."""
         if rank not in self.local_members:
-            node = next(index for index, ranks in enumerate(self.nodes) if self._ranks[rank] in ranks)
+            node = next(index for index, ranks in enumerate(self.nodes) if self.ranks[rank] in ranks)
             raise UnsupportedError(
                 f"{what}: rank {rank} is on node {node}, this rank on node {self.node}, and memory is mapped within a "
                 f"node only; between nodes use {way_out}"
@@ -382,7 +364,7 @@ class World:
     def give_up(self, error: BaseException) -> None:
         """Let the other ranks know why this one is going to close its world without them.  Local."""
         if self._exchanges is not None:
-            self._exchanges.give_up(self._ranks[self.rank], error)
+            self._exchanges.give_up(self.ranks[self.rank], error)
 
     def close(self, error: BaseException | None = None) -> None:
         """Notify the peers, also of an error; close all these ranks' connections; no-op for a subworld.  Local."""
@@ -456,6 +438,12 @@ def connect(group: dist.ProcessGroup | None, timeout_s: float) -> World:
         return arrival.open(timeout_s)
 
 
+def initialised_torch() -> Any:
+    """Return torch.distributed where the program has initialised it; None otherwise."""
+    dist: Any = sys.modules.get("torch.distributed")  # if it was not imported, the program has not initialised it
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
 def launched_in(folder: str, rank: int, world_size: int) -> None:
     """Note which rank this process is, for a launcher that has made a folder for its ranks."""
     global _launched
@@ -464,8 +452,7 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
 
 def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
     """Return the rendezvous of the ranks; None for a world of one."""
-    dist: Any = sys.modules.get("torch.distributed")  # where it was not imported, the program has not initialised it
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    if initialised_torch() is not None:
         return rendezvous.find_by_torch(group)
     if group is not None:
         raise IrisError("group= was given, but torch.distributed is not initialised")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
 from iris_core.world.failures import name_ranks
-from iris_core.world.group import launched_in
+from iris_core.world.group import initialised_torch, launched_in
 from iris_core.world.rendezvous import Folder
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def run(
     main, forked = sys.modules["__main__"], None
     if fn.__module__ == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
         forked = os.getpid()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        if _uses_cuda():
             raise UnsupportedError(
                 f"{fn.__qualname__} belongs to an interactive session that uses CUDA already: its ranks can be neither "
                 "started anew nor forked off; put it into a module and import it, or call run before CUDA is used"
@@ -260,7 +259,8 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
         except EOFError:  # the launcher is gone
             return
         if not job:
-            _leave_torch()
+            if (dist := initialised_torch()) is not None:
+                dist.destroy_process_group()
             if job is None:
                 return
             continue
@@ -276,19 +276,13 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
         except BaseException:  # noqa: BLE001 - whatever it was, the launcher has to hear of it
             # an error inside a kernel stays with the process: each later call of the driver would report it again; and
             # a call of torch that never ends stays with its group, which cannot be destroyed before
-            torch = sys.modules.get("torch")
-            answer = _is_in_torch() or (torch is not None and torch.cuda.is_initialized()), _failure()
+            answer = initialised_torch() is not None or _uses_cuda(), _failure()
         pipe.send(answer)
 
 
-def _is_in_torch() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
-
-
-def _leave_torch() -> None:
-    if _is_in_torch():
-        sys.modules["torch.distributed"].destroy_process_group()
+def _uses_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _success(result: Any) -> bytes:

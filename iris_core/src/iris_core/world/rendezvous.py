@@ -6,7 +6,8 @@ connects.  Each looks at what the kernel says of the process at the other end, a
 card.  Connections of other processes are closed at once, so there is never more than one of each rank to wait for.
 
 Ranks of torch.distributed may be on several hosts, each with a folder of its own.  Which host a rank is on stands in
-the store of torch.distributed; a rank waits for the connections with those of its own.
+the store of torch.distributed; a rank waits for the connections with those of its own.  The ranks of a host are a node:
+they can map each other's memory.  IRIS_NODES divides them, to try on one host what runs on several.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hmac
 import json
 import os
 import pwd
+import re
 import secrets
 import select
 import shutil
@@ -39,15 +41,16 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.logs import logger
-from iris_core.world.exchange import Exchanges, Frame, Link, credentials, ended, gave_up, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, Link, credentials, gave_up, limit_of_files
 from iris_core.world.failures import name_ranks
-from iris_core.world.nodes import VARIABLE, divide, group_by_node
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
+
+VARIABLE = "IRIS_NODES"
 
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
@@ -196,6 +199,32 @@ def _started_at(pid: int) -> int | None:
     return None if state in "ZX" or int(fields[5]) & _PF_EXITING else int(fields[18])
 
 
+# -- nodes ------------------------------------------------------------------------------------------------------------
+def sizes_of(text: str) -> list[int]:
+    """Return the numbers of ranks of nodes, as IRIS_NODES says; SettingsError if it says nothing of the kind."""
+    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
+        return [int(found[2])] * int(found[1])
+    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
+        return [int(part) for part in text.split("+")]
+    raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
+
+
+def divide(text: str, world_size: int) -> list[int]:
+    """Return the node of each rank; all 0 where the text is empty.  SettingsError also if it means other ranks."""
+    sizes = sizes_of(text) if text else [world_size]
+    if sum(sizes) != world_size:
+        raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
+
+
+def group_by_node(hosts: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, in the order of its lowest rank, from the host of each rank."""
+    found: dict[object, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
 # -- meeting there ----------------------------------------------------------------------------------------------------
 @dataclass
 class Rendezvous:
@@ -206,9 +235,8 @@ class Rendezvous:
     world_size: int
     name: str  # of the world among those that are made there
     is_new: bool = True  # the folder was made for this job, so that all files there are the job's
-    remove: bool = False  # the folder is this world's alone, and goes with it
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
-    store: SharedStore | None = None  # of the world, likewise
+    store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
     host: str = ""  # equal for the ranks that can map each other's memory
     refused: IrisError | None = None  # why this rank cannot take part
 
@@ -237,7 +265,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
     shared = SharedStore(store, f"{name}/{number}", rank)
     folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
-    return Rendezvous(folder, rank, len(members), "1", True, True, members, shared, host, refused)
+    return Rendezvous(folder, rank, len(members), "1", True, members, shared, host, refused)
 
 
 @dataclass(slots=True)
@@ -273,7 +301,7 @@ class Opening:
         self._listener: socket.socket | None = None
         self._folder.announce(where.rank, self._pid)
 
-    def run(self, timeout_s: float) -> Exchanges | StoreExchanges:
+    def run(self, timeout_s: float) -> Exchanges:
         """Return the connections with all other ranks; `timeout_s` bounds the way to them."""
         where = self._where
         try:
@@ -292,11 +320,10 @@ class Opening:
         self._withdraw()
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
-        exchanges = Exchanges(links, pidfds, self.first_error, self._leave)
+        own = links, pidfds, self.first_error, self._leave
         if self._store is None:
-            return exchanges
-        node = (where.rank, *self._peers)
-        return StoreExchanges(exchanges, self._store, where.rank, where.world_size, node, self._as_error)
+            return Exchanges(*own)
+        return StoreExchanges(*own, self._store, where.rank, where.world_size, self._as_error)
 
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""
@@ -326,7 +353,7 @@ class Opening:
 
     def _leave(self) -> None:
         """Close the folder with the world; its files stay if this process was forked off."""
-        if self._where.remove and self._folder.fd >= 0 and os.getpid() == self._pid:
+        if self._where.store is not None and self._folder.fd >= 0 and os.getpid() == self._pid:
             self._folder.leave(self._where.rank)
         self._folder.close()
 
@@ -481,13 +508,17 @@ class Opening:
             peer.link = None
 
     def _look_for_the_dead(self) -> None:
-        for rank in ended({peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}):
+        watched = {peer.pidfd: rank for rank, peer in self._peers.items() if peer.pidfd is not None}
+        poll = select.poll()
+        for pidfd in watched:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _ in poll.poll(0):
+            rank = watched[pidfd]
             peer = self._peers[rank]
             said = self._folder.read(f"pid.{rank}")
             if said is None or said["at"] >= self._since:
                 raise _lost(rank, peer.pid)
-            assert peer.pidfd is not None
-            os.close(peer.pidfd)
+            os.close(pidfd)
             peer.pid, peer.pidfd = -1, None  # of an earlier job, which has ended only now
 
     def _late(self, timeout_s: float) -> CollectiveTimeoutError:

@@ -18,15 +18,10 @@ CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of links.
+    """One level of links."""
 
-    Attributes:
-        latency_s: seconds of one exchange of almost nothing.
-        bytes_per_s: what one rank sends in a second, while all do.
-    """
-
-    latency_s: float
-    bytes_per_s: float
+    latency_s: float  # seconds of one exchange of almost nothing
+    bytes_per_s: float  # what one rank sends in a second, while all do
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import HeapClosedError, PeerLostError
+from iris_core.errors import PeerLostError
 from iris_core.logs import logger
-from iris_core.world.exchange import Frame, close_all
+from iris_core.world.exchange import Exchanges, Frame, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from iris_core.errors import IrisError
-    from iris_core.world.exchange import Exchanges
+    from iris_core.world.exchange import Link
 
 _HEADER = struct.Struct("<BHI")  # kind, then the length of the call and the number of descriptors
 _COUNT = struct.Struct("<I")
@@ -32,11 +32,7 @@ FAILED = "failed"  # the key of a world's first failure
 
 
 class SharedStore:
-    """The keys of one world in a store of torch.distributed.
-
-    Raises:
-        PeerLostError: the process that has the store is gone.
-    """
+    """The keys of one world in a store of torch.distributed; PeerLostError if the process that has it is gone."""
 
     def __init__(self, store: Any, name: str, rank: int) -> None:
         self._store, self._name, self._rank = store, name, rank
@@ -87,34 +83,33 @@ class SharedStore:
             self._call("delete_key", f"{self._name}/{key}")
 
 
-class StoreExchanges:
+class StoreExchanges(Exchanges):
     """The exchanges of one rank in a world of several nodes: with its node by its connections, else by the store.
 
-    Args:
-        local: the connections with the ranks of the node.
-        store: of the world.
-        rank, world_size: this rank, and how many there are.
-        node: the ranks of its node.
-        as_error: makes an error of a failure that was published.
+    Beside what `Exchanges` takes, the store, this rank and the number of ranks; `as_error` makes an error of a failure
+    that was published.
     """
 
     def __init__(
         self,
-        local: Exchanges,
+        links: Mapping[int, Link],
+        pidfds: Mapping[int, int],
+        first_error: Callable[[IrisError], IrisError],
+        leave: Callable[[], None],
         store: SharedStore,
         rank: int,
         world_size: int,
-        node: Sequence[int],
         as_error: Callable[[Mapping[str, Any]], IrisError],
     ) -> None:
-        self._local, self._store, self._as_error = local, store, as_error
-        self._rank, self._world_size, self._node = rank, world_size, frozenset(node)
+        super().__init__(links, pidfds, first_error, leave)
+        self._store, self._as_error = store, as_error
+        self._rank, self._world_size, self._node = rank, world_size, frozenset(links)
         self._sent: defaultdict[int, deque[tuple[int, list[str]]]] = defaultdict(deque)  # by world: number, and keys
         self._seen: dict[tuple[int, int], int] = {}  # the latest frame of a world and peer
         self._failed: Any = None
         self._next_look = 0.0
 
-    def gather(
+    def gather(  # type: ignore[override]  # it looks by itself
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
         """See `Exchanges.gather`."""
@@ -134,7 +129,7 @@ class StoreExchanges:
         missing: list[int] = []
         late: Sequence[int] = far
         try:
-            found, missing = self._local.gather(world, number, mine, near, timeout_s, look)
+            found, missing = super().gather(world, number, mine, near, timeout_s, look)
             late = self._collect(world, number, far, found, begin + timeout_s, look) if far else []
         finally:
             if published:
@@ -176,7 +171,7 @@ class StoreExchanges:
             look()
             left = [peer for peer in keys if self._store.has([f"left/{peer}"])] if self._store.has(["left"]) else []
             if lost := [peer for peer in left if not self._store.has([keys[peer]])]:
-                raise self._local.lost(lost)
+                raise self.lost(lost)
             if now >= deadline:
                 keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
         for peer, data in zip(keys, self._store.get(keys.values()) if keys else (), strict=True):
@@ -191,13 +186,13 @@ class StoreExchanges:
     def waits_in(self, peer: int) -> list[str]:
         """Return the calls in which a peer waits for this rank, as far as known."""
         if peer in self._node or not self._store.has([f"waits/{peer}"]):
-            return self._local.waits_in(peer)
+            return super().waits_in(peer)
         call, ranks = json.loads(self._store.get([f"waits/{peer}"])[0])
         return [call] if self._rank in ranks else []
 
     def check_peers(self, peers: Sequence[int]) -> None:
         """Raise PeerLostError if the process of one is known to have ended."""
-        self._local.check_peers([peer for peer in peers if peer in self._node])
+        super().check_peers([peer for peer in peers if peer in self._node])
         self._look(peers)
 
     def _look(self, peers: Sequence[int]) -> None:
@@ -211,21 +206,11 @@ class StoreExchanges:
             if not (ranks := getattr(error, "ranks", ())) or not set(ranks).isdisjoint(peers):
                 raise error
 
-    def give_up(self, rank: int, error: BaseException) -> None:
-        """See `Exchanges.give_up`."""
-        self._local.give_up(rank, error)
-
-    def check_usable(self) -> None:
-        """See `Exchanges.check_usable`."""
-        self._local.check_usable()
-
     def close(self) -> None:
         """Notify the peers, and close the connections; the last rank removes the world's keys.  Idempotent."""
-        try:
-            self._local.check_usable()
-        except HeapClosedError:
+        if self._closed:
             return
-        self._local.close()
+        super().close()
         mine = [key for sent in list(self._sent.values()) for _, keys in sent for key in keys]
         try:
             self._store.set(f"left/{self._rank}", json.dumps(mine).encode())
@@ -237,10 +222,6 @@ class StoreExchanges:
                 self._store.remove(["left", FAILED])
         except PeerLostError as e:
             logger.debug("the other nodes do not hear that this rank closes its world: %s", e)
-
-    def refuse(self, why: str) -> None:
-        """See `Exchanges.refuse`."""
-        self._local.refuse(why)
 
 
 def _unpack(data: bytes) -> Frame:
