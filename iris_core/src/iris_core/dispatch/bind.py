@@ -440,7 +440,7 @@ class Binder:
             word = self._barrier_words.setdefault(
                 members, torch.zeros(1, dtype=torch.int32, device=self.target.torch_device)
             )
-            bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", word, word, members, None), key)
+            bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", (word, word), members, None), key)
             return bound.run_async(word, word) if async_op else bound.run(word, word)
         self._reports.watch()
         if self._reports.alarm[0] != self._reports.heard:

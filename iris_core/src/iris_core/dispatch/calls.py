@@ -92,7 +92,6 @@ class Calls:
             raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
         asked: Any = copy.copy(self)
         asked._run = self._describe
-        asked._run_norm = lambda call, async_op: (call, bool(async_op))
         own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
         found: tuple[Call, bool] = getattr(own, op)(asked, *tensors, **options)
         return found

@@ -98,7 +98,7 @@ class FirstCalls:
         saved: torch.Tensor | None = None
         if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
             with contextlib.suppress(torch.OutOfMemoryError):
-                saved = call.inp.clone()
+                saved = call.tensors[1].clone()
         world = self.world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
@@ -109,7 +109,7 @@ class FirstCalls:
         finally:
             self.memory.spare_nbytes = 0
             if saved is not None:
-                call.inp.copy_(saved)
+                call.tensors[1].copy_(saved)
         if not times:
             return None
         chooser, first = self.chooser(request), times[0]

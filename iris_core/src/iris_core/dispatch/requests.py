@@ -79,24 +79,18 @@ class CollectiveCall(NamedTuple):
     """A call as `Collectives` passes it on, unchecked; the meaning of `first` and `second` depends on `op`."""
 
     op: str
-    out: Any
-    inp: Any
+    tensors: tuple[Any, Any]  # the output and the input, the arguments of the launch
     group: Group
     config: Config | None
     first: Any = None
     second: Any = None
-
-    @property
-    def tensors(self) -> tuple[Any, Any]:
-        """The arguments of the launch."""
-        return self.out, self.inp
 
     def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
         """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
 
         TypeError, LayoutError or ArgumentError if an argument makes no sense.
         """
-        op, out, inp, _, config, first, second = self
+        op, (out, inp), _, config, first, second = self
         if config is not None and not hasattr(config, "named"):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         rank, options = members.index(here.rank), dict[str, Any]()
@@ -141,7 +135,7 @@ class CollectiveCall(NamedTuple):
 
     def check(self, request: CollectiveRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, out, inp = self[:3]
+        op, (out, inp) = self[:2]
         check_tensors(op, here, output=out, input=inp)
         layout, known = request.options["layout"], LAYOUTS.get(op, (TORCH,))
         if layout not in known:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from iris_core.dispatch.products import NORM
 from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
@@ -62,26 +63,23 @@ class PortedOperations(Ported, Operations):
     matmul_all_gather = _by_either_name(Operations.matmul_all_gather)
     matmul_reduce_scatter = _by_either_name(Operations.matmul_reduce_scatter)
 
-    def _run(
-        self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, async_op: bool | None,
-        config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
-        layout: str = TORCH, *scales: Any,
-    ) -> FusedWorkspace | Work:  # fmt: skip
-        if op == "matmul_reduce_scatter" and _is_whole(out, a, b):
-            layout = TILES if len(self.members_of(group)) > 1 else TORCH
+    def _run(self, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
         run = super()._run
-        call = lambda c: run(op, out, a, b, bias, group, async_op, c, workspace, gather_dim, layout, *scales)
-        result = self._oblige(op, config, call, tiles=layout == TILES)
+        group, config, *more = how
+        if op == NORM:
+            return run(op, tensors, how, async_op)
+        if op == "matmul_reduce_scatter" and _is_whole(*tensors[:3]):
+            more[-1] = TILES if len(self.members_of(group)) > 1 else TORCH
+        call = lambda c: run(op, tensors, (group, c, *more), async_op, workspace)
+        result = self._oblige(op, config, call, tiles=more[-1] == TILES)
         if not async_op:
             if async_op is not None:  # None: it was prepared
                 self._meet(group)
             return result
         pending = workspace
         if not isinstance(pending, PendingWorkspace):  # with the same plans and memory
-            pending = PendingWorkspace(**vars(workspace or FusedWorkspace()))
-        if workspace is None:
             known = self._plainer.get((op, config), config)
-            pending.describe(self._find((op, out, a, b, bias, group, known, gather_dim, layout, *scales), None))
+            pending = PendingWorkspace(**vars(workspace or run(op, tensors, (group, known, *more), None)))
         pending.work = cast("Work", result)
         self._begin(pending.work)
         return pending
