@@ -28,15 +28,15 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2893,
+    "iris_core/*.py": 2885,
     "iris_core/bench": 1388,
-    "iris_core/ccl": 378,
+    "iris_core/ccl": 371,
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
-    "iris_core/dispatch": 3506,
+    "iris_core/dispatch": 3436,
     "iris_core/heap": 2791,
     "iris_core/nn": 865,
-    "iris_core/ops": 1287,
+    "iris_core/ops": 1239,
     "iris_core/providers": 1943,
     "iris_core/registry": 942,
     "iris_core/testing": 2282,

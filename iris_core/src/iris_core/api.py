@@ -119,17 +119,9 @@ class Iris(TensorFactories, OneSided, NodeMembers):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            binder = self._binder = Binder(
-                self,
-                opened.heap,
-                opened.world,
-                opened.spec,
-                opened.reports,
-                Providers(
-                    opened.backend, self.target, opened.maker.create, opened.allocator.info.provides, opened.world
-                ),
-                opened.device_barriers,
-            )
+            create, provides = opened.maker.create, opened.allocator.info.provides
+            providers = Providers(opened.backend, self.target, create, provides, opened.world)
+            binder = self._binder = Binder(self, opened, providers)
             undo.callback(binder.close)
             opened.reports.describers.append(binder.explain_report)
             self._world.barrier()

@@ -310,16 +310,9 @@ class Collectives(Calls):
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
-        self,
-        op: str,
-        out: torch.Tensor | None,
-        inp: torch.Tensor | None,
-        group: Group,
-        async_op: bool,
-        config: Config | None,
-        first: Any = None,
-        second: Any = None,
-    ) -> Work | None:
+        self, op: str, out: torch.Tensor | None, inp: torch.Tensor | None, group: Group, async_op: bool,
+        config: Config | None, first: Any = None, second: Any = None,
+    ) -> Work | None:  # fmt: skip
         if is_compiling() and not async_op and trace(self._binder, op, (out, inp), (group, config, first, second)):
             return None
         gpu = self._binder.gpu

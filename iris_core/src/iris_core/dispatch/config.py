@@ -81,16 +81,18 @@ class LaunchConfig:
     def _wrong(self, text: str) -> ArgumentError:
         return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")
 
-    def _variant_of(self, op: str) -> str:
-        return f"{op}_variant"  # the field that names algorithms of an operation
-
     def named(self, op: str) -> tuple[str | None, str]:
         """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
 
         Raises:
             ArgumentError: `algorithm` and a variant name different ones, or the operation has no variants.
         """
-        field = self._variant_of(op)
+        if isinstance(self, FusedConfig) and op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:
+            raise ArgumentError(
+                f"{op}: all_reduce_variant={self.all_reduce_variant!r} names an algorithm of matmul_all_reduce; name "
+                f"one of {op} by algorithm="
+            )
+        field = f"{op.removeprefix('matmul_')}_variant"
         variant = getattr(self, field, AUTO)
         if variant == AUTO:
             return self.algorithm, "algorithm" if self.algorithm else ""
@@ -180,17 +182,14 @@ class FusedConfig(LaunchConfig):
             are not given.
         group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
         num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
-        num_xcds: number of accelerator dies among which tiles are distributed.
         chunk_size: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them.
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
         all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of the reference system; Iris
             brings "two_shot".  "auto" for the library's choice.
-        num_warps: warps of a program.
-        num_stages: stages of software pipelining.
+        num_xcds, num_warps, num_stages, use_gluon: as in `Config`.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
-        use_gluon: only algorithms written in Gluon.
         algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
 
     Raises:
@@ -215,11 +214,3 @@ class FusedConfig(LaunchConfig):
     algorithm: str | None = None
 
     __hash__ = LaunchConfig.__hash__
-
-    def _variant_of(self, op: str) -> str:
-        if op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:
-            raise ArgumentError(
-                f"{op}: all_reduce_variant={self.all_reduce_variant!r} names an algorithm of matmul_all_reduce; name "
-                f"one of {op} by algorithm="
-            )
-        return "all_reduce_variant"

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.dispatch import requests
 from iris_core.dispatch.config import Config, FusedConfig
-from iris_core.dispatch.requests import (
-    check_strided,
-    check_tensors,
-    check_unrecorded,
-    check_written,
-    name_of,
-    share_memory,
-)
 from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
 from iris_core.types import DeviceType, FusedRequest, NormRequest
 
@@ -68,7 +61,7 @@ class FusedCall(NamedTuple):
             raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {gather_dim!r}")
         for name, tensor in (("output", out), ("A", a), ("B", b), ("bias", bias)):
             if tensor is not None or name != "bias":
-                check_strided(op, name, tensor)
+                requests.check_strided(op, name, tensor)
                 if name != "bias" and tensor.dim() != 2:
                     raise ArgumentError(f"{op}: {name} must be a matrix, not of shape {tuple(tensor.shape)}")
         m = a.shape[0] * (len(members) if op == "all_gather_matmul" and gather_dim == 0 else 1)
@@ -89,8 +82,8 @@ class FusedCall(NamedTuple):
             m=m,
             n=n,
             k=k,
-            dtype=name_of(a.dtype),
-            out_dtype=name_of(out.dtype),
+            dtype=requests.name_of(a.dtype),
+            out_dtype=requests.name_of(out.dtype),
             nbytes=m * k * a.element_size() if op == "all_gather_matmul" else m * n * out.element_size(),
             a_stride=a.stride(),
             b_stride=b.stride(),
@@ -101,7 +94,7 @@ class FusedCall(NamedTuple):
             reach_out=_is_reachable(out, here),
             aligned=(a_al, b_al, out_al, bias_al),
             options=options,
-            b_dtype=name_of(b.dtype),
+            b_dtype=requests.name_of(b.dtype),
             scales=scales,
             scale_strides=scale_strides,
             **here.about(members),
@@ -110,13 +103,14 @@ class FusedCall(NamedTuple):
     def check(self, request: FusedRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
         op, (out, a, b, bias, *_) = self[:2]
-        check_tensors(op, here, **_named(self))
+        requests.check_tensors(op, here, **_named(self))
         if self.layout not in LAYOUTS:
             raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {self.layout!r}")
         _check_dtypes(op, request.out_dtype, request.dtype, request.b_dtype)
         if bias is not None and bias.dtype != out.dtype:
             raise ArgumentError(
-                f"{op}: the bias has dtype {name_of(bias.dtype)}, the output {request.out_dtype}; they must be equal"
+                f"{op}: the bias has dtype {requests.name_of(bias.dtype)}, the output {request.out_dtype}; they must "
+                "be equal"
             )
         if problem := _misfit(self, request.group_size):
             dim = self.gather_dim
@@ -130,9 +124,9 @@ class FusedCall(NamedTuple):
             raise ArgumentError(f"{op}: scales belong to 8-bit floats, and A has dtype {request.dtype}")
         if request.scales != "none" and self.gather_dim == 1 and op == "all_gather_matmul":
             raise UnsupportedError(f"{op}: with gather_dim=1 no scales are taken; gather rows, with gather_dim=0")
-        check_written(op, out)
+        requests.check_written(op, out)
         check_apart(self)
-        check_unrecorded(op, *self.tensors)
+        requests.check_unrecorded(op, *self.tensors)
 
 
 class NormCall(NamedTuple):
@@ -150,7 +144,7 @@ class NormCall(NamedTuple):
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         for name, tensor in _named(self).items():
-            check_strided(op, name, tensor)
+            requests.check_strided(op, name, tensor)
             if not tensor.is_contiguous():
                 raise LayoutError(f"{op}: the {name}, of shape {tuple(tensor.shape)}, must be contiguous")
         if x.dim() == 0 or x.shape[-1] == 0:
@@ -162,9 +156,9 @@ class NormCall(NamedTuple):
             op=op,
             rows=x.numel() // hidden,
             hidden=hidden,
-            dtype=name_of(x.dtype),
-            out_dtype=name_of(out.dtype),
-            weight_dtype=name_of(weight.dtype),
+            dtype=requests.name_of(x.dtype),
+            out_dtype=requests.name_of(out.dtype),
+            weight_dtype=requests.name_of(weight.dtype),
             eps=float(eps),
             nbytes=x.numel() * x.element_size(),
             direct_in=here.has(x),
@@ -175,32 +169,23 @@ class NormCall(NamedTuple):
 
     def check(self, request: NormRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, named, (_, residual, x, _, scales) = self.op, _named(self), self.tensors
-        check_tensors(op, here, **named)
+        op, (out, residual, x, weight, scales) = self.op, self.tensors
+        requests.check_tensors(op, here, **_named(self))
+        for dtype in (request.dtype, request.weight_dtype):
+            if dtype not in PLAIN:
+                raise UnsupportedError(f"{op}: {dtype} is not normalised; these are: {', '.join(PLAIN)}")
         rows, shape = tuple(x.shape[:-1]), tuple(x.shape)
-        wanted = {"output": shape, "residual": shape, "weight": shape[-1:]}
-        for name, each in wanted.items():
-            if tuple(named[name].shape) != each:
-                raise ArgumentError(f"{op}: x has shape {shape}, so the {name} must be {each}, not "
-                                    f"{tuple(named[name].shape)}")  # fmt: skip
-        if request.dtype not in PLAIN or request.weight_dtype not in PLAIN:
-            dtype = request.dtype if request.dtype not in PLAIN else request.weight_dtype
-            raise UnsupportedError(f"{op}: {dtype} is not normalised; these are: {', '.join(PLAIN)}")
-        if residual.dtype is not x.dtype:
-            raise ArgumentError(f"{op}: x has dtype {request.dtype}, the residual {name_of(residual.dtype)}")
-        is_quantised = request.out_dtype in FP8
-        if not is_quantised and request.out_dtype != request.dtype:
-            known = ", ".join((request.dtype, *FP8))
-            raise ArgumentError(f"{op}: x has dtype {request.dtype}, so the output is {known}, not {request.out_dtype}")
-        if is_quantised != (scales is not None):
+        if scales is not None and scales.dim() == x.dim():
+            rows = *rows, 1
+        requests.check_fits(op, {
+            "residual": (residual, shape, (x.dtype,)), "weight": (weight, shape[-1:], (weight.dtype,)),
+            "output": (out, shape, (x.dtype, *(getattr(torch, name) for name in FP8))),
+            "scales": (scales, rows, (torch.float32,)),
+        })  # fmt: skip
+        if (request.out_dtype in FP8) != (scales is not None):
             raise ArgumentError(f"{op}: an output of 8-bit floats takes scales, one for each row, and no other does")
-        if scales is not None and (scales.dtype is not torch.float32 or tuple(scales.shape) not in (rows, (*rows, 1))):
-            raise ArgumentError(
-                f"{op}: scales must be float32 and {rows} or {(*rows, 1)}, not {name_of(scales.dtype)} and "
-                f"{tuple(scales.shape)}"
-            )
         check_apart(self)
-        check_unrecorded(op, *self.tensors)
+        requests.check_unrecorded(op, *self.tensors)
 
 
 def call_of(op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> FusedCall | NormCall:
@@ -227,7 +212,7 @@ def overlap(places: Sequence[int], nbytes: Sequence[int]) -> bool:
 def check_apart(call: FusedCall | NormCall) -> None:
     """Raise ArgumentError if a tensor that is written has an element in common with another one."""
     for (name, one), (other_name, other) in itertools.combinations(_named(call).items(), 2):
-        if _WRITTEN & {name, other_name} and share_memory(one, other):
+        if _WRITTEN & {name, other_name} and requests.share_memory(one, other):
             raise ArgumentError(f"{call.op}: the {name} and {other_name} share memory; it does not work in place")
 
 
@@ -302,9 +287,9 @@ def _scaled_by(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor 
     for name, each in zip(("a_scales", "b_scales"), scales, strict=True):
         if each is None:
             raise ArgumentError(f"{op}: {name} are missing; A and B both have scales, or neither has")
-        check_strided(op, name, each)
+        requests.check_strided(op, name, each)
         if each.dtype is not torch.float32:
-            raise ArgumentError(f"{op}: {name} must be float32, not {name_of(each.dtype)}")
+            raise ArgumentError(f"{op}: {name} must be float32, not {requests.name_of(each.dtype)}")
     (rows, inner), columns = a.shape, b.shape[1]
     deep, wide = -(-inner // SCALED_BLOCK), -(-columns // SCALED_BLOCK)
     of_a, of_b = (tuple(each.shape) for each in scales if each is not None)

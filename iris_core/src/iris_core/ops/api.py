@@ -6,24 +6,14 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from iris_core.dispatch import products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
-from iris_core.dispatch.products import (
-    NORM,
-    OPS,
-    ROW_NBYTES,
-    FusedCall,
-    NormCall,
-    call_of,
-    check_apart,
-    overlap,
-    torch_allows_tf32,
-)  # fmt: skip
+from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
@@ -449,33 +439,34 @@ class Operations(Calls):
     # -- plans, and where they are kept -------------------------------------------------------------------------------
     def _bind(self, call: FusedCall | NormCall, key: Any, workspace: FusedWorkspace | None) -> Any:
         """Return the bound launch of a call; that of a product refers to its workspace and is referred to by it."""
-        bound = self._binder.bind(call, key, partial(self._holder, call.op, workspace))
+        binder = self._binder
+
+        def holder() -> Launches:  # the context's, or those of a workspace that has no plans for another heap
+            if workspace is None:
+                return self._bound
+            if not isinstance(workspace, FusedWorkspace):
+                raise TypeError(f"{call.op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
+            if workspace.owner is not binder:
+                if workspace.owner is not None:
+                    raise ArgumentError(
+                        f"{call.op}: the workspace holds plans of another context, which is still open; use one for "
+                        "each context, or reset() it in between"
+                    )
+                workspace.calls.scratch.clear()  # kernels of the other context may still use it
+            return workspace.calls
+
+        bound: Any = binder.bind(call, key, holder)
         bound.reach = tuple(0 if each is None else reach(each) for each in call.tensors)
         if isinstance(call, NormCall):
             return bound
         if bound.workspace is None:
             bound.workspace = own = FusedWorkspace() if workspace is None else workspace
-            own.owner = self._binder
-            self._binder.workspaces.add(own)
+            own.owner = binder
+            binder.workspaces.add(own)
             own.describe(bound)
         if key is not None:
             bound.workspace.calls[key] = bound
         return bound
-
-    def _holder(self, op: str, workspace: FusedWorkspace | None) -> Launches:
-        """Return where launches are kept: with the context's, or in a workspace that has no plans for another heap."""
-        if workspace is None:
-            return self._bound
-        if not isinstance(workspace, FusedWorkspace):
-            raise TypeError(f"{op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
-        if workspace.owner is not self._binder:
-            if workspace.owner is not None:
-                raise ArgumentError(
-                    f"{op}: the workspace holds plans of another context, which is still open; use one for each "
-                    "context, or reset() it in between"
-                )
-            workspace.calls.scratch.clear()  # kernels of the other context may still use it
-        return workspace.calls
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
@@ -508,7 +499,7 @@ class Operations(Calls):
                 ))  # fmt: skip
             # What torch is set to decides about some products, and may have been changed since.
             a = tensors[1]
-            key = op, *facts, how, a.dtype is _FLOAT32 and a.is_cuda and torch_allows_tf32()
+            key = op, *facts, how, a.dtype is _FLOAT32 and a.is_cuda and products.torch_allows_tf32()
             if workspace is None:
                 bound = self._bound.get(key)
             elif workspace.owner is binder:
@@ -523,11 +514,11 @@ class Operations(Calls):
             out_at, a_at, b_at, c_at, *more = places
             to_out, to_a, to_b, to_c, *_ = bound.reach
             out_end = out_at + to_out
-            if overlap(places, bound.reach) if more else (
+            if products.overlap(places, bound.reach) if more else (
                 (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
                 or (c_at < out_end and out_at < c_at + to_c)
             ):  # fmt: skip
-                check_apart(call_of(op, tensors, how))  # one may lie in the gaps of the other
+                products.check_apart(call_of(op, tensors, how))  # one may lie in the gaps of the other
         if gpu is not None and torch.cuda.is_current_stream_capturing():
             (binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
         if workspace is not None:
