@@ -33,7 +33,7 @@ BUDGETS = {
     "iris_core/ccl": 371,
     "iris_core/cli": 1641,
     "iris_core/device": 1345,
-    "iris_core/dispatch": 3436,
+    "iris_core/dispatch": 3432,
     "iris_core/heap": 2791,
     "iris_core/nn": 865,
     "iris_core/ops": 1239,

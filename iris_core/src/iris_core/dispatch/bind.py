@@ -65,7 +65,7 @@ class Bound:
         request: the one that it was prepared for.
         algorithm: its name.
         workspace: of `ctx.ops`: what a call returns.
-        reach: of `ctx.ops`: bytes of the output, A, B and the bias, from the first element to the end of the last one.
+        reach: of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one.
     """
 
     workspace: Any = None

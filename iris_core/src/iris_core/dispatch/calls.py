@@ -27,6 +27,7 @@ class Calls:
 
     _launches: ClassVar[str]
     _operations: ClassVar[tuple[str, ...]]
+    _describe: Callable[..., tuple[Call, bool]]  # returns what `_described` does, of the arguments of `_run`
 
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
@@ -95,11 +96,6 @@ class Calls:
         own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
         found: tuple[Call, bool] = getattr(own, op)(asked, *tensors, **options)
         return found
-
-    @staticmethod
-    def _describe(*arguments: Any) -> tuple[Call, bool]:
-        """Return what `_described` does, of the arguments of `_run`."""
-        raise NotImplementedError
 
 
 class BoundCall:
