@@ -12,7 +12,7 @@ from table_files import table_file
 from tables import table
 
 from iris_core.ccl import Config, ReduceOp
-from iris_core.dispatch.choice import Chooser, Earlier, Tables
+from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import read_table
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -107,11 +107,11 @@ def test_what_has_no_room_is_left_out(tmp_path):
     table_file(tmp_path)
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path])
     assert choice.choose(REQUEST, None).algorithm.name == "slow"  # measured
-    assert choice.choose(REQUEST, None, Earlier({"slow": "no room"})).algorithm.name == "fast"
-    assert choice.choose(REQUEST, Config(algorithm="slow"), Earlier({"slow": "no room"})).algorithm.name == "slow"
+    assert choice.choose(REQUEST, None, {"slow": "no room"}).algorithm.name == "fast"
+    assert choice.choose(REQUEST, Config(algorithm="slow"), {"slow": "no room"}).algorithm.name == "slow"
     with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
-        choice.choose(REQUEST, None, Earlier({"slow": "no room", "fast": "full"}))
-    assert "slow (triton): no, no room" in str(choice.explain(REQUEST, None, Earlier({"slow": "no room"})))
+        choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
+    assert "slow (triton): no, no room" in str(choice.explain(REQUEST, None, {"slow": "no room"}))
 
 
 def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
@@ -125,7 +125,7 @@ def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
     with pytest.raises(UnsupportedError, match="'slow' cannot serve this call: it does not promise its bits"):
         choice.choose(REQUEST, Config(algorithm="slow"))
     with pytest.raises(UnsupportedError, match=r"(?s)slow: it does not .*\n  sworn: full\n  said: it does not"):
-        choice.choose(REQUEST, None, Earlier({"sworn": "full"}))
+        choice.choose(REQUEST, None, {"sworn": "full"})
     assert "slow (triton): no, it does not promise its bits" in str(choice.explain(REQUEST, None))
     assert choice.choose(REQUEST, Config(algorithm="sworn")).algorithm.name == "sworn"
     assert "measured" not in str(choice.explain(REQUEST, None))
@@ -200,15 +200,15 @@ def test_what_was_measured_comes_first(tmp_path):
 def test_what_was_settled_before_is_chosen_where_it_can_serve(tmp_path):
     table_file(tmp_path)
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("bad", 0.1, "no"), folders=[tmp_path])
-    found = choice.choose(REQUEST, None, Earlier({}, ("fast", {"comm_sms": 4}, "measured here", None)))
+    found = choice.choose(REQUEST, None, {}, ("fast", {"comm_sms": 4}, "measured here", None))
     assert (found.algorithm.name, found.why, found.request.options) == (
         "fast", "measured here", {"config": {"comm_sms": 4}},
     )  # fmt: skip
     for name in ("bad", "gone"):
-        assert choice.choose(REQUEST, None, Earlier({}, (name, {}, "measured here", None))).algorithm.name == "slow"
+        assert choice.choose(REQUEST, None, {}, (name, {}, "measured here", None)).algorithm.name == "slow"
     fast = "fast", {}, "", None
-    assert choice.choose(REQUEST, None, Earlier({"fast": "no room"}, fast)).algorithm.name == "slow"
-    assert choice.choose(REQUEST, Config(algorithm="slow"), Earlier({}, fast)).algorithm.name == "slow"
+    assert choice.choose(REQUEST, None, {"fast": "no room"}, fast).algorithm.name == "slow"
+    assert choice.choose(REQUEST, Config(algorithm="slow"), {}, fast).algorithm.name == "slow"
 
 
 def test_the_config_that_was_measured_is_used(tmp_path):

@@ -57,7 +57,7 @@ def test_without_addresses_of_all_heaps_they_are_listed_with_the_reason_and_with
 
 
 def test_the_addresses_of_all_heaps_are_those_of_a_group_of_all_ranks():
-    call = CollectiveCall("all_reduce", torch.zeros(3), torch.ones(3), None, None)
+    call = CollectiveCall("all_reduce", (torch.zeros(3), torch.ones(3)), None, None)
     for has_them, members in ((True, (0, 1, 2)), (True, (2, 0)), (False, (0, 1, 2))):
         here = Here(0, 3, DeviceTarget(DeviceType.CPU), (0, 0), multicast=has_them)
         assert call.describe(here, members).multicast == (has_them and len(members) == 3)

@@ -28,15 +28,15 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2846,
+    "iris_core/*.py": 2845,
     "iris_core/bench": 1371,
-    "iris_core/ccl": 401,
+    "iris_core/ccl": 371,
     "iris_core/cli": 1588,
     "iris_core/device": 1383,
-    "iris_core/dispatch": 3554,
+    "iris_core/dispatch": 3433,
     "iris_core/heap": 2724,
     "iris_core/nn": 865,
-    "iris_core/ops": 1335,
+    "iris_core/ops": 1239,
     "iris_core/providers": 1956,
     "iris_core/registry": 937,
     "iris_core/testing": 2219,
@@ -55,7 +55,7 @@ BUDGETS = {
     "iris_triton/gemm": 2515,
     "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
-    "iris_triton/rocm_iris": 1166,
+    "iris_triton/rocm_iris": 1163,
     "iris_triton/testing": 599,
     "iris_triton/tiles": 1094,
     "iris_gluon/*.py": 758,

@@ -186,9 +186,9 @@ def test_the_precision_of_one_call(inherited, tmp_path):
     a, b, out = torch.ones(8, 4), torch.ones(4, 4), torch.ones(8, 4)
 
     def allowed(dtype=torch.float32, target=H200, wish=None):
-        tensors = (each.to(dtype) for each in (out, a, b))
+        tensors = *(each.to(dtype) for each in (out, a, b)), None
         config = FusedConfig(allow_tf32=wish)
-        call = FusedCall("matmul_all_reduce", *tensors, None, None, config)
+        call = FusedCall("matmul_all_reduce", tensors, None, config)
         return call.describe(Here(0, 2, target, (0, 0)), (0, 1)).options["tf32"]
 
     try:

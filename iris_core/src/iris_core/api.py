@@ -120,8 +120,7 @@ class Iris(TensorFactories, OneSided):
             self.backend, self.heap = opened.backend, opened.heap
             create, provides = opened.maker.create, opened.allocator.info.provides
             providers = Providers(opened.backend, self.target, create, provides, opened.world)
-            of = opened.heap, opened.world, opened.spec, opened.reports, providers, opened.device_barriers
-            self._binder = Binder(self, *of)
+            self._binder = Binder(self, opened, providers)
             undo.callback(self._binder.close)
             opened.reports.describers.append(self._binder.explain_report)
             self._world.barrier()

@@ -297,10 +297,6 @@ class Collectives(Calls):
         """
         self._binder.reset(group)
 
-    @staticmethod
-    def _describe(op: str, out: Any, inp: Any, group: Group, async_op: bool, *how: Any) -> tuple[CollectiveCall, bool]:
-        return CollectiveCall(op, out, inp, group, *how), async_op
-
     def team(self, members: Sequence[int]) -> Team:
         """Return the team of some ranks of this world, in this order, as algorithms get it.
 
@@ -308,22 +304,16 @@ class Collectives(Calls):
         """
         return self._binder.team(tuple(members))
 
+    @staticmethod
+    def _describe(op: str, out: Any, inp: Any, group: Group, async_op: bool, *how: Any) -> tuple[CollectiveCall, bool]:
+        return CollectiveCall(op, (out, inp), group, *how), async_op
+
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
-        self,
-        op: str,
-        out: torch.Tensor | None,
-        inp: torch.Tensor | None,
-        group: Group,
-        async_op: bool,
-        config: Config | None,
-        first: Any = None,
-        second: Any = None,
-    ) -> Work | None:
-        if (
-            is_compiling() and not async_op
-            and trace(self._binder, op, out, inp, None, None, (group, False, config, first, second))
-        ):  # fmt: skip
+        self, op: str, out: torch.Tensor | None, inp: torch.Tensor | None, group: Group, async_op: bool,
+        config: Config | None, first: Any = None, second: Any = None,
+    ) -> Work | None:  # fmt: skip
+        if is_compiling() and not async_op and trace(self._binder, op, (out, inp), (group, config, first, second)):
             return None
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
@@ -331,62 +321,42 @@ class Collectives(Calls):
                 return Collectives._run(self, op, out, inp, group, async_op, config, first, second)
         key: Any = None
         bound = None
+        main: Any = out if inp is None else inp
         # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
         # has other numbers, and those whose gradients torch would have to record.
         try:
             # Flat, and only of parts that are quick to make and to compare: this is most of a launch's time.
-            if inp is None:
-                only: Any = out
-                at = only.data_ptr() or only.untyped_storage().data_ptr()  # of an empty tensor
-                key = (
-                    op, at % ALIGNMENT_NBYTES == 0,
-                    only.shape, only.is_contiguous() or only.stride(), only.dtype, only.get_device(),
-                    self._low <= at < self._high, only.is_neg() or (only.dtype.is_complex and only.is_conj()),
-                    only.requires_grad and torch.is_grad_enabled(),
-                    group, config, first, second,
-                )  # fmt: skip
-            else:
-                in_at = inp.data_ptr() or inp.untyped_storage().data_ptr()
-                in_dense = inp.is_contiguous() or inp.stride()
-                out_on_heap: Any = None
-                out_shape: Any = None
-                out_dense: Any = None
-                out_dtype: Any = None
-                out_device: Any = None
-                relation: Any = None
-                dtype = inp.dtype
-                has_parts = dtype in _COMPLEX
-                lazy = inp.is_neg() or (has_parts and inp.is_conj())
-                recorded = inp.requires_grad
-                places = in_at
-                if out is inp:
-                    relation = 0
-                elif out is not None:
-                    out_at = out.data_ptr() or out.untyped_storage().data_ptr()
-                    places |= out_at
-                    out_on_heap = self._low <= out_at < self._high
-                    out_shape, out_dtype, out_device = out.shape, out.dtype, out.get_device()
-                    lazy = lazy or out.is_neg() or (has_parts and out.is_conj())  # other dtypes are refused
-                    recorded = recorded or out.requires_grad
-                    out_dense = out.is_contiguous() or out.stride()
-                    distance = in_at - out_at  # matters where they overlap; else only that they do not
-                    lower, dense = (out, out_dense) if distance >= 0 else (inp, in_dense)
-                    if abs(distance) < (lower.nbytes if dense is True else reach(lower)):
-                        relation = distance
-                key = (
-                    op, places % ALIGNMENT_NBYTES == 0,
-                    inp.shape, in_dense, dtype, inp.get_device(),
-                    self._low <= in_at < self._high,
-                    out_shape, out_dense, out_dtype, out_device, out_on_heap, relation, lazy,
-                    recorded and torch.is_grad_enabled(), group, config, first, second,
-                )  # fmt: skip
+            places = at = main.data_ptr() or main.untyped_storage().data_ptr()  # of an empty tensor
+            dense, dtype, recorded = main.is_contiguous() or main.stride(), main.dtype, main.requires_grad
+            has_parts = dtype in _COMPLEX
+            lazy = main.is_neg() or (has_parts and main.is_conj())
+            relation: Any = None
+            out_facts: Any = None
+            if out is main:
+                relation = "alone" if inp is None else 0
+            elif out is not None:
+                out_at = out.data_ptr() or out.untyped_storage().data_ptr()
+                places |= out_at
+                lazy = lazy or out.is_neg() or (has_parts and out.is_conj())  # other dtypes are refused
+                recorded = recorded or out.requires_grad
+                out_dense = out.is_contiguous() or out.stride()
+                out_facts = out.shape, out_dense, out.dtype, out.get_device(), self._low <= out_at < self._high
+                distance = at - out_at  # matters where they overlap; else only that they do not
+                lower, lower_dense = (out, out_dense) if distance >= 0 else (main, dense)
+                if abs(distance) < (lower.nbytes if lower_dense is True else reach(lower)):
+                    relation = distance
+            key = (
+                op, places % ALIGNMENT_NBYTES == 0, main.shape, dense, dtype, main.get_device(),
+                self._low <= at < self._high, out_facts, relation, lazy, recorded and torch.is_grad_enabled(),
+                group, config, first, second,
+            )  # fmt: skip
             bound = self._bound.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
                 return Collectives._run(self, op, out, inp, tuple(group), async_op, config, first, second)
             key = None
         if bound is None:
-            bound = self._binder.bind(CollectiveCall(op, out, inp, group, config, first, second), key)
+            bound = self._binder.bind(CollectiveCall(op, (out, inp), group, config, first, second), key)
         if async_op:
             return bound.run_async(out, inp)
         bound.run(out, inp)

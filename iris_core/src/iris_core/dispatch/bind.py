@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -21,7 +22,7 @@ from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, Host
 from iris_core.dispatch import choice
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
-from iris_core.dispatch.members import Space, layout_of, prepare_alike
+from iris_core.dispatch.members import Members, layout_of, prepare_alike
 from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
 from iris_core.dispatch.team import Host, Memory, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from iris_core.dispatch.products import FusedCall, NormCall
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import Context, Work
-    from iris_core.types import ContextSpec, Group
+    from iris_core.types import Group
     from iris_core.world import World
 
     Call = CollectiveCall | FusedCall | NormCall
@@ -64,7 +65,7 @@ class Bound:
         request: the one that it was prepared for.
         algorithm: its name.
         workspace: of `ctx.ops`: what a call returns.
-        reach: of `ctx.ops`: bytes of the output, A, B and the bias, from the first element to the end of the last one.
+        reach: of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one.
     """
 
     workspace: Any = None
@@ -172,26 +173,6 @@ class Bound:
         notify("iris_collective", context=self._context(), **which)
 
 
-class Nothing:
-    """The launch of a call whose tensors are empty on all members: it does nothing."""
-
-    droppable = True
-    workspace: Any = None
-    reach: tuple[int, ...] = ()
-    algorithm = ""
-    request = plan = None
-
-    def mark(self) -> None:
-        """Nothing is under way."""
-
-    def run(self, *tensors: Any) -> None:
-        """Return at once."""
-
-    def run_async(self, *tensors: Any) -> Work:
-        """Return a handle that is done."""
-        return DoneWork()
-
-
 class Launches(dict[Any, Any]):
     """Bound calls by key, and `scratch`, the local memory of their plans.
 
@@ -236,6 +217,11 @@ class Binder:
 
     Collective: every rank makes it while the context is opened; no group has anything of the system area yet.
 
+    Args:
+        context: the context.
+        opened: its parts, as `iris_core.open_context` has opened them.
+        providers: where algorithms come from.
+
     Attributes:
         target, gpu: this rank's device, and torch's index of it; None on the CPU.
         name: for compiled code.
@@ -244,38 +230,31 @@ class Binder:
         held, workspaces: launches of `ctx.ops` that graphs know, and callers' workspaces.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        heap: SymmetricHeap,
-        world: World,
-        spec: ContextSpec,
-        reports: KernelReports,
-        providers: Any,
-        barriers: DeviceBarriers,
-    ) -> None:
-        self._context = weakref.ref(context)
-        self._heap, self._world = heap, world
+    def __init__(self, context: Context, opened: Any, providers: Any) -> None:
+        heap: SymmetricHeap = opened.heap
+        world: World = opened.world
+        self._context, self._heap, self._world = weakref.ref(context), heap, world
         self.name = f"binder {id(self)}"
         BINDERS[self.name] = self
-        self._reports, self._barriers, self.providers = reports, barriers, providers
+        self._reports: KernelReports = opened.reports
+        self._barriers: DeviceBarriers = opened.device_barriers
+        self.providers = providers
         self.rank, self.target = world.rank, context.target
         own = heap.heap_bases[world.rank]
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         self.bound, self.fused = Launches(), Launches()
-        self.held: dict[int, Bound | Nothing] = {}
+        self.held: dict[int, Bound] = {}
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._dropped: deque[tuple[Any, Bound | Nothing]] = deque()
+        self._dropped: deque[tuple[Any, Bound]] = deque()
         given = context.settings.ccl_workspace
         limit, reach = _WORKSPACE[on_cpu] if given is None else int(given), heap.multicast_base
-        self._memory = Memory(heap, limit, spec, reports, reach)
-        self._main = Space(world)
-        self._spaces = {world.name: self._main}
+        self._memory = Memory(heap, limit, opened.spec, opened.reports, reach)
+        self.members = Members(world)
+        self._spaces = {world.name: self.members}
         self._local = threading.local()  # the space in which a thread prepares
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
-        self.members = self._main.members
         self._barrier_words: dict[tuple[int, ...], torch.Tensor] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
         parts = world, self.members, self._serve_by, self._algorithms, self._memory
@@ -290,7 +269,7 @@ class Binder:
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
-    def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound | Nothing:
+    def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound:
         """Return the bound launch of a call, and keep it under its key, if it can have one.
 
         Collective: every member of the group calls it with its first call of a kind; if one refuses then, all do.
@@ -328,8 +307,8 @@ class Binder:
             shared = shared_facts(request)
         self.members.refuse(self.members_of(group), op, shared, error)
 
-    def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Nothing:
-        """Compare a call with empty tensors; its config may name existing algorithms only."""
+    def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Any:
+        """Compare a call with empty tensors, which launches nothing; its config may name existing algorithms only."""
         shared = shared_facts(request)
         if not isinstance(request, choice.OF_OPS):
             try:
@@ -337,7 +316,9 @@ class Binder:
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 self.refuse(request.op, error, request.members, request)
         self.members.agree(request.members, shared)
-        return Nothing()
+        nothing: dict[str, Any] = {"droppable": True, "workspace": None, "algorithm": "", "request": None, "plan": None}
+        does: dict[str, Any] = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
+        return SimpleNamespace(**nothing, **does)
 
     def serve(
         self, request: Request, config: LaunchConfig | None, within: Team | None = None, scratch: Scratch | None = None
@@ -348,27 +329,26 @@ class Binder:
         `within` the team that prepares.  An algorithm that the config names is not replaced by another one.
         """
         members, op = request.members, request.op
-        space, whole = self._space(members, within), within
-        agreed = space.members
+        agreed, whole = self._space(members, within), within
         if within is not None and within.members != members:
             within = None  # who is in no part of this kind has come, too: see `Host.collective`
         shared, chooser = shared_facts(request), self._algorithms(request)
-        earlier = agreed.earlier(request, shared, config)
+        left_out, settled = agreed.earlier(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
-            algorithm, _, wish, _ = chooser.choose(request, config, earlier)
+            algorithm, _, wish, _ = chooser.choose(request, config, left_out, settled)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self._context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
-                algorithm, why, wish, in_graphs = chooser.choose(request, config, earlier)
+                algorithm, why, wish, in_graphs = chooser.choose(request, config, left_out, settled)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 agreed.refuse(members, op, shared, error, within)
             is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
             number, is_new = agreed.number(members, facts, within, layout, agreed.served_by.get(kind, ""))
-            team, wish = self._team(members, space), replace(wish, options={**wish.options, "kind": number})
+            team, wish = self._team(members, agreed), replace(wish, options={**wish.options, "kind": number})
             make = partial(self._prepare, algorithm, wish, team, scratch, is_new, whole)
             try:
                 plan = prepare_alike(team, f"{algorithm.name!r} for {op}", make) if is_new else make()
@@ -376,7 +356,7 @@ class Binder:
             except UnsupportedError as error:  # memory is exhausted
                 if is_named or chooser.is_fixed(request) or not (is_new or team.size == 1):
                     raise
-                earlier.left_out[algorithm.name] = reason = str(error).partition("\n")[0]
+                left_out[algorithm.name] = reason = str(error).partition("\n")[0]
                 team.warn_once(f"{op} does without algorithm {algorithm.name!r}", reason)
         if is_new:
             agreed.add(members, facts, number, shared, {"operation": op})
@@ -397,21 +377,21 @@ class Binder:
         if isinstance(request, choice.OF_OPS) or getattr(algorithm, "composes", False):
             memory = self.fused.scratch if scratch is None else scratch
             host = Host(self.serve, team, memory, self.processors, together, (whole or team).world)
-        before, self._local.space = getattr(self._local, "space", self._main), self._spaces[team.world.name]
+        before, self._local.space = getattr(self._local, "space", self.members), self._spaces[team.world.name]
         try:
             return algorithm.prepare(request, host)
         finally:
             self._local.space = before
 
-    def _space(self, members: tuple[int, ...], within: Team | None) -> Space:
+    def _space(self, members: tuple[int, ...], within: Team | None) -> Members:
         """Return the space of a call of some ranks, which is a part of a call of the team `within`."""
         if within is None:
-            return self._main
+            return self.members
         name = within.world.name
         if within.members != members:
             name += f"/{'-'.join(map(str, within.members))}"
         if name not in self._spaces:
-            self._spaces[name] = Space(self._world.apart(name))
+            self._spaces[name] = Members(self._world.apart(name))
         return self._spaces[name]
 
     def _serve_by(
@@ -427,7 +407,7 @@ class Binder:
         request: Any = call.describe(self.here, self.members_of(call.group))
         call.check(request, self.here)
         earlier = self.members.earlier(request, shared_facts(request), call.config)
-        return self._algorithms(request).explain(request, call.config, earlier)
+        return self._algorithms(request).explain(request, call.config, *earlier)
 
     def barrier(self, group: Group, async_op: bool) -> Work | None:
         """Launch a barrier on the device, ordered with the group's collectives.
@@ -440,7 +420,7 @@ class Binder:
             word = self._barrier_words.setdefault(
                 members, torch.zeros(1, dtype=torch.int32, device=self.target.torch_device)
             )
-            bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", word, word, members, None), key)
+            bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", (word, word), members, None), key)
             return bound.run_async(word, word) if async_op else bound.run(word, word)
         self._reports.watch()
         if self._reports.alarm[0] != self._reports.heard:
@@ -499,14 +479,14 @@ class Binder:
         Raises:
             RankMismatchError: the members name the group in different orders.
         """
-        space = getattr(self._local, "space", self._main)
+        space = getattr(self._local, "space", self.members)
         is_group = self.rank in members and len(set(members)) == len(members) > 1
         # of all ranks, nothing has to be made together
         if is_group and members not in space.teams and members != tuple(range(self._world.world_size)):
-            space.members.agree(members, {"operation": "making the team of a group"})
+            space.agree(members, {"operation": "making the team of a group"})
         return self._team(members, space)
 
-    def _team(self, members: tuple[int, ...], space: Space) -> Team:
+    def _team(self, members: tuple[int, ...], space: Members) -> Team:
         """Return the team of some ranks, which have agreed on the members and their order."""
         team = space.teams.get(members)
         if team is None:
@@ -556,8 +536,8 @@ class Binder:
     def explain_report(self, report: Report) -> Meaning | None:
         """Explain a report, if it is about the memory of a team in which this rank is; else return None."""
         spaces = list(self._spaces.values())  # a thread asks, too
-        teams = [(space.members, team) for space in spaces for team in list(space.teams.values())]
-        found = (team.explain_report(report, partial(agreed.describe, team.members)) for agreed, team in teams)
+        teams = [(space, team) for space in spaces for team in list(space.teams.values())]
+        found = (team.explain_report(report, partial(space.describe, team.members)) for space, team in teams)
         return next((meaning for meaning in found if meaning is not None), None)
 
     def close(self) -> None:
@@ -571,8 +551,8 @@ class Binder:
         self._memory.of_all = ()
         for order in self._orders.values():
             order.close()
-        self._spaces = {"": self._main}
-        self._main.teams.clear()
+        self._spaces = {"": self.members}
+        self.members.teams.clear()
         self._barrier_words.clear()
 
 

@@ -27,6 +27,7 @@ class Calls:
 
     _launches: ClassVar[str]
     _operations: ClassVar[tuple[str, ...]]
+    _describe: Callable[..., tuple[Call, bool]]  # returns what `_described` does, of the arguments of `_run`
 
     def __init__(self, binder: Binder) -> None:
         self._binder = binder
@@ -92,15 +93,9 @@ class Calls:
             raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
         asked: Any = copy.copy(self)
         asked._run = self._describe
-        asked._run_norm = lambda call, async_op: (call, bool(async_op))
         own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
         found: tuple[Call, bool] = getattr(own, op)(asked, *tensors, **options)
         return found
-
-    @staticmethod
-    def _describe(*arguments: Any) -> tuple[Call, bool]:
-        """Return what `_described` does, of the arguments of `_run`."""
-        raise NotImplementedError
 
 
 class BoundCall:

@@ -10,18 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from iris_core.dispatch import tables
 from iris_core.dispatch.requests import nodes_of
-from iris_core.dispatch.tables import (
-    ANY_DTYPE,
-    HEAP,
-    ORDINARY,
-    TF32,
-    Entry,
-    merged,
-    read_table,
-    versions,
-    write_table,
-)  # fmt: skip
+from iris_core.dispatch.tables import HEAP, ORDINARY, TF32, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
 from iris_core.types import Availability, FusedRequest, NormRequest
@@ -127,16 +118,6 @@ Settled = tuple[str, Mapping[str, Any], str, Launch | None]
 """An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
 
 
-class Earlier(NamedTuple):
-    """What members know of a call from earlier ones of its kind: algorithms without memory, and what they settled."""
-
-    left_out: dict[str, str]  # with reasons
-    settled: Settled | None = None
-
-
-_FIRST = Earlier({})
-
-
 class Choice(NamedTuple):
     """The algorithm that serves a request, and why; the request has the config that was measured.
 
@@ -167,12 +148,15 @@ class Chooser:
         self._missing = "".join(f"\n  {label}: {reason}" for label, reason in unusable)
         self._reported: set[tuple[str, str]] = set()
 
-    def choose(self, request: Request, config: LaunchConfig | None, earlier: Earlier = _FIRST) -> Choice:
+    def choose(
+        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {},
+        settled: Settled | None = None,
+    ) -> Choice:  # fmt: skip
         """Return the algorithm that serves a request, and why; UnsupportedError or ArgumentError if none does.
 
-        Those that were left out are only chosen by name; what the members have settled serves where it can.
+        Those that were left out, for these reasons, are only chosen by name; what the members have settled at an
+        earlier call of the kind serves where it can.
         """
-        left_out, settled = earlier
         known = self._by_op.get(request.op, {})
         if config is not None and (named := config.named(request.op))[0] is not None:
             return self._named(request, config, *named)
@@ -189,18 +173,17 @@ class Chooser:
             captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
             in_graphs = None if captured is best else (captured.algorithm, captured.config)
             return Choice(known[best.algorithm], found.reason, with_config(request, best.config), in_graphs)
-        answers: dict[str, Availability] = {}
-        for by_name in (False, True):  # those that must be measured or named are asked for the message only
-            for name, each in known.items():
-                if _is_by_name(each, request) is by_name:
-                    answers[name] = self._supports(each, request, config, left_out)
-            usable = [name for name, answer in answers.items() if answer]
-            if usable and not by_name:
-                if self.is_fixed(request):
-                    return Choice(known[usable[0]], "the first one that promises its bits", request)
-                cheapest = min(usable, key=lambda name: known[name].cost(request))
-                why = "the cheapest by its model" if len(usable) > 1 else "the only one that can"
-                return Choice(known[cheapest], why, request)
+        free = {name: each for name, each in known.items() if not _is_by_name(each, request)}
+        answers = {name: self._supports(each, request, config, left_out) for name, each in free.items()}
+        if usable := [name for name, answer in answers.items() if answer]:
+            if self.is_fixed(request):
+                return Choice(known[usable[0]], "the first one that promises its bits", request)
+            cheapest = min(usable, key=lambda name: known[name].cost(request))
+            why = "the cheapest by its model" if len(usable) > 1 else "the only one that can"
+            return Choice(known[cheapest], why, request)
+        by_name = {name: each for name, each in known.items() if name not in free}  # asked for the message only
+        answers |= {name: self._supports(each, request, config, left_out) for name, each in by_name.items()}
+        usable = [name for name, answer in answers.items() if answer]
         if usable:
             raise UnsupportedError(
                 f"{request.op}: {', '.join(usable)} can serve this call, but only where they were measured on such a "
@@ -219,7 +202,7 @@ class Chooser:
         if name not in known:
             listed = ", ".join(known) or "none"
             raise ArgumentError(f"{request.op}: there is no algorithm {name!r}; there are {listed}{self._missing}")
-        if not (answer := self._supports(known[name], request, config)):
+        if not (answer := self._supports(known[name], request, config, {})):
             raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
         return Choice(known[name], f"named by {by}={name!r}", request)
 
@@ -237,13 +220,10 @@ class Chooser:
         tensors that others serve, and those whose estimate is up to twice the smallest one, in turn, `_FEW` at most;
         and all that are `always_measured`.
         """
-        usable = {
-            name: each
-            for name, each in self._by_op.get(request.op, {}).items()
-            if self._supports(each, request, config)
-        }
         if self.is_fixed(request):
             return []
+        known = self._by_op.get(request.op, {}).items()
+        usable = {name: each for name, each in known if self._supports(each, request, config, {})}
         if not few:
             return [(name, {}) for name in usable]
         entries = [each for each in self.tables.nearest(request).entries if each.algorithm in usable]
@@ -256,10 +236,13 @@ class Chooser:
         configs = {each.algorithm: each.config for each in reversed(entries)}
         return [(name, configs.get(name, {})) for name in (*best, *always)]
 
-    def explain(self, request: Request, config: LaunchConfig | None, earlier: Earlier = _FIRST) -> Explanation:
+    def explain(
+        self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {},
+        settled: Settled | None = None,
+    ) -> Explanation:  # fmt: skip
         """Return what `choose` would return, and what it knows of all the others."""
         try:
-            algorithm, why, *_ = self.choose(request, config, earlier)
+            algorithm, why, *_ = self.choose(request, config, left_out, settled)
             chosen = algorithm.name
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
@@ -267,7 +250,7 @@ class Chooser:
         tabled = {entry.algorithm: entry for entry in reversed(found.entries)}
         candidates = []
         for name, each in self._by_op.get(request.op, {}).items():
-            answer = self._supports(each, request, config, earlier.left_out)
+            answer = self._supports(each, request, config, left_out)
             entry = tabled.get(name) if answer else None
             seconds, reason = (each.cost(request), "") if answer else (None, answer.reason)
             if entry is not None and found.is_near:
@@ -290,7 +273,7 @@ class Chooser:
         return Found() if self.is_fixed(request) else self.tables.nearest(request)
 
     def _supports(
-        self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {}
+        self, algorithm: Algorithm[Any], request: Request, config: LaunchConfig | None, left_out: Mapping[str, str]
     ) -> Availability:
         """Whether an algorithm can serve a request; not, if it cannot say so, or not what it takes."""
         if algorithm.name in left_out:
@@ -399,7 +382,7 @@ def dtypes_of(request: Request) -> tuple[str, ...]:
     scales = getattr(request, "scales", "none")
     own = request.dtype if scales == "none" else f"{request.dtype} {scales}"
     own = TF32 if request.options.get("tf32") else own
-    return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), ANY_DTYPE)
+    return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), tables.ANY_DTYPE)
 
 
 def entry_for(request: Request, algorithm: str, seconds: float, **more: Any) -> Entry:
@@ -442,7 +425,7 @@ class Tables:
                 continue
             for path in paths:
                 try:
-                    table = read_table(path)
+                    table = tables.read_table(path)
                 except SettingsError as error:  # measurements are advice: without them the model decides
                     logger.warning("a table is left out: %s", error)
                     continue
@@ -460,10 +443,11 @@ class Tables:
         self._points = {**self._points, **{key: each for key, each in known.items() if key not in self._points}}
         if not write:
             return
-        path = self._cache / file_name(self._device, entries[0].group_size)
+        size = entries[0].group_size
+        path = self._cache / file_name(self._device, size)
         try:
-            old = read_table(path).entries if path.exists() else ()
-            write_table(path, self._device, entries[0].group_size, versions(), merged(old, entries))
+            old = tables.read_table(path).entries if path.exists() else ()
+            tables.write_table(path, self._device, size, tables.versions(), tables.merged(old, entries))
         except (OSError, SettingsError) as error:
             logger.warning("what was measured is not kept: %s", error)
 

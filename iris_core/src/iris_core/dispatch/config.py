@@ -13,8 +13,26 @@ from torch.compiler import is_compiling
 from iris_core.errors import ArgumentError
 
 AUTO = "auto"
+_VARIANTS = {
+    "all_gather_variant": (AUTO, "persistent", "partitioned"),
+    "all_reduce_variant": (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock"),
+    "reduce_scatter_variant": (AUTO, "two_shot"),
+}
+"""Fields that name algorithms, with what they may name."""
+
 _CACHE_MODIFIERS = (None, "", ".ca", ".cg", ".cv"), "one of '', '.ca', '.cg', '.cv'"
-_REDUCE_VARIANTS = (AUTO, "atomic", "ring", "two_shot", "one_shot", "spinlock")
+_KNOWN: dict[str, tuple[tuple[Any, ...], str]] = {
+    **{name: (values, f"one of {', '.join(values)}") for name, values in _VARIANTS.items()},
+    "num_warps": ((None, 1, 2, 4, 8, 16, 32), "a power of two up to 32"),
+    "all_reduce_distribution": ((None, 0, 1), "0 (every world_size-th tile) or 1 (a block of tiles)"),
+    "threads_per_warp": ((None, 32, 64), "32 or 64"),
+    "cache_modifier_a": _CACHE_MODIFIERS,
+    "cache_modifier_b": _CACHE_MODIFIERS,
+    "allow_tf32": ((True, False, None), "True, False or None"),
+    "use_gluon": ((True, False), "True or False"),
+}
+"""Fields with few values, and how errors list them."""
+
 TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
 """What layout "tiles" of `ctx.ops` means where the config does not say: the reference system's defaults."""
 
@@ -28,29 +46,28 @@ class LaunchConfig:
     use_gluon: bool
     algorithm: str | None
 
-    _POSITIVE: ClassVar[tuple[str, ...]] = ()  # fields that are positive integers
-    _NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()  # fields that may be 0, too
-    _VARIANTS: ClassVar[dict[str, tuple[str, ...]]] = {}  # fields that name algorithms, with what they may name
-    _KNOWN: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}  # other fields with few values, and how errors say it
+    _POSITIVE: ClassVar[tuple[str, ...]] = (
+        "block_size_m", "block_size_n", "block_size_k", "group_size_m", "swizzle_size", "comm_sms", "num_sms",
+        "num_fetch_sms", "num_xcds", "chunk_size", "num_stages", "num_warps", "chunks",
+    )  # fmt: skip
     _NOT_GIVEN: ClassVar[tuple[str, ...]] = ("allow_tf32",)  # fields that algorithms do not get from the config
-    _SPEAKS_OF: ClassVar[dict[str, tuple[str, ...]]] = {}  # operations of a field, where they are not all
 
     def __post_init__(self) -> None:
-        for name in (*self._POSITIVE, *self._NOT_NEGATIVE):
+        every: Any = fields(self)  # type: ignore[arg-type]
+        for name in (field.name for field in every):
             value, least = getattr(self, name), int(name in self._POSITIVE)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            is_number = value is not None and (least or name == "waves_per_eu")
+            if is_number and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise self._wrong(f"{name} must be {'a positive integer' if least else '0 or more'}, not {value!r}")
-        known = {name: (values, f"one of {', '.join(values)}") for name, values in self._VARIANTS.items()}
-        for name, (values, text) in (known | self._KNOWN).items():
-            value = getattr(self, name)
+            values, text = _KNOWN.get(name, ((value,), ""))
             if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
                 raise self._wrong(f"{name} must be {text}, not {value!r}")
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise self._wrong(f"algorithm must be a name or None, not {self.algorithm!r}")
         if is_compiling():  # calls in compiled code refuse what was made there
             return
-        every: Any = self  # a repeated call looks its config up: once is enough
-        number = hash(tuple(getattr(self, field.name) for field in fields(every)))
+        # a repeated call looks its config up: once is enough
+        number = hash(tuple(getattr(self, field.name) for field in every))
         while CONFIGS.setdefault(number, self) != self:
             number += 1
         object.__setattr__(self, "_hash", number)
@@ -64,16 +81,18 @@ class LaunchConfig:
     def _wrong(self, text: str) -> ArgumentError:
         return ArgumentError(f"{'FusedConfig' if isinstance(self, FusedConfig) else 'Config'}: {text}")
 
-    def _variant_of(self, op: str) -> str:
-        return f"{op}_variant"  # the field that names algorithms of an operation
-
     def named(self, op: str) -> tuple[str | None, str]:
         """Return the algorithm that this config names for an operation, and by which field; (None, "") if none.
 
         Raises:
             ArgumentError: `algorithm` and a variant name different ones, or the operation has no variants.
         """
-        field = self._variant_of(op)
+        if isinstance(self, FusedConfig) and op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:
+            raise ArgumentError(
+                f"{op}: all_reduce_variant={self.all_reduce_variant!r} names an algorithm of matmul_all_reduce; name "
+                f"one of {op} by algorithm="
+            )
+        field = f"{op.removeprefix('matmul_')}_variant"
         variant = getattr(self, field, AUTO)
         if variant == AUTO:
             return self.algorithm, "algorithm" if self.algorithm else ""
@@ -87,13 +106,14 @@ class LaunchConfig:
         Args:
             op: the operation; fields of other operations are left out.
         """
-        skipped, every = {"algorithm", "use_gluon", *self._VARIANTS, *self._NOT_GIVEN}, fields(self)  # type: ignore[arg-type]
+        skipped = {"algorithm", "use_gluon", *_VARIANTS, *self._NOT_GIVEN}
+        if op not in ("", "all_reduce", "reduce_scatter"):
+            skipped.add("all_reduce_distribution")
+        every: Any = fields(self)  # type: ignore[arg-type]
         return {
             field.name: getattr(self, field.name)
             for field in every
-            if field.name not in skipped
-            and getattr(self, field.name) != field.default
-            and op in self._SPEAKS_OF.get(field.name, (op,))
+            if field.name not in skipped and getattr(self, field.name) != field.default
         }
 
 
@@ -146,22 +166,6 @@ class Config(LaunchConfig):
     algorithm: str | None = None
     chunks: int | None = None
 
-    _POSITIVE: ClassVar[tuple[str, ...]] = (
-        "block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages", "num_warps",
-        "chunks",
-    )  # fmt: skip
-    _NOT_NEGATIVE: ClassVar = ("waves_per_eu",)
-    _VARIANTS: ClassVar = {
-        "all_gather_variant": (AUTO, "persistent", "partitioned"),
-        "all_reduce_variant": _REDUCE_VARIANTS,
-        "reduce_scatter_variant": (AUTO, "two_shot"),
-    }
-    _KNOWN: ClassVar = {
-        "num_warps": ((None, 1, 2, 4, 8, 16, 32), "a power of two up to 32"),
-        "all_reduce_distribution": ((None, 0, 1), "0 (every world_size-th tile) or 1 (a block of tiles)"),
-        "threads_per_warp": ((None, 32, 64), "32 or 64"),
-    }
-    _SPEAKS_OF: ClassVar = {"all_reduce_distribution": ("all_reduce", "reduce_scatter")}
     __hash__ = LaunchConfig.__hash__
 
 
@@ -178,17 +182,14 @@ class FusedConfig(LaunchConfig):
             are not given.
         group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
         num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
-        num_xcds: number of accelerator dies among which tiles are distributed.
         chunk_size: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them.
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
         all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of the reference system; Iris
             brings "two_shot".  "auto" for the library's choice.
-        num_warps: warps of a program.
-        num_stages: stages of software pipelining.
+        num_xcds, num_warps, num_stages, use_gluon: as in `Config`.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
-        use_gluon: only algorithms written in Gluon.
         algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
 
     Raises:
@@ -212,23 +213,4 @@ class FusedConfig(LaunchConfig):
     use_gluon: bool = False
     algorithm: str | None = None
 
-    _POSITIVE: ClassVar[tuple[str, ...]] = (
-        "block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_sms", "num_xcds", "chunk_size",
-        "num_warps", "num_stages", "num_fetch_sms",
-    )  # fmt: skip
-    _VARIANTS: ClassVar = {"all_reduce_variant": _REDUCE_VARIANTS}
-    _KNOWN: ClassVar = {
-        "cache_modifier_a": _CACHE_MODIFIERS,
-        "cache_modifier_b": _CACHE_MODIFIERS,
-        "allow_tf32": ((True, False, None), "True, False or None"),
-        "use_gluon": ((True, False), "True or False"),
-    }
     __hash__ = LaunchConfig.__hash__
-
-    def _variant_of(self, op: str) -> str:
-        if op != "matmul_all_reduce" and self.all_reduce_variant != AUTO:
-            raise ArgumentError(
-                f"{op}: all_reduce_variant={self.all_reduce_variant!r} names an algorithm of matmul_all_reduce; name "
-                f"one of {op} by algorithm="
-            )
-        return "all_reduce_variant"

@@ -99,21 +99,28 @@ class FirstCalls:
         saved: torch.Tensor | None = None
         if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
             with contextlib.suppress(torch.OutOfMemoryError):
-                saved = call.inp.clone()
+                saved = call.tensors[1].clone()
         world = self.world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
         if self.mode == "first":
             self.memory.spare_nbytes = self.memory.heap.stats().largest_free // 2
+        chooser = self.chooser(request)
         try:
             times = self._times(request, call, launches, scratch, world)
+            if times and self.mode == "exhaustive":  # the launches that the best offer, too
+                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
+                offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
+                launches = _common(world.all_gather_object(offered))
+                times += self._times(request, call, launches, scratch, world)
         finally:
             self.memory.spare_nbytes = 0
             if saved is not None:
-                call.inp.copy_(saved)
+                call.tensors[1].copy_(saved)
         if not times:
             return None
-        chooser, first = self.chooser(request), times[0]
+        times.sort(key=itemgetter(0))
+        first = times[0]
         seconds, (name, given), best = min(times, key=lambda each: chooser.seconds(request, each[1][0], each[0]))
         in_graphs = first[1] if first[0] < CLEARLY * seconds else None
         if in_graphs is not None:
@@ -132,30 +139,10 @@ class FirstCalls:
     ) -> list[tuple[float, Launch, Any]]:
         """Bind and measure launches: (seconds, launch, what was bound), the fastest first.
 
+        All are bound before the first one is called: kernels compile beside each other from then on.  Those that cannot
+        serve the call are left out, on all members.
+
         Collective: every member calls it with the same launches.
-        """
-        on_gpu = request.target.type is not DeviceType.CPU
-        times: list[tuple[float, Launch, Any]] = []
-        while launches:
-            bounds = self._launchable(request, call, launches, scratch, world)
-            runs = [partial(bound.try_run, *call.tensors) for _, bound in bounds]
-            is_first = not times
-            measured = zip(measure(runs, world, on_gpu=on_gpu), bounds, strict=True)
-            times = sorted((*times, *((seconds, *each) for seconds, each in measured)), key=itemgetter(0))
-            launches = []
-            if is_first and self.mode == "exhaustive":  # the launches that the best offer, too
-                chooser = self.chooser(request)
-                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
-                offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
-                launches = _common(world.all_gather_object(offered))
-        return times
-
-    def _launchable(
-        self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
-    ) -> list[tuple[Launch, Any]]:
-        """Bind launches and call each once; those that cannot serve the call are left out, on all members.
-
-        All are bound before the first one is called: kernels compile beside each other from then on.
         """
         bounds: list[tuple[Launch, Any]] = []
         for name, given in launches:
@@ -178,7 +165,10 @@ class FirstCalls:
                 found.append((launch, bound))
             elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
                 raise failure or DeviceError(f"{call.op}: {launch[0]!r} could not be launched on all members")
-        return found
+        runs = [partial(bound.try_run, *call.tensors) for _, bound in found]
+        seconds = measure(runs, world, on_gpu=request.target.type is not DeviceType.CPU)
+        times = ((each, *bound) for each, bound in zip(seconds, found, strict=True))
+        return sorted(times, key=itemgetter(0))
 
 
 def _common(offered: Sequence[Sequence[Any]]) -> list[Launch]:

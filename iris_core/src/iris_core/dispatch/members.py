@@ -11,7 +11,6 @@ import hashlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from iris_core.dispatch.choice import Earlier
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
 from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise_described
@@ -42,13 +41,17 @@ def _digest(members: tuple[int, ...], facts: Facts) -> bytes:
 
 
 class Members:
-    """The requests that this rank has compared with the members of groups, numbered in the same order on all.
+    """Teams, and the requests that this rank has compared with their members, numbered in the same order on all.
 
     Entries are never dropped, else a member could start a comparison in which the others take no part.
+
+    One is for the calls of programs; each team whose calls have parts for some of its members has one for these, so
+    that a part may run beside the calls of other groups, in whatever order.
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
+        self.teams: dict[tuple[int, ...], Team] = {}
         self._numbers: dict[bytes, int] = {}
         self._begun: set[bytes] = set()
         self._counts: dict[tuple[int, ...], int] = {}
@@ -74,13 +77,13 @@ class Members:
         texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
 
-    def earlier(self, request: Any, shared: Facts, config: Any) -> Earlier:
+    def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Settled | None]:
         """Return for which algorithms memory was exhausted, on all members, and the choice for tensors that lie alike.
 
         A member may plan a call again that others have kept, and must choose the same algorithm.
         """
         left_out = self._left_out.setdefault((request.members, *shared.values()), {})
-        return Earlier(left_out, self._settled.get(_kind_of(request, shared, config)))
+        return left_out, self._settled.get(_kind_of(request, shared, config))
 
     def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
         """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
@@ -93,7 +96,7 @@ class Members:
         """
         order = tuple(sorted(members))
         self._compare(members, {**shared, "algorithm": "measured at the first call"})
-        rows = self._world.subworld(order).all_gather_object(row)
+        rows = self.world.subworld(order).all_gather_object(row)
         return [rows[order.index(rank)] for rank in members]
 
     def agree(self, members: tuple[int, ...], facts: dict[str, str]) -> None:
@@ -159,7 +162,7 @@ class Members:
         order = tuple(sorted(members))
         refusal = None if error is None else failure_of(error)
         row = {"refusal": refusal, "strides": layout, "group": name_ranks(members), **facts}
-        everyone = self._world.subworld(order).compare_calls(row, timeout_s)
+        everyone = self.world.subworld(order).compare_calls(row, timeout_s)
         refusals, layouts = ([row.pop(name) for row in everyone] for name in ("refusal", "strides"))
         if any(refusals):
             if error is not None and all(each == refusals[0] for each in refusals):
@@ -179,18 +182,6 @@ class Members:
             hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
         listed = "\n".join(lines) + hint
         raise RankMismatchError(f"{facts['operation']}: the members of the group call differently:\n{listed}")
-
-
-class Space:
-    """Teams, and what they have agreed on, apart from those of other spaces.
-
-    One is for the calls of programs; each team whose calls have parts for some of its members has one for these, so
-    that a part may run beside the calls of other groups, in whatever order.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.world, self.members = world, Members(world)
-        self.teams: dict[tuple[int, ...], Team] = {}
 
 
 def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:

@@ -5,25 +5,19 @@ A wrong call is refused here, before anything is launched or sent to other ranks
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.dispatch import requests
 from iris_core.dispatch.config import Config, FusedConfig
-from iris_core.dispatch.requests import (
-    check_strided,
-    check_tensors,
-    check_unrecorded,
-    check_written,
-    name_of,
-    share_memory,
-)
 from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
 from iris_core.types import DeviceType, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from iris_core.dispatch.requests import Here
     from iris_core.types import DeviceTarget, Group
@@ -41,46 +35,38 @@ _TF32, _IEEE = "tf32", "ieee"
 SCALED = ("rows", "blocks")
 SCALED_BLOCK = 128
 """Columns of A, and rows and columns of B, that have one scale where blocks are scaled."""
+_OF_PRODUCT = "output", "A", "B", "bias", "a_scales", "b_scales"
+_OF_NORM = "output", "residual", "x", "weight", "scales"
+_OPTIONAL, _WRITTEN = {"bias", "a_scales", "b_scales", "scales"}, {"output", "residual", "scales"}
 ROW_NBYTES = 16
 """Rows of what peers reach, and what kernels load widely, begin at multiples of it."""
 
 
 class FusedCall(NamedTuple):
-    """A call as `Operations` passes it on, unchecked."""
+    """A call of a product as `Operations` passes it on, unchecked; `tensors` are the arguments of the launch."""
 
     op: str
-    out: Any
-    a: Any
-    b: Any
-    bias: Any
+    tensors: tuple[Any, ...]  # the output, A, B, the bias and, if there are some, the scales of A and of B
     group: Group
     config: FusedConfig | None
     gather_dim: int | None = None
     layout: str = "torch"
-    a_scales: Any = None
-    b_scales: Any = None
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """The arguments of the launch: the output, A, B, the bias and, if there are some, the scales of A and of B."""
-        scales = () if self.a_scales is None and self.b_scales is None else (self.a_scales, self.b_scales)
-        return self.out, self.a, self.b, self.bias, *scales
 
     def describe(self, here: Here, members: tuple[int, ...]) -> FusedRequest:
         """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
-        op, out, a, b, bias, _, config, gather_dim, layout = self[:9]
+        op, (out, a, b, bias, *scale_tensors), _, config, gather_dim, layout = self
         if config is not None and not isinstance(config, FusedConfig):
             raise TypeError(f"{op}: config must be an iris_core.ops.FusedConfig, not {type(config).__name__}")
         if isinstance(gather_dim, bool) or (op in GATHERING and gather_dim not in (0, 1)):
             raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {gather_dim!r}")
         for name, tensor in (("output", out), ("A", a), ("B", b), ("bias", bias)):
             if tensor is not None or name != "bias":
-                check_strided(op, name, tensor)
+                requests.check_strided(op, name, tensor)
                 if name != "bias" and tensor.dim() != 2:
                     raise ArgumentError(f"{op}: {name} must be a matrix, not of shape {tuple(tensor.shape)}")
         m = a.shape[0] * (len(members) if op == "all_gather_matmul" and gather_dim == 0 else 1)
         k, n = b.shape
-        along, (scales, scale_strides) = _bias_along(self), _scaled_by(self)
+        along, (scales, scale_strides) = _bias_along(op, out, a, b, bias), _scaled_by(op, a, b, *scale_tensors)
         down, right = (0, 0) if bias is None else (bias.stride(0), bias.stride(-1))
         options: dict[str, Any] = {
             "layout": layout,
@@ -96,8 +82,8 @@ class FusedCall(NamedTuple):
             m=m,
             n=n,
             k=k,
-            dtype=name_of(a.dtype),
-            out_dtype=name_of(out.dtype),
+            dtype=requests.name_of(a.dtype),
+            out_dtype=requests.name_of(out.dtype),
             nbytes=m * k * a.element_size() if op == "all_gather_matmul" else m * n * out.element_size(),
             a_stride=a.stride(),
             b_stride=b.stride(),
@@ -108,7 +94,7 @@ class FusedCall(NamedTuple):
             reach_out=_is_reachable(out, here),
             aligned=(a_al, b_al, out_al, bias_al),
             options=options,
-            b_dtype=name_of(b.dtype),
+            b_dtype=requests.name_of(b.dtype),
             scales=scales,
             scale_strides=scale_strides,
             **here.about(members),
@@ -116,15 +102,15 @@ class FusedCall(NamedTuple):
 
     def check(self, request: FusedRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, out, a, b, bias = self[:5]
-        scales = self.a_scales, self.b_scales
-        check_tensors(op, here, output=out, A=a, B=b, bias=bias, a_scales=scales[0], b_scales=scales[1])
+        op, (out, a, b, bias, *_) = self[:2]
+        requests.check_tensors(op, here, **_named(self))
         if self.layout not in LAYOUTS:
             raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {self.layout!r}")
         _check_dtypes(op, request.out_dtype, request.dtype, request.b_dtype)
         if bias is not None and bias.dtype != out.dtype:
             raise ArgumentError(
-                f"{op}: the bias has dtype {name_of(bias.dtype)}, the output {request.out_dtype}; they must be equal"
+                f"{op}: the bias has dtype {requests.name_of(bias.dtype)}, the output {request.out_dtype}; they must "
+                "be equal"
             )
         if problem := _misfit(self, request.group_size):
             dim = self.gather_dim
@@ -138,104 +124,96 @@ class FusedCall(NamedTuple):
             raise ArgumentError(f"{op}: scales belong to 8-bit floats, and A has dtype {request.dtype}")
         if request.scales != "none" and self.gather_dim == 1 and op == "all_gather_matmul":
             raise UnsupportedError(f"{op}: with gather_dim=1 no scales are taken; gather rows, with gather_dim=0")
-        check_written(op, out)
-        check_apart(op, out, a, b, bias, *scales)
-        check_unrecorded(op, out, a, b, bias, *scales)
+        requests.check_written(op, out)
+        check_apart(self)
+        requests.check_unrecorded(op, *self.tensors)
 
 
 class NormCall(NamedTuple):
-    """A call of `all_reduce_rms_norm` as `Operations` passes it on, unchecked."""
+    """A call of `all_reduce_rms_norm` as `Operations` passes it on, unchecked; see `FusedCall`."""
 
     op: str
-    out: Any
-    inp: Any  # the residual, which first calls that measure keep as it was
-    x: Any
-    weight: Any
-    scales: Any
-    eps: float
+    tensors: tuple[Any, ...]  # the output, the residual, x, the weight and, or None, the scales
     group: Group
     config: Config | None
-
-    @property
-    def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
-        """The arguments of the launch."""
-        return self.out, self.inp, self.x, self.weight, self.scales
-
-    def _named(self) -> dict[str, Any]:
-        found = {"output": self.out, "residual": self.inp, "x": self.x, "weight": self.weight, "scales": self.scales}
-        return {name: each for name, each in found.items() if each is not None or name != "scales"}
+    eps: float
 
     def describe(self, here: Here, members: tuple[int, ...]) -> NormRequest:
         """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
-        op, config, x = self.op, self.config, self.x
+        op, (out, residual, x, weight, _), _, config, eps = self
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
-        for name, tensor in self._named().items():
-            check_strided(op, name, tensor)
+        for name, tensor in _named(self).items():
+            requests.check_strided(op, name, tensor)
             if not tensor.is_contiguous():
                 raise LayoutError(f"{op}: the {name}, of shape {tuple(tensor.shape)}, must be contiguous")
         if x.dim() == 0 or x.shape[-1] == 0:
             raise ArgumentError(f"{op}: x has shape {tuple(x.shape)}, and no elements to take the mean of")
-        if isinstance(self.eps, bool) or not isinstance(self.eps, int | float) or not self.eps >= 0:
-            raise ArgumentError(f"{op}: eps must be a number that is not negative, not {self.eps!r}")
+        if isinstance(eps, bool) or not isinstance(eps, int | float) or not eps >= 0:
+            raise ArgumentError(f"{op}: eps must be a number that is not negative, not {eps!r}")
         hidden = x.shape[-1]
-        read = x, self.inp, self.out, self.weight
         return NormRequest(
             op=op,
             rows=x.numel() // hidden,
             hidden=hidden,
-            dtype=name_of(x.dtype),
-            out_dtype=name_of(self.out.dtype),
-            weight_dtype=name_of(self.weight.dtype),
-            eps=float(self.eps),
+            dtype=requests.name_of(x.dtype),
+            out_dtype=requests.name_of(out.dtype),
+            weight_dtype=requests.name_of(weight.dtype),
+            eps=float(eps),
             nbytes=x.numel() * x.element_size(),
             direct_in=here.has(x),
-            aligned=all(each.data_ptr() % ROW_NBYTES == 0 for each in read),
+            aligned=all(each.data_ptr() % ROW_NBYTES == 0 for each in (x, residual, out, weight)),
             options={"layout": "torch", "in_place": True, "config": {} if config is None else config.given(op)},
             **here.about(members),
         )
 
     def check(self, request: NormRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, named, x = self.op, self._named(), self.x
-        check_tensors(op, here, **named)
+        op, (out, residual, x, weight, scales) = self.op, self.tensors
+        requests.check_tensors(op, here, **_named(self))
+        for dtype in (request.dtype, request.weight_dtype):
+            if dtype not in PLAIN:
+                raise UnsupportedError(f"{op}: {dtype} is not normalised; these are: {', '.join(PLAIN)}")
         rows, shape = tuple(x.shape[:-1]), tuple(x.shape)
-        wanted = {"output": shape, "residual": shape, "weight": shape[-1:]}
-        for name, each in wanted.items():
-            if tuple(named[name].shape) != each:
-                raise ArgumentError(f"{op}: x has shape {shape}, so the {name} must be {each}, not "
-                                    f"{tuple(named[name].shape)}")  # fmt: skip
-        if request.dtype not in PLAIN or request.weight_dtype not in PLAIN:
-            dtype = request.dtype if request.dtype not in PLAIN else request.weight_dtype
-            raise UnsupportedError(f"{op}: {dtype} is not normalised; these are: {', '.join(PLAIN)}")
-        if self.inp.dtype is not x.dtype:
-            raise ArgumentError(f"{op}: x has dtype {request.dtype}, the residual {name_of(self.inp.dtype)}")
-        is_quantised = request.out_dtype in FP8
-        if not is_quantised and request.out_dtype != request.dtype:
-            known = ", ".join((request.dtype, *FP8))
-            raise ArgumentError(f"{op}: x has dtype {request.dtype}, so the output is {known}, not {request.out_dtype}")
-        if is_quantised != (self.scales is not None):
+        if scales is not None and scales.dim() == x.dim():
+            rows = *rows, 1
+        requests.check_fits(op, {
+            "residual": (residual, shape, (x.dtype,)), "weight": (weight, shape[-1:], (weight.dtype,)),
+            "output": (out, shape, (x.dtype, *(getattr(torch, name) for name in FP8))),
+            "scales": (scales, rows, (torch.float32,)),
+        })  # fmt: skip
+        if (request.out_dtype in FP8) != (scales is not None):
             raise ArgumentError(f"{op}: an output of 8-bit floats takes scales, one for each row, and no other does")
-        if self.scales is not None and (
-            self.scales.dtype is not torch.float32 or tuple(self.scales.shape) not in (rows, (*rows, 1))
-        ):
-            raise ArgumentError(
-                f"{op}: scales must be float32 and {rows} or {(*rows, 1)}, not {name_of(self.scales.dtype)} and "
-                f"{tuple(self.scales.shape)}"
-            )
-        tensors = list(named.items())
-        for number, (name, one) in enumerate(tensors):
-            for other_name, other in tensors[number + 1 :]:
-                if {name, other_name} != {"x", "weight"} and share_memory(one, other):
-                    raise ArgumentError(f"{op}: the {name} and the {other_name} share memory")
-        check_unrecorded(op, *named.values())
+        check_apart(self)
+        requests.check_unrecorded(op, *self.tensors)
 
 
-def check_apart(op: str, out: torch.Tensor, *read: torch.Tensor | None) -> None:
-    """Raise ArgumentError if the output has an element in common with what is read: A, B, the bias, the scales."""
-    for name, tensor in zip(("A", "B", "bias", "a_scales", "b_scales"), read, strict=False):
-        if tensor is not None and share_memory(out, tensor):
-            raise ArgumentError(f"{op}: the output and {name} share memory; it does not work in place")
+def call_of(op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> FusedCall | NormCall:
+    """Return a call, of the arguments that `Operations` passes on."""
+    return NormCall(op, tensors, *how) if op == NORM else FusedCall(op, tensors, *how)
+
+
+def _named(call: FusedCall | NormCall) -> dict[str, torch.Tensor]:
+    """Return the tensors by what messages call them, without optional ones that are not there."""
+    named = zip(_OF_NORM if call.op == NORM else _OF_PRODUCT, call.tensors, strict=False)
+    return {name: each for name, each in named if each is not None or name not in _OPTIONAL}
+
+
+def overlap(places: Sequence[int], nbytes: Sequence[int]) -> bool:
+    """Whether two ranges of memory have a byte in common."""
+    end = 0
+    for at, size in sorted(zip(places, nbytes, strict=True)):
+        if at < end:
+            return True
+        end = at + size
+    return False
+
+
+def check_apart(call: FusedCall | NormCall) -> None:
+    """Raise ArgumentError if a tensor that is written has an element in common with another one."""
+    for (name, one), (other_name, other) in itertools.combinations(_named(call).items(), 2):
+        if _WRITTEN & {name, other_name} and requests.share_memory(one, other):
+            raise ArgumentError(f"{call.op}: the {name} and {other_name} share memory; it does not work in place")
 
 
 def _check_dtypes(op: str, out: str, a: str, b: str) -> None:
@@ -259,7 +237,7 @@ def _check_dtypes(op: str, out: str, a: str, b: str) -> None:
 
 def _misfit(call: FusedCall, size: int) -> str:
     """Why the shapes do not fit together; empty if they do."""
-    op, out, (rows, inner), (height, columns) = call.op, tuple(call.out.shape), call.a.shape, call.b.shape
+    op, (out, (rows, inner), (height, columns)) = call.op, (tuple(each.shape) for each in call.tensors[:3])
     dim = call.gather_dim or 0
     if op == "all_gather_matmul":
         # what all A together are, and the output
@@ -284,46 +262,45 @@ def _misfit(call: FusedCall, size: int) -> str:
     return "" if out == wanted else f"{why}the output must be {wanted}"
 
 
-def _bias_along(call: FusedCall) -> str:
+def _bias_along(op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> str:
     """Return "rows" if each row has a bias of its own, "columns" or "none"; ArgumentError if it does not fit.
 
     One of a single element that fits both is one of rows: they may belong to different members.
     """
-    if call.bias is None:
+    if bias is None:
         return "none"
-    rows, columns = (call.a.shape[0], call.b.shape[1]) if call.op == "matmul_all_gather" else tuple(call.out.shape)
-    shape = tuple(call.bias.shape)
+    rows, columns = (a.shape[0], b.shape[1]) if op == "matmul_all_gather" else tuple(out.shape)
+    shape = tuple(bias.shape)
     if shape == (rows, 1) or shape in ((columns,), (1, columns)):
         return "rows" if shape == (rows, 1) else "columns"
     hint = "; a bias along the rows is passed as bias[:, None]" if shape == (rows,) else ""
     raise ArgumentError(
-        f"{call.op}: the bias has shape {shape}; it must be ({columns},), (1, {columns}) or ({rows}, 1), as it is "
+        f"{op}: the bias has shape {shape}; it must be ({columns},), (1, {columns}) or ({rows}, 1), as it is "
         f"added to {rows} rows of {columns}{hint}"
     )
 
 
-def _scaled_by(call: FusedCall) -> tuple[str, Any]:
+def _scaled_by(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor | None) -> tuple[str, Any]:
     """Return what the scales belong to, and their strides, as a request has them; ArgumentError if they do not fit."""
-    op, given = call.op, {"a_scales": call.a_scales, "b_scales": call.b_scales}
-    if call.a_scales is None and call.b_scales is None:
+    if not scales:
         return "none", ((0, 0), (0, 0))
-    for name, scales in given.items():
-        if scales is None:
+    for name, each in zip(("a_scales", "b_scales"), scales, strict=True):
+        if each is None:
             raise ArgumentError(f"{op}: {name} are missing; A and B both have scales, or neither has")
-        check_strided(op, name, scales)
-        if scales.dtype is not torch.float32:
-            raise ArgumentError(f"{op}: {name} must be float32, not {name_of(scales.dtype)}")
-    (rows, inner), columns = call.a.shape, call.b.shape[1]
+        requests.check_strided(op, name, each)
+        if each.dtype is not torch.float32:
+            raise ArgumentError(f"{op}: {name} must be float32, not {requests.name_of(each.dtype)}")
+    (rows, inner), columns = a.shape, b.shape[1]
     deep, wide = -(-inner // SCALED_BLOCK), -(-columns // SCALED_BLOCK)
-    a, b = (tuple(each.shape) for each in given.values())
-    down, right = call.a_scales.stride(), call.b_scales.stride()
-    if a in ((rows,), (rows, 1)) and b in ((columns,), (1, columns)):
+    of_a, of_b = (tuple(each.shape) for each in scales if each is not None)
+    down, right = (each.stride() for each in scales if each is not None)
+    if of_a in ((rows,), (rows, 1)) and of_b in ((columns,), (1, columns)):
         return SCALED[0], ((down[0], 0), (0, right[-1]))
-    if (a, b) == ((rows, deep), (deep, wide)):
+    if (of_a, of_b) == ((rows, deep), (deep, wide)):
         return SCALED[1], (down, right)
     raise ArgumentError(
-        f"{op}: a_scales have shape {a}, b_scales {b}; of rows they must be ({rows},) or ({rows}, 1), and ({columns},) "
-        f"or (1, {columns}); of blocks of {SCALED_BLOCK} {(rows, deep)} and {(deep, wide)}"
+        f"{op}: a_scales have shape {of_a}, b_scales {of_b}; of rows they must be ({rows},) or ({rows}, 1), and "
+        f"({columns},) or (1, {columns}); of blocks of {SCALED_BLOCK} {(rows, deep)} and {(deep, wide)}"
     )
 
 

@@ -79,24 +79,18 @@ class CollectiveCall(NamedTuple):
     """A call as `Collectives` passes it on, unchecked; the meaning of `first` and `second` depends on `op`."""
 
     op: str
-    out: Any
-    inp: Any
+    tensors: tuple[Any, Any]  # the output and the input, the arguments of the launch
     group: Group
     config: Config | None
     first: Any = None
     second: Any = None
-
-    @property
-    def tensors(self) -> tuple[Any, Any]:
-        """The arguments of the launch."""
-        return self.out, self.inp
 
     def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
         """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
 
         TypeError, LayoutError or ArgumentError if an argument makes no sense.
         """
-        op, out, inp, _, config, first, second = self
+        op, (out, inp), _, config, first, second = self
         if config is not None and not hasattr(config, "named"):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         rank, options = members.index(here.rank), dict[str, Any]()
@@ -141,7 +135,7 @@ class CollectiveCall(NamedTuple):
 
     def check(self, request: CollectiveRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, out, inp = self[:3]
+        op, (out, inp) = self[:2]
         check_tensors(op, here, output=out, input=inp)
         layout, known = request.options["layout"], LAYOUTS.get(op, (TORCH,))
         if layout not in known:
@@ -255,14 +249,37 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def name_all(dtypes: tuple[torch.dtype, ...]) -> str:
+    """Return the names of dtypes, for a message."""
+    return " or ".join(map(name_of, dtypes))
+
+
+def check_fits(op: str, wanted: Mapping[str, tuple[Any, Any, Any]], rows: tuple[str, ...] = ()) -> None:
+    """Raise ArgumentError unless tensors fit.
+
+    Args:
+        op: the operation.
+        wanted: by name the tensor, or None, its shape, and its dtypes.
+        rows: names of tensors of which the last dimension alone must be dense; others must be contiguous.
+    """
+    for name, (each, shape, dtypes) in wanted.items():
+        if each is None:
+            continue
+        is_dense = each.stride(-1) == 1 if name in rows else each.is_contiguous()
+        if tuple(each.shape) != shape or each.dtype not in dtypes or not is_dense:
+            how = "with dense rows" if name in rows else "contiguous"
+            raise ArgumentError(
+                f"{op}: {name} must be {shape}, {name_all(dtypes)}, {how}, not "
+                f"{tuple(each.shape)}, {name_of(each.dtype)}{'' if is_dense else ', with gaps'}"
+            )
+
+
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def _check_shapes(request: CollectiveRequest, out: torch.Tensor, inp: torch.Tensor) -> None:
     op, size, layout = request.op, request.group_size, request.options["layout"]
-    if op in ("all_gather", "gather") or (op in ("reduce_scatter", "scatter") and layout == TORCH):
-        # one has a part for each member, along the first dimension or along one of its own; the other is one
-        is_gathered = op.endswith("gather")
-        whole, part = (out, inp) if is_gathered else (inp, out)
-        large, small = ("output", "input") if is_gathered else ("input", "output")
+    if parts := _whole_and_part(op, out, inp, layout):
+        whole, part = parts
+        large, small = ("output", "input") if whole is out else ("input", "output")
         stacked = (size, *part.shape)
         joined = (size * part.shape[0], *part.shape[1:]) if part.dim() else (size,)
         if tuple(whole.shape) not in (stacked, joined):
@@ -368,16 +385,21 @@ def _place_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(place)
 
 
+def _whole_and_part(op: str, out: Any, inp: Any, layout: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the tensor that has a part for each member, and the one that is a part; None where there is no such."""
+    if op in ("all_gather", "gather"):
+        return out, inp
+    return (inp, out) if op in ("reduce_scatter", "scatter") and layout == TORCH else None
+
+
 def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank: int, layout: str) -> bool:
     """Whether input and output begin at the same byte, or one is this rank's part of the other."""
     if out is None or inp is None:
         return False
-    if op in ("all_gather", "gather"):
-        whole, part = out, inp
-    elif op in ("reduce_scatter", "scatter") and layout == TORCH:
-        whole, part = inp, out
-    else:
+    parts = _whole_and_part(op, out, inp, layout)
+    if parts is None:
         return out.data_ptr() == inp.data_ptr() and out.numel() > 0
+    whole, part = parts
     if not (whole.is_contiguous() and part.is_contiguous() and part.numel()):
         return False
     return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
@@ -386,43 +408,34 @@ def _in_place(op: str, out: torch.Tensor | None, inp: torch.Tensor | None, rank:
 # -- for members to compare -------------------------------------------------------------------------------------------
 def shared_facts(request: Request) -> dict[str, str]:
     """Return the facts that must be equal on all members, by name, for comparing and for messages."""
-    options = request.options
-    facts = {"operation": request.op}
+    op, options, facts = request.op, request.options, dict[str, Any]()
     if isinstance(request, NormRequest):
         facts["rows"] = f"{request.rows} of {request.hidden}"
         facts["dtypes"] = f"{request.dtype} to {request.out_dtype}, the weight {request.weight_dtype}"
-        facts |= {"eps": str(request.eps), "x on the heap": str(request.direct_in)}
-        return {**facts, "config": config_text(options["config"])}
-    if isinstance(request, FusedRequest):
+        facts |= {"eps": request.eps, "x on the heap": request.direct_in}
+    elif isinstance(request, FusedRequest):
         facts["dtypes"] = f"{request.dtype} times {request.b_dtype or request.dtype} to {request.out_dtype}"
         facts["product"] = f"{request.m} x {request.k} times {request.k} x {request.n}"
-        facts |= {
-            "bias along": options["bias"],
-            "scales": request.scales,
-            "TF32 for float32": "allowed" if options["tf32"] else "no",
-        }
-    else:
-        facts |= {"dtype": request.dtype, "elements": str(_elements(request))}
-    facts |= {name: str(options[name]) for name in ("reduction", "root", "gather_dim", "layout") if name in options}
-    if not isinstance(request, FusedRequest) and options["layout"] != TORCH:  # the shape says which elements are whose
-        facts["shape"] = str(request.shape)
-    facts["config"] = config_text(options["config"])
-    if isinstance(request, FusedRequest):
+        facts |= {"bias along": options["bias"], "scales": request.scales}
+        facts["TF32 for float32"] = "allowed" if options["tf32"] else "no"
         where = "on the heap, with dense rows at multiples of 16 bytes"
-        if request.op == "all_gather_matmul":
-            facts[f"A {where}"] = str(request.reach_a)
-        elif request.op != "matmul_reduce_scatter":
-            facts[f"the output {where}"] = str(request.reach_out)
-        return facts
-    if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
-        return {**facts, "split sizes": "given"}
-    if request.op in ALL_HAVE_INPUT:
-        facts["input on the heap and contiguous"] = str(request.direct_in)
-    if request.op in ALL_HAVE_OUTPUT:
-        facts["output on the heap and contiguous"] = str(request.direct_out)
-    if request.op in ALL_IN_PLACE:
-        facts["in place"] = str(options["in_place"])
-    return facts
+        if op == "all_gather_matmul":
+            facts[f"A {where}"] = request.reach_a
+        elif op != "matmul_reduce_scatter":
+            facts[f"the output {where}"] = request.reach_out
+    else:
+        facts |= {"dtype": request.dtype, "elements": _elements(request)}
+        if options["layout"] != TORCH:  # the shape says which elements are whose
+            facts["shape"] = request.shape
+        if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
+            facts["split sizes"] = "given"
+        else:
+            facts |= {"input on the heap and contiguous": request.direct_in} if op in ALL_HAVE_INPUT else {}
+            facts |= {"output on the heap and contiguous": request.direct_out} if op in ALL_HAVE_OUTPUT else {}
+            facts |= {"in place": options["in_place"]} if op in ALL_IN_PLACE else {}
+    facts |= {name: options[name] for name in ("reduction", "root", "gather_dim", "layout") if name in options}
+    facts["config"] = config_text(options["config"])
+    return {"operation": op, **{name: str(each) for name, each in facts.items()}}
 
 
 def config_text(config: Mapping[str, Any]) -> str:

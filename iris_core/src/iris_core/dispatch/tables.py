@@ -81,6 +81,7 @@ class Entry:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
+_SIZES = {"nbytes", "m", "n", "k"}
 _Text = Annotated[str, Field(min_length=1)]
 _Size = Annotated[int, Field(ge=1, le=1 << 60)]
 _Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -106,8 +107,7 @@ class _Row(BaseModel):
 
     @property
     def size(self) -> tuple[int, ...]:
-        sizes = (self.m, self.n, self.k) if self.nbytes is None else (self.nbytes,)
-        return tuple(size for size in sizes if size is not None)
+        return tuple(size for size in (self.nbytes, self.m, self.n, self.k) if size is not None)
 
     @model_validator(mode="after")
     def _has_a_size(self) -> Self:
@@ -161,15 +161,10 @@ def read_table(path: Path) -> Table:
         raise SettingsError(
             f"{path} is not a table of measurements: {error}. Delete it, and measure again with `iris tune`"
         ) from error
-    where = str(path), file.group_size, file.measured, file.note
-    entries = tuple(
-        Entry(
-            *(row.op, row.dtype, row.size, row.algorithm, row.seconds, row.place, row.gather_dim, row.config),
-            *where,
-            row.num_nodes,
-        )
-        for row in file.entries
-    )
+    of: dict[str, Any] = {"source": str(path), "group_size": file.group_size}
+    of |= {"measured": file.measured, "note": file.note}
+    own = _Row.model_fields.keys() - _SIZES
+    entries = tuple(Entry(size=row.size, **of, **{each: getattr(row, each) for each in own}) for row in file.entries)
     return Table(file.device, file.group_size, file.measured, file.versions, entries)
 
 
@@ -177,13 +172,14 @@ def write_table(
     path: Path, device: str, group_size: int, versions: Mapping[str, str], entries: Iterable[Entry]
 ) -> None:
     """Write one file of measurements, as in `Table`, in place of what it was; its folder is made."""
-    lines = []
+    lines, usual = [], {"gather_dim": None, "place": HEAP, "num_nodes": 1}
     for entry in sorted(entries, key=lambda e: (*e.point, e.seconds)):
-        row: dict[str, Any] = {"op": entry.op, "dtype": entry.dtype}
-        row |= dict(zip("mnk" if len(entry.size) == 3 else ("nbytes",), entry.size, strict=True))
-        row |= {} if entry.gather_dim is None else {"gather_dim": entry.gather_dim}
-        row |= {} if entry.place == HEAP else {"place": entry.place}
-        row |= {} if entry.num_nodes == 1 else {"num_nodes": entry.num_nodes}
+        names, usual = (
+            "mnk" if len(entry.size) == 3 else ("nbytes",),
+            {"gather_dim": None, "place": HEAP, "num_nodes": 1},
+        )
+        row: dict[str, Any] = {"op": entry.op, "dtype": entry.dtype, **dict(zip(names, entry.size, strict=True))}
+        row |= {name: getattr(entry, name) for name, each in usual.items() if getattr(entry, name) != each}
         row |= {"algorithm": entry.algorithm, "seconds": float(f"{entry.seconds:.4g}")}
         lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
     of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": dict(versions)}

@@ -317,15 +317,17 @@ class Team:
 
         `describe` returns a text for the number of a request.
         """
-        place = self._place(report.offset_bytes) if report.rank in self.members else None
-        if place is None:
+        at = report.offset_bytes
+        regions = [(name, region) for name, each in self._regions.items() for region in each]
+        places = ((name, at - each.offset_bytes) for name, each in regions if 0 <= at - each.offset_bytes < each.nbytes)
+        name, distance = next(places, ("", 0))
+        if not name or report.rank not in self.members:
             return None
         if report.part == Mismatch.CODE:
             return self._mismatch(report.words, describe)
-        name, word = place
         peer, where = None, f"in the workspace {name!r}"
         if name == _CONTROL:
-            program, word_of_row = divmod(word, control_words(self.size))
+            program, word_of_row = divmod(distance // _WORD, control_words(self.size))
             where = f"word {word_of_row} of program {program}"
             if word_of_row < self.size:
                 peer = self.members[word_of_row]
@@ -349,14 +351,6 @@ class Team:
             return "", "", ""
         call = self.latest.description
         return self.latest.op, call, f", whose last call on rank {self.world_rank} was {call}"
-
-    def _place(self, offset_bytes: int) -> tuple[str, int] | None:
-        """Return the region in which a place of the heap lies, and the number of its word there; None if in none."""
-        for name, regions in self._regions.items():
-            for region in regions:
-                if 0 <= (distance := offset_bytes - region.offset_bytes) < region.nbytes:
-                    return name, distance // _WORD
-        return None
 
     def _mismatch(self, words: Sequence[int], describe: Callable[[int], str]) -> Meaning:
         """Explain the words of `Mismatch`, from the status words of a report."""

@@ -5,18 +5,17 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from iris_core.dispatch import products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
-from iris_core.dispatch.products import NORM, OPS, FusedCall, NormCall, check_apart, torch_allows_tf32
+from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import reach
-from iris_core.dispatch.traced import is_compiling, trace, trace_norm
+from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup
@@ -24,7 +23,6 @@ from iris_core.ops.experts import ExpertGroup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.dispatch.bind import Bound, Nothing
     from iris_core.dispatch.config import Config, FusedConfig
     from iris_core.protocols import Work
     from iris_core.types import Group
@@ -221,8 +219,9 @@ class Operations(Calls):
         b_scales: torch.Tensor | None = None,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; all get the same bits.  See `Operations`."""
-        how = group, async_op, config, workspace, None, _TORCH, a_scales, b_scales
-        return self._run("matmul_all_reduce", output, A, B, bias, *how)
+        scales = () if a_scales is b_scales is None else (a_scales, b_scales)
+        how = group, config, None, _TORCH
+        return self._run("matmul_all_reduce", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def all_gather_matmul(
         self,
@@ -245,8 +244,9 @@ class Operations(Calls):
             gather_dim: 1: shards are columns of A, as in the reference system; 0: they are rows, as in torch's
                 asynchronous tensor parallelism.
         """
-        how = group, async_op, config, workspace, gather_dim, _TORCH, a_scales, b_scales
-        return self._run("all_gather_matmul", output, A, B, bias, *how)
+        scales = () if a_scales is b_scales is None else (a_scales, b_scales)
+        how = group, config, gather_dim, _TORCH
+        return self._run("all_gather_matmul", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_all_gather(
         self,
@@ -268,8 +268,9 @@ class Operations(Calls):
         Args:
             gather_dim: 0: below each other, as in the reference system; 1: beside each other.
         """
-        how = group, async_op, config, workspace, gather_dim, _TORCH, a_scales, b_scales
-        return self._run("matmul_all_gather", output, A, B, bias, *how)
+        scales = () if a_scales is b_scales is None else (a_scales, b_scales)
+        how = group, config, gather_dim, _TORCH
+        return self._run("matmul_all_gather", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_reduce_scatter(
         self,
@@ -294,8 +295,9 @@ class Operations(Calls):
                 their own places, numbered down group_size_m rows of tiles, then to the right, then the next rows; the
                 rest of its output stays as it is.
         """
-        how = group, async_op, config, workspace, None, layout, a_scales, b_scales
-        return self._run("matmul_reduce_scatter", output, A, B, bias, *how)
+        scales = () if a_scales is b_scales is None else (a_scales, b_scales)
+        how = group, config, None, layout
+        return self._run("matmul_reduce_scatter", (output, A, B, bias, *scales), how, async_op, workspace)
 
     matmul_all_reduce_preamble = _preamble_of(matmul_all_reduce)
     all_gather_matmul_preamble = _preamble_of(all_gather_matmul)
@@ -345,7 +347,8 @@ class Operations(Calls):
             ...     print(residual[0].tolist(), round(out[0, 0].item(), 3))
             [4.0, 4.0, 4.0, 4.0] 1.0
         """
-        return self._run_norm(NormCall(NORM, output, residual, x, weight, scales, eps, group, config), async_op)
+        tensors = output, residual, x, weight, scales
+        return self._run(NORM, tensors, (group, config, eps), async_op)  # type: ignore[return-value]  # no workspace
 
     def ulysses(
         self,
@@ -391,9 +394,8 @@ class Operations(Calls):
         return context.ccl.all_to_all(*parts, group, async_op, config)  # type: ignore[no-any-return]
 
     @staticmethod
-    def _describe(*arguments: Any) -> tuple[FusedCall, bool]:
-        op, out, a, b, bias, group, async_op, config, workspace, *how = arguments
-        return FusedCall(op, out, a, b, bias, group, config, *how), bool(async_op) or workspace is not None
+    def _describe(op: str, tensors: Any, how: Any, async_op: bool, workspace: Any = None) -> tuple[Any, bool]:
+        return call_of(op, tensors, how), bool(async_op) or workspace is not None
 
     def experts(
         self, max_tokens: int, hidden: int, experts: int, *, top_k: int, dtype: torch.dtype = torch.bfloat16,
@@ -435,153 +437,94 @@ class Operations(Calls):
         self._binder.refuse(op, error, group)
 
     # -- plans, and where they are kept -------------------------------------------------------------------------------
-    def _bind(self, call: FusedCall, key: Any, workspace: FusedWorkspace | None) -> Any:
-        """Return the bound launch of a call, which refers to its workspace and is referred to by it."""
-        bound = self._binder.bind(call, key, partial(self._holder, call.op, workspace))
+    def _bind(self, call: FusedCall | NormCall, key: Any, workspace: FusedWorkspace | None) -> Any:
+        """Return the bound launch of a call; that of a product refers to its workspace and is referred to by it."""
+        binder = self._binder
+
+        def holder() -> Launches:  # the context's, or those of a workspace that has no plans for another heap
+            if workspace is None:
+                return self._bound
+            if not isinstance(workspace, FusedWorkspace):
+                raise TypeError(f"{call.op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
+            if workspace.owner is not binder:
+                if workspace.owner is not None:
+                    raise ArgumentError(
+                        f"{call.op}: the workspace holds plans of another context, which is still open; use one for "
+                        "each context, or reset() it in between"
+                    )
+                workspace.calls.scratch.clear()  # kernels of the other context may still use it
+            return workspace.calls
+
+        bound: Any = binder.bind(call, key, holder)
+        bound.reach = tuple(0 if each is None else reach(each) for each in call.tensors)
+        if isinstance(call, NormCall):
+            return bound
         if bound.workspace is None:
-            own = FusedWorkspace() if workspace is None else workspace
-            own.owner = self._binder
-            self._binder.workspaces.add(own)
-            bound.workspace = own
-            bound.reach = tuple(0 if each is None else reach(each) for each in (call.out, call.a, call.b, call.bias))
+            bound.workspace = own = FusedWorkspace() if workspace is None else workspace
+            own.owner = binder
+            binder.workspaces.add(own)
             own.describe(bound)
         if key is not None:
             bound.workspace.calls[key] = bound
         return bound
 
-    def _holder(self, op: str, workspace: FusedWorkspace | None) -> Launches:
-        """Return where launches are kept: with the context's, or in a workspace that has no plans for another heap."""
-        if workspace is None:
-            return self._bound
-        if not isinstance(workspace, FusedWorkspace):
-            raise TypeError(f"{op}: workspace must be a FusedWorkspace, not {type(workspace).__name__}")
-        if workspace.owner is not self._binder:
-            if workspace.owner is not None:
-                raise ArgumentError(
-                    f"{op}: the workspace holds plans of another context, which is still open; use one for each "
-                    "context, or reset() it in between"
-                )
-            workspace.calls.scratch.clear()  # kernels of the other context may still use it
-        return workspace.calls
-
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
-        self,
-        op: str,
-        out: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        group: Group,
-        async_op: bool | None,
-        config: FusedConfig | None,
-        workspace: FusedWorkspace | None,
-        gather_dim: int | None = None,
-        layout: str = _TORCH,
-        *scales: Any,
-    ) -> FusedWorkspace | Work:
-        if scales and scales[0] is None and scales[1] is None:
-            scales = ()
-        how = group, False, config, workspace, gather_dim, layout
-        if is_compiling() and async_op is False and trace(self._binder, op, out, a, b, bias, how, scales):
+        self, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...], async_op: bool | None,
+        workspace: FusedWorkspace | None = None,
+    ) -> FusedWorkspace | Work:  # fmt: skip
+        binder = self._binder
+        if is_compiling() and async_op is False and trace(binder, op, tensors, how):
             return workspace  # type: ignore[return-value]  # the call's own is not known while it is traced
-        gpu = self._binder.gpu
+        gpu = binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
-                return Operations._run(self, op, out, a, b, bias, group, async_op, *how[2:], *scales)
-        bound = self._find((op, out, a, b, bias, group, config, gather_dim, layout, *scales), workspace)
-        if async_op:
-            return bound.run_async(out, a, b, bias, *scales)  # type: ignore[no-any-return]
-        if async_op is not None:  # else it was to be prepared
-            bound.run(out, a, b, bias, *scales)
-        return bound.workspace  # type: ignore[no-any-return]
-
-    def _run_norm(self, call: NormCall, async_op: bool) -> Work | None:
-        if is_compiling() and not async_op and trace_norm(self._binder, call):
-            return None
-        gpu = self._binder.gpu
-        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
-            with torch.cuda.device(gpu):
-                return self._run_norm(call, async_op)
+                return Operations._run(self, op, tensors, how, async_op, workspace)
         key: Any = None
-        bound: Bound | Nothing | None = None
+        bound: Any = None
         try:
-            given = [each for each in call.tensors if each is not None]
-            places = [(each.data_ptr(), each.nbytes) for each in given]
-            needed = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-            is_apart = all(at + n <= after for (at, n), (after, _) in itertools.pairwise(sorted(places)))
-            if is_apart and not needed and not any(each.is_neg() for each in given):  # else the binder says why not
-                facts = (self._facts(each, at) for each, (at, _) in zip(given, places, strict=True))
-                group = tuple(call.group) if isinstance(call.group, list) else call.group
-                key = call.op, len(given), *facts, call.eps, group, call.config
+            low, high, is_recording = self._low, self._high, torch.is_grad_enabled()
+            places: list[int] = []
+            facts: list[Any] = []  # a tensor is on the heap or not, and aligned or not, wherever it lies
+            for each in tensors:
+                if each is None:
+                    places.append(0)
+                    facts.append(None)
+                    continue
+                at = each.data_ptr()
+                places.append(at)
+                facts.append((
+                    each.shape, each.stride(), each.dtype, each.get_device(), low <= at < high, at % ROW_NBYTES == 0,
+                    each.is_neg(), is_recording and each.requires_grad,
+                ))  # fmt: skip
+            # What torch is set to decides about some products, and may have been changed since.
+            a = tensors[1]
+            key = op, *facts, how, a.dtype is _FLOAT32 and a.is_cuda and products.torch_allows_tf32()
+            if workspace is None:
                 bound = self._bound.get(key)
+            elif workspace.owner is binder:
+                bound = workspace.calls.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
+            if isinstance(how[0], list):
+                return Operations._run(self, op, tensors, (tuple(how[0]), *how[1:]), async_op, workspace)
             key = None
         if bound is None:
-            bound = self._binder.bind(call, key, lambda: self._bound)
+            bound = self._bind(call_of(op, tensors, how), key, workspace)
+        else:
+            out_at, a_at, b_at, c_at, *more = places
+            to_out, to_a, to_b, to_c, *_ = bound.reach
+            out_end = out_at + to_out
+            if products.overlap(places, bound.reach) if more else (
+                (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
+                or (c_at < out_end and out_at < c_at + to_c)
+            ):  # fmt: skip
+                products.check_apart(call_of(op, tensors, how))  # one may lie in the gaps of the other
         if gpu is not None and torch.cuda.is_current_stream_capturing():
-            self._binder.held[id(bound)] = bound  # a graph knows it
-        if async_op:
-            return bound.run_async(*call.tensors)
-        bound.run(*call.tensors)
-        return None
-
-    def _find(self, call: tuple[Any, ...], workspace: FusedWorkspace | None) -> Any:
-        op, out, a, b, bias, group, config, gather_dim, layout, *scales = call
-        key: Any = None
-        bound: Bound | Nothing | None = None
-        try:
-            out_at, a_at, b_at = out.data_ptr(), a.data_ptr(), b.data_ptr()
-            plain = not (
-                (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
-                or a.is_neg() or b.is_neg() or out.is_neg()
-            )  # fmt: skip
-            bias_facts: Any = None
-            bias_at = out_at
-            if bias is not None:
-                bias_at = bias.data_ptr()
-                bias_facts = bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias_at % 16
-                plain = plain and not ((torch.is_grad_enabled() and bias.requires_grad) or bias.is_neg())
-            scale_facts: Any = None
-            if scales:
-                scale_facts = tuple(self._facts(each, each.data_ptr()) for each in scales)
-                needed = torch.is_grad_enabled() and any(each.requires_grad for each in scales)
-                plain = plain and not (needed or any(each.is_neg() for each in scales))
-            if plain:  # else the binder says what is wrong with it
-                # what torch is set to decides about some calls, and may have been changed since
-                follows = a.dtype is _FLOAT32 and a.is_cuda and (config is None or config.allow_tf32 is None)
-                key = (
-                    op, self._facts(out, out_at), self._facts(a, a_at), self._facts(b, b_at), bias_facts, group, config,
-                    gather_dim, layout, follows and torch_allows_tf32(), scale_facts,
-                )  # fmt: skip
-                if workspace is None:
-                    bound = self._bound.get(key)
-                elif workspace.owner is self._binder:
-                    bound = workspace.calls.get(key)
-                if bound is not None:
-                    to_out, to_a, to_b, to_bias = bound.reach
-                    out_end = out_at + to_out
-                    if (
-                        (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
-                        or (bias_at < out_end and out_at < bias_at + to_bias) or scales
-                    ):  # fmt: skip
-                        check_apart(op, out, a, b, bias, *scales)  # one may lie in the gaps of the other
-        except ArgumentError:
-            raise  # of tensors that overlap
-        except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
-            if isinstance(group, list):
-                return self._find((*call[:5], tuple(group), *call[6:]), workspace)
-            key = None
-        if bound is None:
-            bound = self._bind(FusedCall(*call), key, workspace)
-        if self._binder.gpu is not None and torch.cuda.is_current_stream_capturing():
-            (self._binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
+            (binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
         if workspace is not None:
             workspace.describe(bound)
-        return bound
-
-    def _facts(self, tensor: torch.Tensor, at: int) -> tuple[Any, ...]:
-        """The part of a call's key for one tensor: on the heap or not, and how it is aligned, but not where it lies."""
-        return (
-            tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), self._low <= at < self._high, at % 16 == 0
-        )  # fmt: skip
+        if async_op:
+            return bound.run_async(*tensors)  # type: ignore[no-any-return]
+        if async_op is not None:  # else it was to be prepared
+            bound.run(*tensors)
+        return bound.workspace  # type: ignore[no-any-return]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.requests import name_of
+from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.ops.made import RESULTS, Made, name_all
+from iris_core.ops.made import RESULTS, Made
 
 if TYPE_CHECKING:
     from iris_core.dispatch.bind import Binder

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.requests import name_of
+from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.ops.made import RESULTS, Made, name_all
+from iris_core.ops.made import RESULTS, Made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +24,7 @@ SENT, RETURNED = 1, 2
 """Places in a group's state of the turns in which tokens were sent, and results given back."""
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(SimpleNamespace):
     """Memory that the kernels of a group work with; `iris_triton.collectives.experts` says how.
 
     Attributes:
@@ -33,31 +33,12 @@ class Workspace:
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
         members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
-        others: further attributes are tensors of the kernels, by the names that these have for them.
+        others: inbox, inbox_scales, origin, source, back, table, published, arrived, returned, first, state and done
+            are tensors of the kernels, by the names that these have for them.
     """
 
-    world: int
-    size: int
-    me: int
-    local: int
-    top_k: int
-    scales: int
-    most_slots: int
     units: int
-    members: torch.Tensor
-    context: torch.Tensor
-    inbox: torch.Tensor
-    inbox_scales: torch.Tensor
-    origin: torch.Tensor
-    source: torch.Tensor
     back: torch.Tensor
-    table: torch.Tensor
-    published: torch.Tensor
-    arrived: torch.Tensor
-    returned: torch.Tensor
-    first: torch.Tensor
-    state: torch.Tensor
-    done: torch.Tensor
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.requests import check_tensors, check_unrecorded, name_of
-from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
+from iris_core.dispatch.requests import check_fits, check_tensors, check_unrecorded
+from iris_core.errors import CapabilityError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 _ALIGNMENT_NBYTES = 256
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Element types of results."""
-
-
-def name_all(dtypes: tuple[torch.dtype, ...]) -> str:
-    """Return the names of dtypes, for a message."""
-    return " or ".join(map(name_of, dtypes))
 
 
 class Made:
@@ -81,27 +76,12 @@ class Made:
         }  # fmt: skip
 
     def _check_each(self, what: str, wanted: dict[str, Any], rows: tuple[str, ...] = ()) -> None:
-        """Raise unless tensors fit.
-
-        Args:
-            what: the operation.
-            wanted: by name the tensor, or None, its shape, and its dtypes.
-            rows: names of tensors of which the last dimension alone must be dense; others must be contiguous.
-        """
+        """Raise unless tensors fit; see `iris_core.dispatch.requests.check_fits`."""
         self._binder.open()
         given = {name: each for name, (each, _, _) in wanted.items()}
         check_tensors(what, self._binder.here, **given)
         check_unrecorded(what, *given.values())
-        for name, (each, shape, dtypes) in wanted.items():
-            if each is None:
-                continue
-            is_dense = each.stride(-1) == 1 if name in rows else each.is_contiguous()
-            if tuple(each.shape) != shape or each.dtype not in dtypes or not is_dense:
-                how = "with dense rows" if name in rows else "contiguous"
-                raise ArgumentError(
-                    f"{what}: {name} must be {shape}, {name_all(dtypes)}, {how}, not "
-                    f"{tuple(each.shape)}, {name_of(each.dtype)}{'' if is_dense else ', with gaps'}"
-                )
+        check_fits(what, wanted, rows)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self  # a copied layer shares it, as layers do

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from iris_core.dispatch.products import NORM
 from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
 from iris_core.logs import logger
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
     from iris_core.dispatch.config import FusedConfig as CoreConfig
-    from iris_core.protocols import Work
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -56,32 +56,28 @@ class PortedOperations(Ported, Operations):
     matmul_all_gather = _by_either_name(Operations.matmul_all_gather)
     matmul_reduce_scatter = _by_either_name(Operations.matmul_reduce_scatter)
 
-    def _run(
-        self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, async_op: bool | None,
-        config: CoreConfig | None, workspace: FusedWorkspace | None, gather_dim: int | None = None,
-        layout: str = TORCH, *scales: Any,
-    ) -> FusedWorkspace | Work:  # fmt: skip
-        if op == "matmul_reduce_scatter":
-            layout = self._layout(out, a, b, group, layout)
-        run, how = super()._run, None if async_op is None else False  # None: it is only prepared
-        call = lambda c: run(op, out, a, b, bias, group, how, c, workspace, gather_dim, layout, *scales)
-        result = self._oblige(op, config, call, tiles=layout == TILES)
+    def _run(self, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
+        run = super()._run
+        if op == NORM:
+            return run(op, tensors, how, async_op)
+        group, config, *more = self._laid_out(op, tensors, how)
+        at_once = None if async_op is None else False  # None: it is only prepared
+        call = lambda c: run(op, tensors, (group, c, *more), at_once, workspace)
+        result = self._oblige(op, config, call, tiles=more[-1] == TILES)
         if async_op is not None and not async_op:
             self._meet(group)
         return result
 
-    def _layout(self, out: Any, a: Any, b: Any, group: Any, layout: str) -> str:
-        """Return tiles for an output that is as large as the product, where torch's is a part of its rows."""
+    def _laid_out(self, op: str, tensors: Any, how: Any) -> Any:
+        """Return how to call: with tiles where an output is as large as the product, of which torch's is a part."""
+        out, a, b = tensors[:3]
         are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
-        if not are_matrices or tuple(out.shape) != (a.shape[0], b.shape[1]):
-            return layout
-        return TILES if len(self.members_of(group)) > 1 else TORCH
+        if op != "matmul_reduce_scatter" or not are_matrices or tuple(out.shape) != (a.shape[0], b.shape[1]):
+            return how
+        return (*how[:-1], TILES if len(self.members_of(how[0])) > 1 else TORCH)
 
-    def _describe(self, op: str, out: Any, a: Any, b: Any, bias: Any, group: Any, *how: Any) -> tuple[Any, bool]:  # type: ignore[override]
-        *others, layout, a_scales, b_scales = how
-        if op == "matmul_reduce_scatter":
-            layout = self._layout(out, a, b, group, layout)
-        return super()._describe(op, out, a, b, bias, group, *others, layout, a_scales, b_scales)
+    def _describe(self, op: str, tensors: Any, how: Any, *more: Any) -> tuple[Any, bool]:  # type: ignore[override]
+        return super()._describe(op, tensors, self._laid_out(op, tensors, how), *more)
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------
