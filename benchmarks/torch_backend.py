@@ -1,4 +1,4 @@
-"""The backend "iris" of torch.distributed against NCCL's: all_reduce, and steps by tensor parallelism and FSDP2.
+"""The backend "iris" of torch.distributed against NCCL's: all_reduce, and steps by tensor parallelism, FSDP2 and DDP.
 
     python benchmarks/torch_backend.py [--ranks N] [--quick] [--only fsdp2] [--axis tokens=2048] [--limit 600]
 
@@ -18,10 +18,11 @@ The counters say how many fused products a step calls.
 `fsdp2`: a training step (forward, backward, SGD) of a billion parameters, eager, each block sharded; `batch` sequences
 of each rank.  The host bounds 20 blocks of width 2048, communication 5 of width 4096 with few tokens.  "heap" is
 `iris_core.torch_backend.fsdp.use_heap`, on a group of the backend that is named before it.  The gradients of both steps
-are compared with those that one process computes alone.
+are compared with those that one process computes alone.  `ddp`: the same step of a net that each rank has whole.
 
 Targets: all_reduce, eager: 1.5 times as fast as NCCL up to 256 KiB and never slower; in graphs the speed of ctx.ccl.
-Tensor parallelism: faster than both peers.  FSDP2: not slower than NCCL, and faster with buffers on the heap.
+Tensor parallelism: faster than both peers.  FSDP2: not slower than NCCL, and faster with buffers on the heap.  DDP: not
+slower than NCCL.
 
 On CPU ranks (--device cpu) the same code runs with gloo in NCCL's place and tiny sizes, so that it is tested.
 """
@@ -37,7 +38,7 @@ import torch.distributed as dist
 from ccl import HEAP, KIB, MIB, ORDINARY
 from ccl_peers import OFF
 from torch.distributed.device_mesh import DeviceMesh
-from training_steps import DTYPE, Task, operators, sharded
+from training_steps import DTYPE, Task, operators, replicated, sharded
 from training_steps import tensor_parallel as divided
 
 from iris_core import bench, torch_backend
@@ -250,6 +251,22 @@ def fsdp2(state: State, ctx: Iris) -> None:
             state.provider(f"{name}{suffix}", step, check=check, prepare=step.spoil, baseline=baseline)
             if state.on_gpu and baseline:
                 state.target(f"{name}{suffix}", "ratio", at_least=1.0 if suffix else NEVER_SLOWER)
+
+
+@bench.register
+@bench.axis("width", on(2048, 4096, cpu=64))
+@bench.axis("batch", on(4, cpu=1))
+@bench.axis("tokens", on(512, cpu=8))
+def ddp(state: State, ctx: Iris) -> None:
+    """A training step of a transformer that each rank has whole."""
+    task, nccl = task_of(state, ctx, LAYERS[state["width"]], state["batch"] * ctx.num_ranks), peer_name(state)
+    wanted = task.gradients()
+    for name, group in {nccl: dist.group.WORLD, "iris": iris_group(ctx)}.items():
+        step = replicated(task, group)
+        check = partial(step.check, wanted)
+        state.provider(name, step, check=check, prepare=step.spoil, baseline=nccl if name != nccl else "")
+    if state.on_gpu:
+        state.target("iris", "ratio", at_least=NEVER_SLOWER)
 
 
 SUITE = bench.Suite(

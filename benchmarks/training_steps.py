@@ -1,4 +1,4 @@
-"""Training steps for benchmarks/torch_backend.py: the examples' transformer by tensor parallelism or FSDP2.
+"""Training steps for benchmarks/torch_backend.py: the examples' transformer by tensor parallelism, FSDP2 or DDP.
 
 What a step leaves is compared with the gradients that one process alone computes.
 """
@@ -96,7 +96,8 @@ class Step:
         self._net.zero_grad()
         self._x.grad = None
         ((self._net(self._x) - self._y).square().mean() * self._scale).backward()
-        self.gradients = {name: each.grad for name, each in self._net.named_parameters() if each.grad is not None}
+        named = ((name.removeprefix("module."), each.grad) for name, each in self._net.named_parameters())  # DDP's
+        self.gradients = {name: grad for name, grad in named if grad is not None}
 
     def spoil(self) -> None:
         """Make the gradients wrong."""
@@ -171,6 +172,14 @@ def sharded(task: Task, mesh: DeviceMesh, prepare: Callable[[nn.Module], object]
     if prepare is not None:
         prepare(net)
     x, y = (each.chunk(mesh.size())[mesh.get_local_rank()].contiguous() for each in task.data())
+    return TrainingStep(net, x, y)
+
+
+def replicated(task: Task, group: Any) -> TrainingStep:
+    """Return a training step by DDP on a process group, among whose ranks the batch is divided.  Collective."""
+    size, rank = group.size(), group.rank()
+    net = nn.parallel.DistributedDataParallel(task.net(), process_group=group, gradient_as_bucket_view=True)
+    x, y = (each.chunk(size)[rank].contiguous() for each in task.data())
     return TrainingStep(net, x, y)
 
 

@@ -304,14 +304,16 @@ def torch_steps() -> str:
     """Tokens per second of training steps."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     columns: dict[str, None] = {}
-    for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2")):
+    for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2"), ("ddp", "DDP")):
         for (_, gpus, launched, point), there in by_point(benchmark).items():
             params, column = json.loads(point), f"{gpus} GPUs, {launched}"
-            tokens = params["batch"] * params["tokens"] * (gpus if benchmark == "fsdp2" else 1)
+            is_divided = benchmark == "tensor_parallel"
+            tokens = params["batch"] * params["tokens"] * (1 if is_divided else gpus)
+            of = what if is_divided else f"{what}, {params['width']}/{params['tokens']}"
             columns[column] = None
             for name, each in there.items():
                 beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if "nccl" in there else ""
-                rows.setdefault((what, name), {})[column] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
+                rows.setdefault((of, name), {})[column] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
     if not rows:
         return "No run on GPUs is kept yet."
     cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]

@@ -67,7 +67,7 @@ class Iris(api.Iris):
     Args:
         allocator_type: the same as `allocator`; names of AMD's Iris are translated (docs/porting.md).
         engines: copy engines; there are none, so anything but None or nothing is refused.
-        heap_size, allocator, backend, device, **others: as in `iris_core.Iris`.
+        heap_size, allocator, backend, device, and all others: as in `iris_core.Iris`.
 
     Raises:
         ArgumentError: (a ValueError) an unknown engine, or two allocators.
