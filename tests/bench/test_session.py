@@ -91,6 +91,7 @@ def test_other_benchmarks_on_cpu_ranks(of_file):
         *[("all_reduce", provider) for _ in ("ordinary", "heap") for provider in ("iris", "ctx.ccl", "gloo")],
         *[("tensor_parallel", provider) for provider in ("iris", "gloo")],
         *[("fsdp2", provider) for provider in ("gloo", "gloo heap", "iris", "iris heap")],
+        *[("ddp", provider) for provider in ("gloo", "iris")],
     ]
 
 

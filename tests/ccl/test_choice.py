@@ -17,6 +17,7 @@ from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import read_table
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import FusedConfig
+from iris_core.providers.torch_distributed import IN_NODES
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives as gluon_collectives
 from iris_triton.collectives import TABLES, collectives
@@ -331,6 +332,7 @@ def test_which_shipped_tables_are_measured(folder):
 def test_shipped_tables_name_algorithms_that_exist(path):
     found = read_table(path)
     known = {(each.op, each.name) for each in (*collectives(), *gluon_collectives())}
+    known |= {(op, "nccl") for op in IN_NODES}
     assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
     assert path.stem.endswith(f"-{found.group_size}")
     tables = Tables(Path("there is no such folder"), [TABLES], "NVIDIA H200")

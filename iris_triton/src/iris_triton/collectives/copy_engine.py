@@ -153,7 +153,8 @@ class CopyEngine(KernelCollective):
             arrivals=[[arrival(member, half) for member in before] for half in halves],
             free=[None if side.stream is None else torch.cuda.Event() for _ in halves],  # type: ignore[no-untyped-call]
         )
-        for kernel in (plan.enter, plan.arrivals[0][0][1]):  # the other arrivals are the same kernel
+        plan.enter.compile_ahead()
+        for _, kernel, _ in plan.arrivals[0][:1]:  # the others are the same
             kernel.compile_ahead()
         return plan
 
