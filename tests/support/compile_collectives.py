@@ -80,7 +80,7 @@ def compile_cases():
             DIRECT=False, SHARDED=True, FORM="tiles", BLOCK=4096,
         ),
         _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
-        _case("meeting-of-calls", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
         _case(
             "receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,

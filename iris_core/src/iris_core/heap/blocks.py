@@ -294,5 +294,5 @@ class HeapState:
     groups: list[Block] = field(default_factory=list)  # the regions of groups of ranks at the end, by offset
     groups_lock: threading.Lock = field(default_factory=threading.Lock)  # of these, and of the limit of allocations
     holders: dict[int, int] = field(default_factory=dict)  # offset of imported memory -> live and pending imports
-    watcher: Any = None  # the checker of kernels on the CPU, which is told of allocations and frees; None: it is off
+    watcher: Any = None  # the checker of kernels on the CPU, to which allocations and frees are reported; None: off
     closed: str = NOT_OPEN  # why the heap cannot be used; empty while it can

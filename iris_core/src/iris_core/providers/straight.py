@@ -1,8 +1,7 @@
 """An all_to_all between nodes: what is for other nodes goes straight there, kernels exchange what stays in the node.
 
 Both are under way at the same time, and nothing is copied in between: a rank exchanges with as many peers over the
-network as in a flat all_to_all, with the same bytes, and torch.distributed has nothing to do within a node.  Of small
-tensors NCCL carries everything: a second launch takes longer than what it spares.
+network as in a flat all_to_all, with the same bytes, and torch.distributed has nothing to do within a node.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 _HOST_S = 5e-5
-_FLAT_NBYTES = {"nccl": 1 << 20, "gloo": 0}
-"""Up to so many bytes, which are the same on all members where parts are even, all go flat."""
 
 
 class _Side(NamedTuple):
@@ -37,15 +34,12 @@ class _Side(NamedTuple):
     in_node: Staged
 
 
-_NOTHING = _Side(Staged(), slice(None), Staged())
-
-
 @dataclass(slots=True)
 class _Plan:
     far: Any  # of torch.distributed
-    near: Any = None  # what is bound; None where `far` has everything
-    inp: _Side = _NOTHING
-    out: _Side = _NOTHING
+    near: Any  # what is bound
+    inp: _Side
+    out: _Side
     pending: Begun | None = None
 
 
@@ -80,8 +74,6 @@ class StraightAllToAll(Composed):
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
         """Prepare the exchange with other nodes, and that within the node."""
         options, size, dtype = request.options, request.group_size, request.dtype
-        if not options["uneven"] and request.nbytes <= _FLAT_NBYTES[self._flat.name]:
-            return _Plan(self._flat.prepare(request, host))
         here = [each for each in range(size) if request.nodes[each] == request.nodes[request.rank]]
         here.sort(key=request.members.__getitem__)
         is_run, uneven = here == list(range(here[0], here[0] + len(here))), options["uneven"]
@@ -113,8 +105,6 @@ class StraightAllToAll(Composed):
     # -- launching ----------------------------------------------------------------------------------------------------
     def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
         """Begin with the other nodes, exchange within the node, and return a handle for the end."""
-        if plan.near is None:
-            return self._flat.begin(plan.far, out, inp)
         if plan.pending is not None:  # two calls cannot use the buffers at the same time
             plan.pending.wait()
         with torch.no_grad():

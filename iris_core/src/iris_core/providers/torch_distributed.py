@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
-_NCCL_SMS = 32  # that it takes at most: a config that allows as many is fulfilled
+NCCL_SMS = 32
+"""Multiprocessors that NCCL takes at most: a config that allows as many is fulfilled."""
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DTYPES = (*_FLOATS, "int8", "uint8", "int32", "int64")
 IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -217,7 +219,7 @@ class TorchCollective:
         averages = reduction == "avg" and self.name == "nccl" and request.dtype in _FLOATS
         shapes = ((request.shape, options.get("in_stride")), (options.get("out_shape"), options.get("out_stride")))
         config = options.get("config", {})
-        unused = [name for name in config if name != "comm_sms" or self.name != "nccl" or config[name] < _NCCL_SMS]
+        unused = [name for name in config if name != "comm_sms" or self.name != "nccl" or config[name] < NCCL_SMS]
         if unused:
             return f"it has no use for {', '.join(unused)} of the config"
         if not between and self.op not in IN_NODES:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from iris_core.errors import ArgumentError
 from iris_core.torch_backend.buffers import Buffers
-from iris_core.torch_backend.operations import BESIDE_PRODUCTS, as_parts, reduction
+from iris_core.torch_backend.operations import as_parts, beside_products, reduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 class _Communication:
     def __init__(self, ctx: Iris, buffers: Buffers | None = None) -> None:
         self.context, self._buffers = ctx, buffers or Buffers(ctx)
-        self._config = None if ctx.device == "cpu" else BESIDE_PRODUCTS
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a buffer of a size on the context's heap, uninitialised.  Collective."""
@@ -47,7 +46,7 @@ class AllGather(_Communication):
         """Gather all ranks' inputs, (n,), into the output, (world size * n,), in the order of the current stream."""
         self._check(group)
         whole = as_parts(output_tensor, input_tensor, group.size())
-        self.context.ccl.all_gather(whole, input_tensor, config=self._config)
+        self.context.ccl.all_gather(whole, input_tensor, config=beside_products(whole, 0))
 
 
 class ReduceScatter(_Communication):
@@ -63,7 +62,7 @@ class ReduceScatter(_Communication):
         if factor is not None:
             input_tensor.mul_(factor)  # FSDP2 does not read it again
         parts = as_parts(input_tensor, output_tensor, group.size())
-        self.context.ccl.reduce_scatter(output_tensor, parts, kind, config=self._config)
+        self.context.ccl.reduce_scatter(output_tensor, parts, kind, config=beside_products(parts, 0))
 
 
 def use_heap(net: torch.nn.Module, ctx: Iris) -> None:

@@ -21,6 +21,7 @@ from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
+from iris_core.providers.torch_distributed import NCCL_SMS
 from iris_core.settings import load_settings
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options
@@ -48,9 +49,7 @@ _ALIASES = {
 }
 """torch's newer name of a method, or ours, and the older one."""
 
-BESIDE_PRODUCTS = Config(comm_sms=32)
-"""Of calls that are hidden behind products, which need the other multiprocessors."""
-
+_BESIDE_PRODUCTS = Config(comm_sms=NCCL_SMS)
 _LARGE_NBYTES = 64 << 20
 
 
@@ -299,7 +298,7 @@ class GroupOperations:
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
                 scaled = input if factor is None else input * factor
-                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op, config=_config_of(input))
+                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op, config=beside_products(input))
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -350,7 +349,7 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                ccl.all_gather(as_parts(output, input, self._size), input, config=_config_of(output))
+                ccl.all_gather(as_parts(output, input, self._size), input, config=beside_products(output))
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -563,9 +562,9 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return len({each.shape for each in tensors}) == 1
 
 
-def _config_of(whole: torch.Tensor) -> Config | None:
-    """Return how a tensor is gathered or scattered: a layer of FSDP beside products, as far as its size says it."""
-    return BESIDE_PRODUCTS if whole.is_cuda and whole.nbytes >= _LARGE_NBYTES else None
+def beside_products(whole: torch.Tensor, least_nbytes: int = _LARGE_NBYTES) -> Config | None:
+    """Return how a tensor is gathered or scattered: from a size on beside products, which need most multiprocessors."""
+    return _BESIDE_PRODUCTS if whole.is_cuda and whole.nbytes >= least_nbytes else None
 
 
 def as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:

@@ -17,16 +17,16 @@ import torch
 
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import enter_alone
-from iris_triton.collectives.parts.collective import KernelCollective, barrier_arguments
+from iris_triton.collectives.parts.collective import KernelCollective, bind_alone
 from iris_triton.collectives.parts.side import WORD_NBYTES, Side, await_word, words_of
 from iris_triton.collectives.parts.sizes import layout_of, pieces
 from iris_triton.collectives.pull import received_nbytes
 from iris_triton.copies import copies_obstacle
-from iris_triton.launcher import BoundKernel
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
+    from iris_triton.launcher import BoundKernel
 
 COPIED = ("all_gather", "all_to_all")
 """Operations that it serves."""
@@ -96,10 +96,8 @@ class CopyEngine(KernelCollective):
         sides = (request.shape, options["in_stride"]), (options["out_shape"], options["out_stride"])
         if any(layout_of(*side).num_dims for side in sides):
             return "it copies dense tensors only"
-        return "it reads the input while it writes the output" if self._overwrites(request) else ""
-
-    def _overwrites(self, request: CollectiveRequest) -> bool:
-        return self.op == "all_to_all" and bool(request.options["in_place"])
+        overwrites = self.op == "all_to_all" and options["in_place"]
+        return "it reads the input while it writes the output" if overwrites else ""
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: the barrier, bytes over the links, what each copy and the last one's end add."""
@@ -126,12 +124,6 @@ class CopyEngine(KernelCollective):
         halves = range(min(2, -(-nbytes // capacity)))
         stage = memory["stage"][: len(halves) * size * capacity].view(len(halves), size, capacity)
         words, side = words_of(team, "copies arrived", 2 * size), Side.of(team, request.target)
-        given = barrier_arguments(team)
-        options = {} if team.device == "cpu" else {"num_warps": 1}
-
-        def bind(kernel: Any, **more: Any) -> BoundKernel:
-            arguments = {name: value for name, value in (given | more).items() if name in kernel.arg_names}
-            return BoundKernel(kernel, 1, arguments, (), team.device, options)
 
         def at(member: int, half: int) -> tuple[int, Any, Any]:
             there = team.base_ptrs[member] - own
@@ -139,11 +131,11 @@ class CopyEngine(KernelCollective):
             return member, side.address(stage[half, me].data_ptr() + there), side.address(word + there)
 
         def arrival(member: int, half: int) -> tuple[int, BoundKernel, torch.Tensor]:
-            return member, bind(await_word, words=words, index=half * size + member), stage[half, member]
+            return member, bind_alone(team, await_word, words=words, index=half * size + member), stage[half, member]
 
         after, before = ([(me + sign * step) % size for step in range(1, size)] for sign in (1, -1))
         plan = _Plan(
-            enter=bind(enter_alone, kind=request.options.get("kind", 0)),
+            enter=bind_alone(team, enter_alone, kind=request.options.get("kind", 0)),
             side=side,
             nbytes=nbytes,
             capacity=capacity,

@@ -63,10 +63,17 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
     }
 
 
-def bind_barrier(team: Team) -> BoundKernel:
-    """Return a barrier kernel without tensor arguments, for use between copies on a stream."""
+def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKernel:
+    """Return a kernel of one program and warp without tensors of a call, for use between copies on a stream.
+
+    Args:
+        team: gives the arguments of every kernel with barriers.
+        kernel: the kernel; a barrier where none is given.
+        **more: its other arguments.
+    """
+    given = barrier_arguments(team) | more
     options = {} if team.device == "cpu" else {"num_warps": 1}
-    return BoundKernel(barrier_alone, 1, barrier_arguments(team), (), team.device, options)
+    return BoundKernel(kernel, 1, {name: given[name] for name in kernel.arg_names}, (), team.device, options)
 
 
 class KernelCollective:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from iris_core.types import DeviceType
-from iris_triton.collectives.parts.collective import bind_barrier
+from iris_triton.collectives.parts.collective import bind_alone
 from iris_triton.copies import copier, flag_writer, handles
 from iris_triton.language.flags import await_flag
 
@@ -82,7 +82,7 @@ class Side:
         """Make a second stream of a device, whose barrier is that of a team."""
         device = target.type
         address, raw = handles(device)
-        side = cls(bind_barrier(team), copier(device), flag_writer(device), address)
+        side = cls(bind_alone(team), copier(device), flag_writer(device), address)
         if device is not DeviceType.CPU:
             side.stream = torch.cuda.Stream(target.index, priority=_FIRST)
             side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
