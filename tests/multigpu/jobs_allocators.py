@@ -367,7 +367,8 @@ def reuse_among_ranks(allocator, dropped):
             ctx.barrier(torch.cuda.current_stream())
             ctx._world.barrier()  # of the hosts: all have left the one before
             at_once = still_to_come() or rank != last
-        y = ctx.full((NUMEL,), 10 + rank, dtype=I32)
+            y = ctx.empty(NUMEL, dtype=I32)  # before the late write may come
+        y.fill_(10 + rank)
         offsets.append(ctx.heap.offset_of(y))
         problems = wrong(ctx, y, lambda peer: 10 + peer)  # its barriers wait for the devices
         z = ctx.empty(NUMEL, dtype=I32)
