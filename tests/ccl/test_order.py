@@ -20,9 +20,15 @@ class Stream:
     def __init__(self, name, raw):
         self.name, self.cuda_stream, self.capture, self.waits = name, raw, 0, []
 
-    def wait_stream(self, other):
+    def wait_event(self, event):
+        other = event.recorded
         assert other.capture == self.capture, f"{self.name} cannot wait for {other.name} across the edge of a capture"
         self.waits.append(other.name)
+
+
+class Event:
+    def record(self, stream):
+        self.recorded = stream
 
 
 @pytest.fixture
@@ -40,7 +46,9 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[-1].cuda_stream, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(launch_order, "capture_of", lambda stream: stream.capture)
+    monkeypatch.setattr(launch_order, "current_capture", lambda index: current[-1].capture)
     return made, on
 
 

@@ -37,6 +37,7 @@ class DeviceOrder:
         self._last: Any = None
         self._captured: dict[int | None, Any] = {}
         self._side: Any = None
+        self._event: Any = None  # of streams that wait for one another, again and again
 
     def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
         """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
@@ -54,11 +55,14 @@ class DeviceOrder:
     def _follow(self) -> None:
         """Make the current stream the last one, or the last one of the graph that it is captured into."""
         current = torch.cuda.current_stream(self._index)
-        capture = capture_of(current)
+        capture = current_capture(self._index)
         # What was captured on the last stream was not noticed; torch has waited for the device before the capture.
         last = self._last if capture == 0 else self._captured.pop(capture, self._last)
         if last is not None and last != current and capture_of(last) == capture:
-            current.wait_stream(last)
+            if self._event is None:
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(last)
+            current.wait_event(self._event)
         if capture == 0:
             self._last, self._last_raw = current, self._raw_stream(self._index)
             return

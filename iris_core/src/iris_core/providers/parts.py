@@ -181,10 +181,10 @@ class Composed:
 
 
 class Begun:
-    """A handle of what is under way, which `finish` ends, once."""
+    """A handle of what is under way, which `finish` ends, once; of what the current stream does in order, without."""
 
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish: Callable[[], None] | None = finish
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        self._finish = finish
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end: on the CPU the host does, else the current stream."""

@@ -61,12 +61,13 @@ class _Plan:
     def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Copy parts of the input, in bytes, to the outputs, one row for each member."""
         side, source = self.side, inp.data_ptr()
+        main = None if side.stream is None else torch.cuda.current_stream(side.stream.device)
         self.enter(None)
         side.wait()
         for number, done in enumerate(range(0, self.nbytes, self.capacity)):
             end = min(done + self.capacity, self.nbytes)
             half = number % 2
-            if number > 1 and side.stream is not None:
+            if number > 1 and main is not None:
                 side.stream.wait_event(self.free[half])
             for member, place, word in self.peers[half]:
                 side.copy(place, side.address(source + member * self.step + done), end - done, side.raw)
@@ -74,12 +75,12 @@ class _Plan:
             if number == 0 and out[self.me].data_ptr() != source + self.me * self.step:
                 out[self.me].copy_(inp[self.me * self.step :][: self.nbytes])
             for member, wait, piece in self.arrivals[half]:
-                wait(None)
-                out[member, done:end].copy_(piece[: end - done])
+                wait(main)
+                out[member, done:end].copy_(piece if end - done == self.capacity else piece[: end - done])
             if done + 2 * self.capacity < self.nbytes:
-                side.barrier(None)
-                if side.stream is not None:
-                    self.free[half].record(torch.cuda.current_stream(side.stream.device))
+                side.barrier(main)
+                if main is not None:
+                    self.free[half].record(main)
         side.join()
 
 

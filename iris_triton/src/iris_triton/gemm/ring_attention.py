@@ -103,21 +103,21 @@ def ring_attention(
                     last = q_first + (first + BLOCK - 1) * stride
                     visible = tl.minimum(tl.maximum((last - k_first + stride) // stride, 0), keys)
                 kv_head = head // GROUP
+                place = tl.where(step == 0, kv_head, n % 2 * kv_heads + kv_head) * numel
                 if step == 0:
-                    k_at, v_at = k + kv_head * numel, v + kv_head * numel
+                    k_from, v_from = k, v
                     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
                     total = tl.zeros((BLOCK,), tl.float32)
                     acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
                 else:
                     ctx.wait(full + kv_head, n)
-                    slot = (n % 2 * kv_heads + kv_head) * numel
-                    k_at, v_at = ring_k + slot, ring_v + slot
+                    k_from, v_from = ring_k, ring_v
                     largest = tl.load(sums + row * 2, mask=valid, other=float("-inf"))
                     total = tl.load(sums + row * 2 + 1, mask=valid, other=0.0)
                     acc = tl.load(accs + at, mask=valid[:, None], other=0.0)
                 largest, total, acc = attend(
-                    tl.load(q + at, mask=valid[:, None], other=0.0), k_at, v_at, largest, total, acc, 0, visible,
-                    HEAD_DIM, HEAD_DIM, q_place, k_first, stride, scale, CAUSAL, HEAD_DIM, BLOCK,
+                    tl.load(q + at, mask=valid[:, None], other=0.0), k_from + place, v_from + place, largest, total,
+                    acc, 0, visible, HEAD_DIM, HEAD_DIM, q_place, k_first, stride, scale, CAUSAL, HEAD_DIM, BLOCK,
                 )  # fmt: skip
                 if step < SIZE - 1:
                     tl.store(sums + row * 2, largest, mask=valid)

@@ -66,7 +66,7 @@ class Side:
         copy, write: see `iris_triton.copies.copier` and `flag_writer`.
         address: see `iris_triton.copies.handles`.
         stream, raw: a torch stream, or None; its handle for `copy`.
-        ready: the event that it waits for; None on the CPU.
+        ready: the event that one stream waits for after the other; None on the CPU.
     """
 
     barrier: Callable[[Any], None]
@@ -102,4 +102,5 @@ class Side:
     def join(self) -> None:
         """Make the main stream wait for the second stream."""
         if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.ready.record(self.stream)
+            torch.cuda.current_stream(self.stream.device).wait_event(self.ready)
