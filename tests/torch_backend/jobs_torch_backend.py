@@ -329,3 +329,26 @@ def fsdp_on_the_heap(store):
         parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
     dist.destroy_process_group()
     return all(map(torch.equal, *parameters)), blocks
+
+
+def large_beside_small(store, is_deterministic):
+    """Return whether gathers and scatters beside sums on another stream are right, and whether NCCL carried them."""
+    rank, size = start(store, torch_backend.Options("256MiB", deterministic=is_deterministic), device="cuda")
+    side, n = torch.cuda.Stream(), (64 << 20) // 2 // size
+    part, parted = (torch.full((n,), float(rank), dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    wholes, small = part.new_empty(size, n), torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    for turn in range(6):
+        dist.all_gather_into_tensor(wholes, part)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000 * ((rank + turn) % size))
+            dist.all_reduce(small)
+        work = dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0)
+        if work is not None:
+            work.wait()
+    torch.cuda.synchronize()
+    is_right = bool((small == size**6).all() and (parted == size * rank).all())
+    is_right &= wholes[:, 0].tolist() == list(range(size))
+    inner = "cuda: nccl" in torch_backend.explain()
+    dist.destroy_process_group()
+    return is_right, inner

@@ -78,6 +78,13 @@ def test_fsdp_with_buffers_on_the_heap(on_ranks):
         assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3  # what the first step has made is used again
 
 
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("num_ranks", [pytest.param(each, marks=pytest.mark.multigpu(each)) for each in (2, 4)])
+def test_large_layers_go_through_nccl_in_the_order_of_our_calls(on_ranks, num_ranks, is_deterministic):
+    answers = on_ranks(jobs.large_beside_small, num_ranks, is_deterministic)
+    assert answers == [(True, not is_deterministic)] * num_ranks
+
+
 def test_gradients_are_those_of_the_sum_of_all_losses(on_ranks):
     assert on_ranks(jobs.gradients, 2) == [{}, {}]
 

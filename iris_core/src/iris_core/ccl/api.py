@@ -15,7 +15,7 @@ from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, Collective
 from iris_core.dispatch.traced import is_compiling, trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
@@ -296,6 +296,14 @@ class Collectives(Calls):
             CollectiveTimeoutError, PeerLostError: a member did not arrive.
         """
         self._binder.reset(group)
+
+    def in_order(self, launch: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `launch(*arguments)` after the calls of all ranks before, and return what it does.
+
+        For kernels of others on the current stream that wait for peers: beside ours, on another stream, they could wait
+        for each other's multiprocessors.  Collective: every rank calls it, in the same order as operations of all.
+        """
+        return self._binder.in_order(launch, *arguments)
 
     def team(self, members: Sequence[int]) -> Team:
         """Return the team of some ranks of this world, in this order, as algorithms get it.

@@ -494,6 +494,10 @@ class Binder:
             team = space.teams[members] = Team(members, world, self.rank, self._memory, words)
         return team
 
+    def in_order(self, launch: Callable[..., Any], *arguments: Any) -> Any:
+        """Launch in the order of the calls of all ranks; return what it does."""
+        return self._order(self.members_of(None)).run(launch, *arguments)
+
     def _order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         order = self._orders.get(members)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FSDPModule
 
+from iris_core.dispatch.config import Config
 from iris_core.errors import ArgumentError
+from iris_core.providers.torch_distributed import NCCL_SMS
 from iris_core.torch_backend.buffers import Buffers
-from iris_core.torch_backend.operations import as_parts, beside_products, reduction
+from iris_core.torch_backend.operations import as_parts, reduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
 
+_BESIDE_PRODUCTS = Config(comm_sms=NCCL_SMS)  # which need most multiprocessors
+
 
 class _Communication:
     def __init__(self, ctx: Iris, buffers: Buffers | None = None) -> None:
         self.context, self._buffers = ctx, buffers or Buffers(ctx)
+        self._config = None if ctx.device == "cpu" else _BESIDE_PRODUCTS
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a buffer of a size on the context's heap, uninitialised.  Collective."""
@@ -46,7 +51,7 @@ class AllGather(_Communication):
         """Gather all ranks' inputs, (n,), into the output, (world size * n,), in the order of the current stream."""
         self._check(group)
         whole = as_parts(output_tensor, input_tensor, group.size())
-        self.context.ccl.all_gather(whole, input_tensor, config=beside_products(whole, 0))
+        self.context.ccl.all_gather(whole, input_tensor, config=self._config)
 
 
 class ReduceScatter(_Communication):
@@ -62,7 +67,7 @@ class ReduceScatter(_Communication):
         if factor is not None:
             input_tensor.mul_(factor)  # FSDP2 does not read it again
         parts = as_parts(input_tensor, output_tensor, group.size())
-        self.context.ccl.reduce_scatter(output_tensor, parts, kind, config=beside_products(parts, 0))
+        self.context.ccl.reduce_scatter(output_tensor, parts, kind, config=self._config)
 
 
 def use_heap(net: torch.nn.Module, ctx: Iris) -> None:

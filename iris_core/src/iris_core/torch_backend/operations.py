@@ -17,11 +17,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from iris_core.api import Iris
-from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
-from iris_core.providers.torch_distributed import NCCL_SMS
 from iris_core.settings import load_settings
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options
@@ -49,8 +47,7 @@ _ALIASES = {
 }
 """torch's newer name of a method, or ours, and the older one."""
 
-_BESIDE_PRODUCTS = Config(comm_sms=NCCL_SMS)
-_LARGE_NBYTES = 64 << 20
+_LARGE_NBYTES, _FLOATS = 64 << 20, (torch.bfloat16, torch.float16, torch.float32)  # what FSDP makes of a layer
 
 
 class GroupOperations:
@@ -161,6 +158,22 @@ class GroupOperations:
         method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
         return self._begun(method(*(each for each in arguments if each is not None)))
 
+    def _is_beside_products(self, ccl: Collectives, whole: torch.Tensor, part: torch.Tensor) -> bool:
+        """Whether NCCL gathers or scatters something: what may be a layer of FSDP, beside products, outside of graphs.
+
+        It takes few multiprocessors and little of the host's time, and is as fast with ordinary tensors of this size.
+        """
+        if not whole.is_cuda or whole.nbytes < _LARGE_NBYTES or self._deterministic or whole.dtype not in _FLOATS:
+            return False
+        if ccl.is_on_heap(whole) or ccl.is_on_heap(part) or torch.cuda.is_current_stream_capturing():
+            return False
+        return whole.numel() == self._size * part.numel() and whole.is_contiguous() and part.is_contiguous()
+
+    def _run_by_nccl(self, ccl: Collectives, name: str, *arguments: Any) -> None:
+        inner = self.inner("cuda")
+        method = getattr(inner, name, None) or getattr(inner, _ALIASES[name])
+        ccl.in_order(method, *(each for each in arguments if each is not None)).wait()
+
     def _pass_on_each(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
         works = [self._pass_on(name, each[0], *each, opts) for each in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else SeveralWorks(works)
@@ -176,6 +189,8 @@ class GroupOperations:
         lines = [f"collectives of {', '.join(self._devices)} tensors: Iris"]
         lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
         lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
+        if "cuda" in self._devices and not self._deterministic:
+            lines.append("gathers and scatters of 64 MiB and more that are not on the heap, outside of graphs: NCCL")
         return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
 
     # -- how it runs --------------------------------------------------------------------------------------------------
@@ -297,8 +312,11 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
+                if self._is_beside_products(ccl, input, output):
+                    self._run_by_nccl(ccl, "reduce_scatter_single", output, input, opts)
+                    continue
                 scaled = input if factor is None else input * factor
-                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op, config=beside_products(input))
+                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -349,7 +367,10 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                ccl.all_gather(as_parts(output, input, self._size), input, config=beside_products(output))
+                if self._is_beside_products(ccl, output, input):
+                    self._run_by_nccl(ccl, "all_gather_single", output, input, opts)
+                    continue
+                ccl.all_gather(as_parts(output, input, self._size), input)
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -560,11 +581,6 @@ def reduction(opts: Any) -> tuple[ReduceOp, Any]:
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return len({each.shape for each in tensors}) == 1
-
-
-def beside_products(whole: torch.Tensor, least_nbytes: int = _LARGE_NBYTES) -> Config | None:
-    """Return how a tensor is gathered or scattered: from a size on beside products, which need most multiprocessors."""
-    return _BESIDE_PRODUCTS if whole.is_cuda and whole.nbytes >= least_nbytes else None
 
 
 def as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
