@@ -37,7 +37,7 @@ BUDGETS = {
     "iris_core/heap": 2724,
     "iris_core/nn": 865,
     "iris_core/ops": 1239,
-    "iris_core/providers": 1950,
+    "iris_core/providers": 1982,
     "iris_core/registry": 937,
     "iris_core/testing": 2219,
     "iris_core/torch_backend": 2106,

@@ -2,6 +2,9 @@
 
 Both are under way at the same time, and nothing is copied in between: a rank exchanges with as many peers over the
 network as in a flat all_to_all, with the same bytes, and torch.distributed has nothing to do within a node.
+
+Of two nodes with as many ranks each, those of the same place swap what is for all of the other node by an all_gather,
+which NCCL carries by rings, faster than messages; kernels then distribute it within the node.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from iris_core.dispatch.requests import nodes_of
+from iris_core.providers.hierarchical import grid_of
 from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import Begun, Composed, Staged, dense, part_of, scratch_of, staged
 
@@ -34,9 +38,19 @@ class _Side(NamedTuple):
     in_node: Staged
 
 
+class _Swap(NamedTuple):
+    """Between two nodes: what is bound along the rail and then in the node; what lands; what is the other node's."""
+
+    rail: Any
+    near: Any
+    landed: torch.Tensor
+    other: int
+    run: slice
+
+
 @dataclass(slots=True)
 class _Plan:
-    far: Any  # of torch.distributed
+    far: Any  # of torch.distributed; or a swap
     near: Any  # what is bound
     inp: _Side
     out: _Side
@@ -100,6 +114,18 @@ class StraightAllToAll(Composed):
             far |= {f"{what}_stride": dense(shape), f"{what}_splits": rows}
             near |= {f"{what}_splits": own} if uneven else {}
         bound = host.collective(part_of(request, self.op, given[0], given[1], here, **near))
+        grid = grid_of(request)
+        rows = () if grid is None or uneven else grid.rows
+        if len(rows) == 2 and all(row == tuple(range(row[0], row[0] + len(row))) for row in rows):
+            assert grid is not None
+            ((count,), stride, _), other = given[0], 1 - grid.node
+            both: Side = (2, count), (count, 1), False
+            rail = host.collective(part_of(request, "all_gather", ((count,), stride, False), both, grid.rail))
+            then = host.collective(part_of(request, self.op, ((count,), stride, False), given[1], here, **near))
+            landed = scratch_of(host, "straight from the other node", 2 * count, dtype).view(2, count)
+            begin = 0 if here[0] else count
+            swap = _Swap(rail, then, landed, other, slice(begin, begin + count))
+            return _Plan(swap, bound, sides[0], sides[1])
         return _Plan(self._flat.prepare(replace(request, options={**options, **far}), host), bound, sides[0], sides[1])
 
     # -- launching ----------------------------------------------------------------------------------------------------
@@ -109,10 +135,14 @@ class StraightAllToAll(Composed):
             plan.pending.wait()
         with torch.no_grad():
             given, taken = plan.inp.whole.fill(inp), plan.out.whole.flat(out)
-            work = self._flat.begin(plan.far, taken, given)
+            swap = plan.far if isinstance(plan.far, _Swap) else None
+            if swap is None:
+                work = self._flat.begin(plan.far, taken, given)
+            else:
+                work = swap.rail.begin(swap.landed, given[swap.run])
             self._near(plan, taken[plan.out.run], given[plan.inp.run])
-        begun = Begun(partial(self._end, plan, work, out))
-        if plan.inp.whole.buffer is not None or plan.out.whole.buffer is not None:
+        begun = Begun(partial(self._end, plan, work, out, taken))
+        if swap is not None or plan.inp.whole.buffer is not None or plan.out.whole.buffer is not None:
             plan.pending = begun
         return begun
 
@@ -121,7 +151,9 @@ class StraightAllToAll(Composed):
         plan.near.launch(plan.out.in_node.flat(out), plan.inp.in_node.fill(inp))
         plan.out.in_node.drain(out)
 
-    def _end(self, plan: _Plan, work: Begun, out: Any) -> None:
+    def _end(self, plan: _Plan, work: Any, out: Any, taken: torch.Tensor) -> None:
         with torch.no_grad():
             work.wait()
+            if isinstance(swap := plan.far, _Swap):
+                swap.near.launch(taken[swap.run], swap.landed[swap.other])
             plan.out.whole.drain(out)
