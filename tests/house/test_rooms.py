@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2845,
-    "iris_core/bench": 1371,
+    "iris_core/bench": 1316,
     "iris_core/ccl": 371,
     "iris_core/cli": 1588,
     "iris_core/device": 1383,

@@ -17,11 +17,9 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core.bench import machine
 from iris_core.bench.registry import BENCHMARKS, RANKS, check_axes, load
-from iris_core.bench.results import Report, Result
-from iris_core.bench.state import SkipPoint, State
-from iris_core.bench.timers import MAX_GRAPH_CALLS, warm_clocks
+from iris_core.bench.results import Report, Result, describe
+from iris_core.bench.state import MAX_GRAPH_CALLS, ON_GPU, SkipPoint, State, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -29,30 +27,25 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
     from iris_core.bench.registry import Benchmark, RunOptions
-    from iris_core.bench.timers import Provider
+    from iris_core.bench.state import Provider
     from iris_core.world import World
 
 T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0
 """Bound of waits inside kernels of a run (IRIS_DEVICE_TIMEOUT), unless the environment has one."""
-
-MAX_UNITS = 100_000
-"""Bound of the repetitions in one round, for calls that take next to nothing."""
+MAX_CALLS = 100_000
+"""Bound of the calls in one round, where they take next to nothing."""
 
 
 def run(
     benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks", is_rank: bool = False
 ) -> Report:
-    """Run benchmarks and return their results.
+    """Run benchmarks and return their results, under a name.
 
     Those without ranks run in this process.  For the others ranks are started, which open one context and go through
-    all of them.  A provider whose data was wrong has an error in the report instead of numbers.
-
-    Args:
-        benchmarks, options: what to run, and how.
-        name: of the report.
-        is_rank: whether this process is one of the ranks, which all call this; else new ones are started.
+    all of them; or all call this, where this process `is_rank`.  A provider whose data was wrong has an error in the
+    report instead of numbers.
 
     Raises:
         BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
@@ -63,7 +56,7 @@ def run(
 
     chosen = list(benchmarks)
     check_axes(chosen, options)
-    about_machine, begin = machine.describe(), time.perf_counter()
+    about_machine, begin = describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
     results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
@@ -132,7 +125,8 @@ class Runner:
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
         if self._ctx is None or self._ctx.cur_rank == 0:
-            print(f"measuring {benchmark.name}: {benchmark.about}", file=sys.stderr, flush=True)
+            about = (benchmark.function.__doc__ or "").strip().partition("\n")[0]
+            print(f"measuring {benchmark.name}: {about}", file=sys.stderr, flush=True)
         return [result for params in benchmark.points(self._options) for result in self.point(benchmark, params)]
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
@@ -140,15 +134,13 @@ class Runner:
 
         A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
         """
-        ctx = self._ctx
-        num_ranks = 0 if ctx is None else self._world.world_size
         state = State(benchmark.name, params, self._options, self._on_gpu, self._wait)
-        with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
+        with contextlib.nullcontext() if self._ctx is None else self._ctx.scope(), state.resources:
             self._declare(benchmark, state)
             self._measure(state)
-            results = summarize(state, num_ranks)
-        if ctx is not None:
-            ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
+            results = summarize(state, 0 if self._ctx is None else self._world.world_size)
+        if self._ctx is not None:
+            self._ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
 
     def _declare(self, benchmark: Benchmark, state: State) -> None:
@@ -157,7 +149,8 @@ class Runner:
             benchmark.function(state, self._ctx)
             state.check()
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]
-        everyone = self._world.all_gather_object((state.rounds, state.repeat, state.warmup, providers))
+        how = state.options
+        everyone = self._world.all_gather_object((how.rounds, how.repeat, how.warmup, providers))
         if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
             raise BenchmarkError(
                 f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
@@ -170,16 +163,15 @@ class Runner:
         for each in providers:
             self._first_calls(each, state)
         right = [each for each in providers if not each.error]
-        if any(each.on_gpu for each in right):
+        if any(each.timer in ON_GPU for each in right):
             warm_clocks(self._options.warm_ms)
         times: dict[str, list[float]] = {each.name: [] for each in right}
-        for number in range(state.rounds):
+        for number in range(state.options.rounds):
             first = number % max(1, len(right))
             for each in right[first:] + right[:first]:
-                seconds = self._time(each, state.warmup)
-                if each.call is not None:
-                    times[each.name].append(seconds / each.operations)
-                if number == state.rounds - 1:
+                seconds = self._time(each, state.options.warmup)
+                times[each.name] += [seconds / each.operations] * (each.call is not None)
+                if number == state.options.rounds - 1:
                     self._verify(each)
         everyone = self._world.all_gather_object(times)
         for each in right:
@@ -200,21 +192,19 @@ class Runner:
 
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
-        batch_s, is_reported = self._options.batch_ms / 1e3, provider.timer == "reported"
+        batch_s, repeat, is_reported = self._options.batch_ms / 1e3, state.options.repeat, provider.timer == "reported"
         if not is_reported:  # that may take seconds: no call only to see how many
             self._once(provider)
             seconds = self._once(provider)
             if provider.timer == "graph":
-                provider.capture(min(MAX_GRAPH_CALLS, state.repeat or math.ceil(batch_s / seconds)))
+                provider.capture(min(MAX_GRAPH_CALLS, repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
         if provider.check is not None or not is_reported:
             seconds = self._once(provider)
             self._verify(provider)
-        if state.repeat is not None:
-            provider.units = math.ceil(state.repeat / provider.calls_per_unit)
-        elif not is_reported:
-            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds / provider.calls_per_unit))
+        calls = repeat or (1 if is_reported else min(MAX_CALLS, batch_s / seconds))
+        provider.units = math.ceil(calls / provider.calls_per_unit)
 
     def _verify(self, provider: Provider) -> None:
         """Check the data on all ranks; the error is that of the first one where something is wrong."""
