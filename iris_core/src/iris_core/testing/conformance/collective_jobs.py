@@ -183,13 +183,14 @@ COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 # -- on ranks ---------------------------------------------------------------------------------------------------------
-def call(setup: Setup, chosen: Sequence[Case], num_turns: int) -> list[Outcome]:
-    """Call each case `num_turns` times with one plan and new data; in place, twice at least.
+def call(setup: Setup, chosen: Sequence[Case]) -> list[Outcome]:
+    """Call each case with one plan and new data: an everyday one in two turns of each rank, those in place twice.
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
     with _opened(setup) as (ctx, collective):
-        return [_call(setup, ctx, collective, each, max(num_turns, 1 + each.in_place)) for each in chosen]
+        turns = {usual(collective.op): 2 * ctx.num_ranks}
+        return [_call(setup, ctx, collective, each, turns.get(each, 1 + each.in_place)) for each in chosen]
 
 
 def call_in_group(setup: Setup, case: Case, folder: str) -> str:
