@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from iris_core.testing.conformance.stack_jobs import Setup
 
 OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
-REPLICATED = ("all_reduce", "all_gather", "broadcast")
-"""Every rank gets the same."""
-
+REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
 USUAL_SHAPE = (1003,)
 FLOATS = tuple(name for name in REDUCIBLE if getattr(torch, name).is_floating_point)
@@ -53,8 +51,7 @@ _SLOW_S = 0.1
 _LEAD_NBYTES = 256  # before and after each tensor
 _POISON = 0xA5
 
-Outcome = dict[str, str]
-"""What is wrong, by promise; without those that are not given."""
+Outcome = dict[str, str]  # what is wrong, by promise; without those that are not given
 
 
 @dataclass(frozen=True)
