@@ -98,14 +98,9 @@ def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a run and where they come from.
+    """The results of a run, one for each provider at each point, and where they come from; the guide has the fields.
 
-    Attributes:
-        name: of the file or of the set of benchmarks.
-        machine: hardware, driver, versions, switches, date and load; see `iris_core.bench.results.describe`.
-        run: how it was run: ranks, plugins, rounds, clocks.
-        results: one for each provider at each point.
-        schema: version of the JSON; grows when a field changes its meaning or goes.
+    `schema` grows when a field changes its meaning or goes.
     """
 
     name: str

@@ -140,7 +140,7 @@ class CollectiveConformance(PluginConformance):
     def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
         case = self._usual(collective, world)
-        for blocks in pool.run(jobs.prepare_again, world.ranks, world, case, 4):
+        for blocks in pool.run(jobs.on_rank, world.ranks, world, jobs.prepare_again, case, 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
     def test_world_of_a_group(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, tmp_path: Any) -> None:
@@ -148,7 +148,7 @@ class CollectiveConformance(PluginConformance):
         if world.ranks < 3:
             pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
         case = self._usual(collective, world, members=(0, world.ranks - 1))
-        wrong = pool.run(jobs.call_in_group, world.ranks, world, case, str(tmp_path))
+        wrong = pool.run(jobs.on_rank, world.ranks, world, jobs.call_in_group, case, str(tmp_path))
         assert not any(wrong), "\n".join(wrong)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
@@ -184,4 +184,4 @@ class CollectiveConformance(PluginConformance):
 @functools.lru_cache(maxsize=4)
 def _run(pool: RankPool, setup: stack_jobs.Setup, chosen: tuple[Case, ...]) -> Any:
     """Call the cases once; several tests look at the same outcomes, by rank and case."""
-    return pool.run(jobs.call, setup.ranks, setup, chosen, timeout_s=_ALL_CASES_S)
+    return pool.run(jobs.on_rank, setup.ranks, setup, jobs.call, chosen, timeout_s=_ALL_CASES_S)
