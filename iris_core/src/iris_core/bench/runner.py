@@ -59,18 +59,18 @@ def run(
     about_machine, begin = describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
-    results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
+    results = [row for each in chosen if not each.ranks for row in here.all_points(each)]
     usual = options.axes.get(RANKS, [options.num_ranks])
-    wanted = {each.name: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
-    sources = sorted({str(each.source) for each in chosen if each.ranks})
+    wanted = {each: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
     numbers = list(dict.fromkeys(itertools.chain(*wanted.values())))
     for how in [dataclasses.replace(options, num_ranks=n, axes={**options.axes, RANKS: [n]}) for n in numbers]:
-        call = [each for each in wanted if how.num_ranks in wanted[each]], sources
-        found, facts = run_on_this_rank(*call, how) if is_rank else on_ranks(run_on_this_rank, how, *call)[0]
-        results |= {each: results[each] + rows for each, rows in found.items()}
+        call = {each.name: str(each.source) for each in wanted if how.num_ranks in wanted[each]}
+        found, facts = run_on_this_rank(call, how) if is_rank else on_ranks(run_on_this_rank, how, call)[0]
+        results += found
         about_run |= {**facts, RANKS: numbers if len(numbers) > 1 else how.num_ranks}
     about_run["seconds"] = round(time.perf_counter() - begin, 1)
-    return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
+    order = [each.name for each in chosen]
+    return Report(name, about_machine, about_run, tuple(sorted(results, key=lambda row: order.index(row.benchmark))))
 
 
 def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **environ: str) -> list[T]:
@@ -82,20 +82,18 @@ def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **envi
     return start_ranks(job, options.num_ranks, *arguments, options, environ=environ, torch_distributed=True)
 
 
-def run_on_this_rank(
-    names: Sequence[str], sources: Sequence[str], options: RunOptions
-) -> tuple[dict[str, list[Result]], dict[str, Any]]:
-    """Run benchmarks of these files with ranks, as one of them; return results by name, and facts about the run.
+def run_on_this_rank(chosen: Mapping[str, str], options: RunOptions) -> tuple[list[Result], dict[str, Any]]:
+    """Run benchmarks, by name with their files, as one of the ranks; return results, and facts about the run.
 
     Collective: every rank of the world calls it with the same arguments.
     """
-    for source in sources:
+    for source in chosen.values():
         load(source)
     with opened_on_this_rank(options) as (ctx, world):
         facts: dict[str, Any] = {**ctx.plugin_names, "device": ctx.device.partition(":")[0]}
         facts["device_timeout_s"] = ctx.settings.device_timeout
         runner = Runner(world, ctx, options)
-        return {name: runner.all_points(BENCHMARKS[name]) for name in names}, facts
+        return [row for name in chosen for row in runner.all_points(BENCHMARKS[name])], facts
 
 
 @contextlib.contextmanager
@@ -238,14 +236,12 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
     params = {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in state.params.items()}
     counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items() if good}
     for each in state.providers.values():
-        measured: dict[str, Any] = {}
-        if each.name in rounds:
-            measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
-        targets = tuple(target.judged(measured.get(target.metric)) for target in state.targets.get(each.name, ()))
+        numbers = _numbers(state, each, rounds) | {"counters": counters} if each.name in rounds else {}
+        targets = tuple(target.judged(numbers.get(target.metric)) for target in state.targets.get(each.name, ()))
         results.append(Result(
-            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes,
-            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets,
-            calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
+            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes, flops=state.flops,
+            baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets, verified=each.verified,
+            calls=0 if each.skipped else each.units * each.calls_per_unit, **numbers,
         ))  # fmt: skip
     return results
 
