@@ -25,7 +25,7 @@ import triton.language as tl
 
 import iris_core
 from iris_core import Iris
-from iris_core.bench.machine import describe
+from iris_core.bench.results import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import iris_core
-from iris_core.bench import machine
-from iris_core.bench.results import Report, Result
+from iris_core.bench.results import Report, Result, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     import torch
 
-    about = machine.describe()
+    about = describe()
     devices = [asked.device] if asked.device else ["cpu"] + ["cuda"] * (torch.cuda.device_count() >= RANKS)
     results = []
     for device in devices:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from iris_core import bench
-from iris_core.bench.timers import Provider
+from iris_core.bench.state import Provider
 
 CYCLES, MOST_HZ = 2_000_000, 4e9  # about a millisecond
 CALLS = 5

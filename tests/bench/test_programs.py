@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from iris_core import bench
+from iris_core.bench.state import TIMERS
 from iris_core.bench.suites import Suite, add_options
-from iris_core.bench.timers import TIMERS
 from iris_core.errors import BenchmarkError
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tables import table
 
-from iris_core.bench import finish, machine
-from iris_core.bench.results import Report, Result, Target, compare, differences
+from iris_core.bench import finish, results
+from iris_core.bench.results import Report, Result, Target, compare, describe, differences
 from iris_core.cli import main
 
 MACHINE = {
@@ -130,7 +130,7 @@ def test_the_command_compares(tmp_path, capsys):
 
 # -- the machine ------------------------------------------------------------------------------------------------------
 def test_the_description_is_whole(monkeypatch):
-    about = machine.describe()
+    about = describe()
     assert set(about) == {*MACHINE, "kernel", "switches"}
     assert about["cpu"]
     assert about["usable_cores"] > 0
@@ -141,8 +141,8 @@ def test_the_description_is_whole(monkeypatch):
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr(machine, "_found", lambda pattern, path: "580.1.2")
-    about = machine.describe()
+    monkeypatch.setattr(results, "_found", lambda pattern, path: "580.1.2")
+    about = describe()
     assert (about["gpu"], about["gpus"], about["driver"]) == ("NVIDIA H200", 2, "580.1.2")
 
 
@@ -152,5 +152,5 @@ def test_switches_are_shown_where_they_are_set_and_two_always(monkeypatch):
         monkeypatch.delenv(name)
     for name, value in (shown | {"NCCL_NVLS_ENABLE": "0", "SECRET": "x", "IRIS_CACHE_DIR": "/home/me"}).items():
         monkeypatch.setenv(name, value)
-    switches = machine.describe()["switches"]
+    switches = describe()["switches"]
     assert switches == {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": None, **shown}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tables import table
 
-from iris_core.bench import do_bench, runner, timers
-from iris_core.bench.timers import Provider
+from iris_core.bench import do_bench, runner, state
+from iris_core.bench.state import Provider
 from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
@@ -50,7 +50,7 @@ def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
 
 def test_an_idle_rank_aligns_with_gpu_timers_only():
     aligned = []
-    for timer in timers.TIMERS:
+    for timer in state.TIMERS:
         provider = Provider("a", timer, units=3)
         if timer == "graph":
             provider.capture(5)
@@ -71,7 +71,7 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
         state.provider("kernel", call, check=lambda: checked_after.append(gpu.log[-1]))
 
     (result,) = measure(benchmark, world=PretendedWorld(2), ctx=gpu.context(2))
-    captured = ["align", "call"] * 2 + ["capture", *["call"] * timers.MAX_GRAPH_CALLS]
+    captured = ["align", "call"] * 2 + ["capture", *["call"] * state.MAX_GRAPH_CALLS]
     in_turn = ["replay", "align", "replay", "replay"]  # a warm-up, then 40 calls in graphs of 20
     assert gpu.log == [*captured, *in_turn[:3], "warm", *in_turn * 3, "reset", "barrier"]
     assert checked_after == ["replay", "replay"]

@@ -11,6 +11,7 @@ from tables import table
 import iris_triton as iris
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.ccl import Config
 from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
@@ -20,7 +21,7 @@ class Binder:
     """Notes what is run, in which layout, and where barriers come; `members` are those of every group."""
 
     here = types.SimpleNamespace(heap=(0, 0))
-    gpu = None
+    gpu, target = None, DeviceTarget(DeviceType.CPU)
     rank = 0
 
     def __init__(self, members=(0, 1)):

@@ -29,7 +29,7 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2845,
-    "iris_core/bench": 1371,
+    "iris_core/bench": 1307,
     "iris_core/ccl": 379,
     "iris_core/cli": 1588,
     "iris_core/device": 1387,
@@ -39,7 +39,7 @@ BUDGETS = {
     "iris_core/ops": 1239,
     "iris_core/providers": 1982,
     "iris_core/registry": 937,
-    "iris_core/testing": 2219,
+    "iris_core/testing": 2186,
     "iris_core/torch_backend": 2106,
     "iris_core/tracing": 522,
     "iris_core/tuning": 471,
@@ -55,7 +55,7 @@ BUDGETS = {
     "iris_triton/gemm": 2515,
     "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
-    "iris_triton/rocm_iris": 1162,
+    "iris_triton/rocm_iris": 1157,
     "iris_triton/testing": 599,
     "iris_triton/tiles": 1094,
     "iris_gluon/*.py": 758,

@@ -39,11 +39,11 @@ class TestStack:
     def test_world(self, world): pass
 """
 PRETEND = """
-from iris_core.bench import machine
+from iris_core.bench import results
 import gpu_tiers
 
 gpu_tiers.visible_gpus = lambda: {gpus}
-machine.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
+results.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
 """
 
 

@@ -36,7 +36,7 @@ PARTS = {
     "collectives": (OTHERS, {"right-all-reduce"}),
 }
 """Mutants with the tests that kill them, and right plugins."""
-_OF_ALL = ("world_calls[host-agreement]", "world_calls[host-bits]", "world_again_with_ranks_that_are_late[host-bits]")
+_OF_ALL = ("world_calls[host-agreement]", "world_calls[host-bits]")
 MAY_SKIP = {"untold-capability": ("host_decommit_gives_memory_back",)}
 MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank something of its own, or reduce nothing
 

@@ -350,7 +350,7 @@ class _Run:
 
     def _look(self, folder: pathlib.Path) -> None:
         """Find out where the report goes, and what is there already."""
-        from iris_core.bench.machine import describe
+        from iris_core.bench.results import describe
 
         self._machine = describe()
         model = re.sub(r"[^a-z0-9]+", "-", str(self._machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")

@@ -78,16 +78,14 @@ OPTIONAL = _by_mutant({
 COLLECTIVES = _by_mutant({
     "world_calls[host-results]":
         "wrong-order swapped-chunks first-chunk root-zero dropped-last nothing-for-nothing half-precision "
-        "own-first",
-    "world_again_with_ranks_that_are_late[host-bits]": "last-first",
-    "world_calls[host-bits]": "rounded-twice",
+        "own-first once no-entry no-exit",
+    "world_calls[host-bits]": "last-first rounded-twice",
     "world_calls[host-agreement]": "own-rounding",
     "world_calls[host-surroundings]": "one-too-far",
     "world_calls[host-input]": "scratch-input",
     "world_calls[host-work]": "never-done",
-    "world_again_with_ranks_that_are_late[host-results]": "once no-entry no-exit",
     "world_is_ordered[host]": "peeks",
-    "world_again_with_ranks_that_are_late[host-memory]": "takes-memory borrows-memory",
+    "world_calls[host-memory]": "takes-memory borrows-memory",
     "world_plans_do_not_pile_up[host]": "plans-pile-up",
     "world_of_a_group[host]": "whole-world other-peers",
     "host_supports_always_answers": "raises silent-no yes-man",

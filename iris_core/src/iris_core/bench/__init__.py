@@ -12,9 +12,8 @@ The guide has a whole program.  Importing this package imports neither torch nor
 from iris_core.bench.registry import Benchmark, RunOptions, axis, linear_range, load, power_of_two, register, registered
 from iris_core.bench.results import Report, Result, Target
 from iris_core.bench.runner import run
-from iris_core.bench.state import State
+from iris_core.bench.state import State, do_bench
 from iris_core.bench.suites import Suite, finish
-from iris_core.bench.timers import do_bench
 
 __all__ = [
     "Benchmark", "Report", "Result", "RunOptions", "State", "Suite", "Target", "axis", "do_bench", "finish",

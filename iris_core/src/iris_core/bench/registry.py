@@ -35,13 +35,10 @@ class RunOptions:
 
     Attributes:
         num_ranks: ranks that are started for benchmarks with a context; several numbers are values of an axis, below.
-        device: "cpu" or "cuda"; None lets `Iris` choose.
-        allocator, backend: by name.
-        heap_size: heap of each rank in bytes, or text such as "1GiB".
+        device, allocator, backend, heap_size: as of `iris_core.Iris`.
         quick: fewer points, for a first look and for tests.
-        axes: values of axes by name, which replace those that the benchmarks declare; all benchmarks have the axis
-            "num_ranks".
-        skip: values of axes by name, which are left out.
+        axes, skip: by name, values that replace those which the benchmarks declare, and values that are left out; all
+            benchmarks have the axis "num_ranks".
         rounds, warmup, repeat: rounds, calls before the timed ones of each, and timed calls of each, where a benchmark
             does not say; repeat None for as many calls as `batch_ms` holds.
         batch_ms: how long the timed calls of one round should take together.
@@ -101,11 +98,6 @@ class Benchmark:
     def axes(self) -> Mapping[str, Values]:
         """Values by name, or functions of the `RunOptions` that return them; the first axis changes slowest."""
         return getattr(self.function, AXES, {})
-
-    @property
-    def about(self) -> str:
-        """The first line of the function's docstring."""
-        return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     def values(self, options: RunOptions) -> dict[str, list[Any]]:
         """Return the values of each axis in a run: those of the options where it has some, without those to skip."""

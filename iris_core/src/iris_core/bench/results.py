@@ -1,12 +1,17 @@
-"""Results and reports, their JSON (docs/benchmarks.md describes the fields), and two reports compared."""
+"""Results and reports, their JSON (docs/benchmarks.md describes the fields) and machine, and two reports compared."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import datetime
 import io
 import json
+import os
 import pathlib
+import platform
+import re
 from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
@@ -22,6 +27,10 @@ _Count = Annotated[int, pydantic.Field(ge=0)]
 
 METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
 """Fields of a result that a target may be set for."""
+# Switches that change what peers can do at all: shown even where they are not set.
+_ALWAYS_SHOWN = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
+# Variables that can change a result; none that holds a path.
+_SWITCH = re.compile(r"(CUDA|HIP|HSA|IRIS|NCCL|OMP|PYTORCH|TORCH|TRITON)_\w+=[\w.,:+-]*")
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,9 @@ def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a run and where they come from.
+    """The results of a run, one for each provider at each point, and where they come from; the guide has the fields.
 
-    Attributes:
-        name: of the file or of the set of benchmarks.
-        machine: hardware, driver, versions, switches, date and load; see `iris_core.bench.machine`.
-        run: how it was run: ranks, plugins, rounds, clocks.
-        results: one for each provider at each point.
-        schema: version of the JSON; grows when a field changes its meaning or goes.
+    `schema` grows when a field changes its meaning or goes.
     """
 
     name: str
@@ -157,6 +161,42 @@ class Report:
 
 _DOCUMENT = pydantic.TypeAdapter(Report)
 
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+def describe() -> dict[str, Any]:
+    """Describe this machine; call it before measuring, for the load is part of it."""
+    import torch
+
+    from iris_core.dispatch import tables
+
+    names = (*tables.DISTRIBUTIONS, "numpy")
+    versions = {"python": platform.python_version(), **dict.fromkeys(names), **tables.versions(names)}
+    gpus = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    version = r"(\d+\.\d+(?:\.\d+)?)"
+    switches = {name: value for name, value in os.environ.items() if _SWITCH.fullmatch(f"{name}={value}")}
+    return {
+        "cpu": _found(r"(?m)^model name\s*: *(.*)$", "/proc/cpuinfo") or platform.processor() or platform.machine(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+        "gpu": ", ".join(sorted(gpus)) or None,
+        "gpus": torch.cuda.device_count(),
+        "driver": _found(version, "/proc/driver/nvidia/version") or _found(version, "/sys/module/amdgpu/version"),
+        "kernel": platform.release().partition("-")[0],
+        "versions": versions | {"cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)},
+        "switches": dict.fromkeys(_ALWAYS_SHOWN) | dict(sorted(switches.items())),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _found(pattern: str, path: str) -> str | None:
+    """Return the first match of a pattern's group in a file of the kernel; None if there is none."""
+    with contextlib.suppress(OSError):
+        if match := re.search(pattern, pathlib.Path(path).read_text()):
+            return match.group(1).strip()
+    return None
+
+
+# -- two reports ------------------------------------------------------------------------------------------------------
 REGRESSIONS = ("slower", "wrong", "gone")
 VERDICTS = (*REGRESSIONS, "faster", "same", "new")
 

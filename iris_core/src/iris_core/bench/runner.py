@@ -17,11 +17,9 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core.bench import machine
 from iris_core.bench.registry import BENCHMARKS, RANKS, check_axes, load
-from iris_core.bench.results import Report, Result
-from iris_core.bench.state import SkipPoint, State
-from iris_core.bench.timers import MAX_GRAPH_CALLS, warm_clocks
+from iris_core.bench.results import Report, Result, describe
+from iris_core.bench.state import MAX_GRAPH_CALLS, ON_GPU, SkipPoint, State, warm_clocks
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -29,30 +27,25 @@ if TYPE_CHECKING:
 
     from iris_core.api import Iris
     from iris_core.bench.registry import Benchmark, RunOptions
-    from iris_core.bench.timers import Provider
+    from iris_core.bench.state import Provider
     from iris_core.world import World
 
 T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0
 """Bound of waits inside kernels of a run (IRIS_DEVICE_TIMEOUT), unless the environment has one."""
-
-MAX_UNITS = 100_000
-"""Bound of the repetitions in one round, for calls that take next to nothing."""
+MAX_CALLS = 100_000
+"""Bound of the calls in one round, where they take next to nothing."""
 
 
 def run(
     benchmarks: Iterable[Benchmark], options: RunOptions, *, name: str = "benchmarks", is_rank: bool = False
 ) -> Report:
-    """Run benchmarks and return their results.
+    """Run benchmarks and return their results, under a name.
 
     Those without ranks run in this process.  For the others ranks are started, which open one context and go through
-    all of them.  A provider whose data was wrong has an error in the report instead of numbers.
-
-    Args:
-        benchmarks, options: what to run, and how.
-        name: of the report.
-        is_rank: whether this process is one of the ranks, which all call this; else new ones are started.
+    all of them; or all call this, where this process `is_rank`.  A provider whose data was wrong has an error in the
+    report instead of numbers.
 
     Raises:
         BenchmarkError: a benchmark is declared wrongly, or the options name an axis that none has.
@@ -63,21 +56,21 @@ def run(
 
     chosen = list(benchmarks)
     check_axes(chosen, options)
-    about_machine, begin = machine.describe(), time.perf_counter()
+    about_machine, begin = describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
     here = Runner(SingleWorld(), None, options)
-    results = {each.name: [] if each.ranks else here.all_points(each) for each in chosen}
+    results = [row for each in chosen if not each.ranks for row in here.all_points(each)]
     usual = options.axes.get(RANKS, [options.num_ranks])
-    wanted = {each.name: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
-    sources = sorted({str(each.source) for each in chosen if each.ranks})
+    wanted = {each: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}
     numbers = list(dict.fromkeys(itertools.chain(*wanted.values())))
     for how in [dataclasses.replace(options, num_ranks=n, axes={**options.axes, RANKS: [n]}) for n in numbers]:
-        call = [each for each in wanted if how.num_ranks in wanted[each]], sources
-        found, facts = run_on_this_rank(*call, how) if is_rank else on_ranks(run_on_this_rank, how, *call)[0]
-        results |= {each: results[each] + rows for each, rows in found.items()}
+        call = {each.name: str(each.source) for each in wanted if how.num_ranks in wanted[each]}
+        found, facts = run_on_this_rank(call, how) if is_rank else on_ranks(run_on_this_rank, how, call)[0]
+        results += found
         about_run |= {**facts, RANKS: numbers if len(numbers) > 1 else how.num_ranks}
     about_run["seconds"] = round(time.perf_counter() - begin, 1)
-    return Report(name, about_machine, about_run, tuple(row for each in chosen for row in results[each.name]))
+    order = [each.name for each in chosen]
+    return Report(name, about_machine, about_run, tuple(sorted(results, key=lambda row: order.index(row.benchmark))))
 
 
 def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **environ: str) -> list[T]:
@@ -89,20 +82,18 @@ def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **envi
     return start_ranks(job, options.num_ranks, *arguments, options, environ=environ, torch_distributed=True)
 
 
-def run_on_this_rank(
-    names: Sequence[str], sources: Sequence[str], options: RunOptions
-) -> tuple[dict[str, list[Result]], dict[str, Any]]:
-    """Run benchmarks of these files with ranks, as one of them; return results by name, and facts about the run.
+def run_on_this_rank(chosen: Mapping[str, str], options: RunOptions) -> tuple[list[Result], dict[str, Any]]:
+    """Run benchmarks, by name with their files, as one of the ranks; return results, and facts about the run.
 
     Collective: every rank of the world calls it with the same arguments.
     """
-    for source in sources:
+    for source in chosen.values():
         load(source)
     with opened_on_this_rank(options) as (ctx, world):
         facts: dict[str, Any] = {**ctx.plugin_names, "device": ctx.device.partition(":")[0]}
         facts["device_timeout_s"] = ctx.settings.device_timeout
         runner = Runner(world, ctx, options)
-        return {name: runner.all_points(BENCHMARKS[name]) for name in names}, facts
+        return [row for name in chosen for row in runner.all_points(BENCHMARKS[name])], facts
 
 
 @contextlib.contextmanager
@@ -132,7 +123,8 @@ class Runner:
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
         if self._ctx is None or self._ctx.cur_rank == 0:
-            print(f"measuring {benchmark.name}: {benchmark.about}", file=sys.stderr, flush=True)
+            about = (benchmark.function.__doc__ or "").strip().partition("\n")[0]
+            print(f"measuring {benchmark.name}: {about}", file=sys.stderr, flush=True)
         return [result for params in benchmark.points(self._options) for result in self.point(benchmark, params)]
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
@@ -140,15 +132,13 @@ class Runner:
 
         A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
         """
-        ctx = self._ctx
-        num_ranks = 0 if ctx is None else self._world.world_size
         state = State(benchmark.name, params, self._options, self._on_gpu, self._wait)
-        with contextlib.nullcontext() if ctx is None else ctx.scope(), state.resources:
+        with contextlib.nullcontext() if self._ctx is None else self._ctx.scope(), state.resources:
             self._declare(benchmark, state)
             self._measure(state)
-            results = summarize(state, num_ranks)
-        if ctx is not None:
-            ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
+            results = summarize(state, 0 if self._ctx is None else self._world.world_size)
+        if self._ctx is not None:
+            self._ctx.barrier()  # what the scope freed is free now; waits that timed out are raised here
         return results
 
     def _declare(self, benchmark: Benchmark, state: State) -> None:
@@ -157,7 +147,8 @@ class Runner:
             benchmark.function(state, self._ctx)
             state.check()
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]
-        everyone = self._world.all_gather_object((state.rounds, state.repeat, state.warmup, providers))
+        how = state.options
+        everyone = self._world.all_gather_object((how.rounds, how.repeat, how.warmup, providers))
         if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
             raise BenchmarkError(
                 f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
@@ -170,16 +161,15 @@ class Runner:
         for each in providers:
             self._first_calls(each, state)
         right = [each for each in providers if not each.error]
-        if any(each.on_gpu for each in right):
+        if any(each.timer in ON_GPU for each in right):
             warm_clocks(self._options.warm_ms)
         times: dict[str, list[float]] = {each.name: [] for each in right}
-        for number in range(state.rounds):
+        for number in range(state.options.rounds):
             first = number % max(1, len(right))
             for each in right[first:] + right[:first]:
-                seconds = self._time(each, state.warmup)
-                if each.call is not None:
-                    times[each.name].append(seconds / each.operations)
-                if number == state.rounds - 1:
+                seconds = self._time(each, state.options.warmup)
+                times[each.name] += [seconds / each.operations] * (each.call is not None)
+                if number == state.options.rounds - 1:
                     self._verify(each)
         everyone = self._world.all_gather_object(times)
         for each in right:
@@ -200,21 +190,19 @@ class Runner:
 
     def _first_calls(self, provider: Provider, state: State) -> None:
         """Call a provider eagerly, so that its kernels are compiled; then as it will be timed, and check its data."""
-        batch_s, is_reported = self._options.batch_ms / 1e3, provider.timer == "reported"
+        batch_s, repeat, is_reported = self._options.batch_ms / 1e3, state.options.repeat, provider.timer == "reported"
         if not is_reported:  # that may take seconds: no call only to see how many
             self._once(provider)
             seconds = self._once(provider)
             if provider.timer == "graph":
-                provider.capture(min(MAX_GRAPH_CALLS, state.repeat or math.ceil(batch_s / seconds)))
+                provider.capture(min(MAX_GRAPH_CALLS, repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
         if provider.check is not None or not is_reported:
             seconds = self._once(provider)
             self._verify(provider)
-        if state.repeat is not None:
-            provider.units = math.ceil(state.repeat / provider.calls_per_unit)
-        elif not is_reported:
-            provider.units = min(MAX_UNITS, math.ceil(batch_s / seconds / provider.calls_per_unit))
+        calls = repeat or (1 if is_reported else min(MAX_CALLS, batch_s / seconds))
+        provider.units = math.ceil(calls / provider.calls_per_unit)
 
     def _verify(self, provider: Provider) -> None:
         """Check the data on all ranks; the error is that of the first one where something is wrong."""
@@ -248,14 +236,12 @@ def summarize(state: State, num_ranks: int) -> list[Result]:
     params = {k: v if isinstance(v, bool | int | float | str | None) else str(v) for k, v in state.params.items()}
     counters = {name: float(v() if callable(v) else v) for name, v in state.counters.items() if good}
     for each in state.providers.values():
-        measured: dict[str, Any] = {}
-        if each.name in rounds:
-            measured = _numbers(state, each, rounds) | {"verified": each.verified, "counters": counters}
-        targets = tuple(target.judged(measured.get(target.metric)) for target in state.targets.get(each.name, ()))
+        numbers = _numbers(state, each, rounds) | {"counters": counters} if each.name in rounds else {}
+        targets = tuple(target.judged(numbers.get(target.metric)) for target in state.targets.get(each.name, ()))
         results.append(Result(
-            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes,
-            flops=state.flops, baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets,
-            calls=0 if each.skipped else each.units * each.calls_per_unit, **measured,
+            state.benchmark, each.name, params, num_ranks, each.timer, nbytes=state.nbytes, flops=state.flops,
+            baseline=each.baseline, error=each.error, skipped=each.skipped, targets=targets, verified=each.verified,
+            calls=0 if each.skipped else each.units * each.calls_per_unit, **numbers,
         ))  # fmt: skip
     return results
 

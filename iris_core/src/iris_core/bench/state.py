@@ -1,26 +1,115 @@
-"""The declaration of a benchmark at one point of its axes."""
+"""The declaration of a benchmark at one point of its axes, and how calls are timed.
+
+By this process's clock, by events of the GPU, by replays of a graph, as reported, or one by one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from iris_core.bench.results import METRICS, Target
-from iris_core.bench.timers import ON_GPU, TIMERS, Provider, cold_call
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.bench.registry import RunOptions
 
+    _Call = Callable[[], object]
+
 T = TypeVar("T")
+
+TIMERS = ("cpu", "events", "graph", "reported")
+ON_GPU = ("events", "graph")
+
+# Calls in one graph: enough that the start of a replay does not count, few enough that capturing is quick.
+MAX_GRAPH_CALLS = 20
+# More than the last cache of any GPU; it is written before each call, so that what the call reads is not there.
+_CACHE_NBYTES = 256 << 20
+# Pause of the device (about 0.1 ms) before the first event, in which the host launches what follows it.
+_HEAD_START_CYCLES = 200_000
+
+_MODES: dict[str, Any] = {"mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "all": list}
+
+
+@dataclass
+class Provider:
+    """One implementation of what is measured (see `State.provider`), how its calls are timed, and what came of it."""
+
+    name: str
+    timer: str
+    call: _Call | None = None  # or a replay of the graph that holds `calls_per_unit` of them
+    prepare: _Call | None = None
+    check: _Call | None = None
+    baseline: str = ""
+    peer: bool = False
+    operations: int = 1
+    skipped: str = ""
+    units: int = 1  # repetitions of the call in each round
+    calls_per_unit: int = 1
+    times: list[list[float]] = field(default_factory=list)  # of each rank, of one operation, in s; none of an idle rank
+    verified: bool = False
+    error: str = ""
+    graph: Any = None
+    captured: _Call | None = None  # the call in the graph, which alone may keep memory that replays use
+
+    def capture(self, calls: int) -> None:
+        """Time replays of a graph of `calls` calls from now on; kernels must have been compiled."""
+        import torch
+
+        self.calls_per_unit = calls
+        if self.call is not None:
+            self.graph = torch.cuda.CUDAGraph()
+            # Other threads of this process (watchdogs of communication libraries) may call the driver meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    self.call()
+            self.captured, self.call = self.call, self.graph.replay
+
+    def time(self, warmup: int, align: _Call) -> float:
+        """Return the seconds of one call, out of a round's after `warmup` ones; 0 where there is no call.
+
+        `align` puts a step on the stream after which all ranks' devices go on together, also of idle ranks.
+        """
+        import torch
+
+        from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
+
+        if self.graph is not None:
+            warmup = max(1, -(-warmup // self.calls_per_unit))  # the first replay uploads the graph
+        if self.call is not None:
+            for _ in range(warmup):
+                self.call()
+        if self.timer in ON_GPU:
+            align()
+        if self.call is None:
+            return 0.0
+        if self.timer in ON_GPU:
+            torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        seconds = {"cpu": seconds_by_clock, "reported": _as_reported}.get(self.timer, seconds_by_events)
+        return seconds(self.call, self.units) / self.calls_per_unit
+
+    def verdict(self) -> str | None:
+        """Say what is wrong with the data on this rank; empty if nothing is, None if there is no check."""
+        if self.check is None:
+            return None
+        try:
+            answer = self.check()
+        except AssertionError as error:
+            return str(error).strip() or "an assertion of the check failed"
+        return "" if answer is None or answer else "the data is wrong"
 
 
 class SkipPoint(Exception):
     """Raised by `State.skip`; not an error."""
 
 
+@dataclass(eq=False)
 class State:
     """One point of a benchmark: read the axes, say how much work a call is, declare the providers.
 
@@ -28,24 +117,22 @@ class State:
     Numbers out of range, and names that are taken or unknown, are a `BenchmarkError`.
     """
 
-    def __init__(
-        self,
-        benchmark: str,
-        params: Mapping[str, Any],
-        options: RunOptions,
-        on_gpu: bool,
-        barrier: Callable[[], object],
-    ) -> None:
-        self.benchmark, self.params, self.on_gpu = benchmark, dict(params), on_gpu
-        self.rounds, self.warmup, self.repeat = options.rounds, options.warmup, options.repeat
-        self.nbytes: int | None = None
-        self.bus_factor: float | None = None
-        self.flops: float | None = None
-        self.counters: dict[str, float | Callable[[], float]] = {}
-        self.providers: dict[str, Provider] = {}
-        self.targets: dict[str, list[Target]] = {}
-        self.resources = contextlib.ExitStack()
-        self._timer, self._barrier = "events" if on_gpu else "cpu", barrier
+    benchmark: str
+    params: Mapping[str, Any]
+    options: RunOptions
+    on_gpu: bool
+    barrier: Callable[[], object]
+    timer: str = field(init=False)  # of the providers that follow
+    nbytes: int | None = None
+    bus_factor: float | None = None
+    flops: float | None = None
+    counters: dict[str, float | Callable[[], float]] = field(default_factory=dict)
+    providers: dict[str, Provider] = field(default_factory=dict)
+    targets: dict[str, list[Target]] = field(default_factory=dict)
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __post_init__(self) -> None:
+        self.timer = "events" if self.on_gpu else "cpu"
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an axis."""
@@ -79,30 +166,27 @@ class State:
 
     def set_warmup(self, calls: int) -> None:
         """Set how many calls precede the timed ones in each round (1 by default)."""
-        self.warmup = _at_least(0, "set_warmup", calls)
+        self.options = dataclasses.replace(self.options, warmup=calls)
 
     def set_repeat(self, calls: int) -> None:
         """Set how many calls are timed together in each round; by default as many as `RunOptions.batch_ms` holds."""
-        self.repeat = _at_least(1, "set_repeat", calls)
+        self.options = dataclasses.replace(self.options, repeat=calls)
 
     def set_rounds(self, rounds: int) -> None:
         """Set in how many rounds each provider is measured; the result is the median over them."""
-        self.rounds = _at_least(1, "set_rounds", rounds)
+        self.options = dataclasses.replace(self.options, rounds=rounds)
 
     def set_timer(self, timer: str) -> None:
-        """Set the timer of the providers that follow.
+        """Set the timer of the providers that follow: "cpu", this process's clock around the calls (default there).
 
-        Args:
-            timer: "cpu": this process's clock around the calls (default on the CPU).
-                "events": events of the GPU around eager calls (default on GPUs).
-                "graph": events around replays of a CUDA graph that holds the calls.
-                "reported": each call returns the seconds that it took.
+        Or "events" of the GPU around eager calls (default on GPUs), or around replays of a CUDA "graph" that holds the
+        calls; or "reported": each call returns the seconds that it took.
         """
         if timer not in TIMERS:
             raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
         if timer in ON_GPU and not self.on_gpu:
             raise BenchmarkError(f"timer {timer!r} needs a GPU, and this rank computes on the CPU; see state.on_gpu")
-        self._timer = timer
+        self.timer = timer
 
     def provider(
         self,
@@ -125,12 +209,11 @@ class State:
             prepare: called on every rank before the calls of each round, untimed: spoil the output, so that a provider
                 that does nothing is found out.
             baseline: another provider; the result has this one's speed in relation to it.
-            peer: whether the others are compared with this one: each result has its speed in relation to the fastest
-                peer (itself left out).
+            peer: whether the results of others have their speed in relation to this one, if it is the fastest peer.
             operations: operations that one call does; times are per operation.
         """
         _at_least(1, "operations", operations)
-        self._add(Provider(name, self._timer, call, prepare, check, baseline, peer, operations))
+        self._add(Provider(name, self.timer, call, prepare, check, baseline, peer, operations))
 
     def exec(
         self,
@@ -141,13 +224,11 @@ class State:
     ) -> None:
         """Declare the only provider; its name is "default", and `check` is as in `provider`.
 
-        With a `preamble_fn`, calls are timed one by one with cold caches, as `do_bench` does, and have the timer
-        "reported".  It precedes every call, untimed, on every rank: when the last call is over on all of them; and the
-        next call begins when all have done it.
+        With a `preamble_fn`, calls are timed one by one as `do_bench` does, and have the timer "reported".
         """
-        timer = self._timer
+        timer = self.timer
         if preamble_fn is not None:
-            fn, timer = cold_call(fn, self._barrier, preamble_fn, self.on_gpu), "reported"
+            fn, timer = cold_call(fn, self.barrier, preamble_fn, self.on_gpu), "reported"
         self._add(Provider("default", timer, fn, check=check))
 
     def skip(self, reason: str) -> NoReturn:
@@ -157,7 +238,7 @@ class State:
 
     def skip_provider(self, name: str, reason: str) -> None:
         """Leave one provider out at this point; the results say why.  Collective: every rank skips it."""
-        self._add(Provider(name, self._timer, skipped=reason))
+        self._add(Provider(name, self.timer, skipped=reason))
 
     def target(
         self, provider: str, metric: str, *, at_least: float | None = None, at_most: float | None = None
@@ -168,10 +249,9 @@ class State:
         """
         if metric not in METRICS:
             raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
-        bound = at_least if at_most is None else at_most
-        if bound is None or (at_least is not None and at_most is not None):
+        if len(given := [each for each in (at_least, at_most) if each is not None]) != 1:
             raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
-        self.targets.setdefault(provider, []).append(Target(metric, float(bound), at_most is None))
+        self.targets.setdefault(provider, []).append(Target(metric, float(given[0]), at_most is None))
 
     def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
         """Enter a context manager and leave it when this point has been measured."""
@@ -197,3 +277,91 @@ def _at_least(least: int, what: str, value: Any) -> Any:
     if value < least:
         raise BenchmarkError(f"{what}: needs {least} or more, not {value}")
     return value
+
+
+# -- timing -----------------------------------------------------------------------------------------------------------
+def cold_call(call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool) -> Callable[[], float]:
+    """Return a function that makes one call, after the preamble and with cold caches, and returns its seconds."""
+    import torch
+
+    from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
+
+    cache = torch.empty(_CACHE_NBYTES if on_gpu else 0, dtype=torch.int8, device="cuda" if on_gpu else "cpu")
+
+    def once() -> float:
+        barrier()  # the preamble may reset what peers' last calls still write to
+        preamble()
+        cache.zero_()
+        barrier()
+        return seconds_by_events(call, 1) if on_gpu else seconds_by_clock(call, 1)
+
+    return once
+
+
+def do_bench(
+    fn: Callable[[], object],
+    barrier_fn: Callable[[], object] | None = None,
+    preamble_fn: Callable[[], object] | None = None,
+    n_warmup: int = 25,
+    n_repeat: int = 100,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+) -> float | list[float]:
+    """Return the time of a call in milliseconds, on this rank; the slowest rank's is what counts.
+
+    Collective where `fn` or `barrier_fn` is: every rank calls it with the same numbers.  Each call is timed alone: by
+    events of the GPU around it, or by this process's clock where torch sees no GPU.  Before it come `barrier_fn`,
+    after which the last call is over on all ranks, `preamble_fn`, on a GPU a write of 256 MiB that empties the caches,
+    and `barrier_fn` again.
+
+    Args:
+        fn: one call.
+        barrier_fn: lets the ranks begin together, such as `ctx.barrier`.
+        preamble_fn: untimed preparation of each call, such as zeroing what peers add to.
+        n_warmup, n_repeat: calls before those that are timed, beside a first one that compiles; timed calls.
+        quantiles: of the times, each from 0 to 1; a list of them is returned then, or a number for a single one.
+        return_mode: "mean", "min", "max" or "median" of the times; "all" for a list of them.
+
+    Raises:
+        BenchmarkError: (a ValueError) a number is out of range, or there is no such mode.
+
+    Example:
+        >>> from iris_core.bench import do_bench
+        >>> do_bench(lambda: sum(range(1000)), n_warmup=1, n_repeat=5, return_mode="min") < 100
+        True
+    """
+    if return_mode not in _MODES:
+        raise BenchmarkError(f"return_mode={return_mode!r}: there are {', '.join(_MODES)}")
+    if n_warmup < 0 or n_repeat < 1:
+        raise BenchmarkError(f"n_warmup={n_warmup}, n_repeat={n_repeat}: needs 0 or more, and 1 or more")
+    if quantiles is not None and not all(0 <= each <= 1 for each in quantiles):
+        raise BenchmarkError(f"quantiles={list(quantiles)}: each must lie between 0 and 1")
+    import numpy
+    import torch
+
+    barrier = barrier_fn or (lambda: None)
+    call = cold_call(fn, barrier, preamble_fn or (lambda: None), torch.cuda.is_available())
+    times = [call() * 1e3 for _ in range(1 + n_warmup + n_repeat)][1 + n_warmup :]
+    barrier()
+    found = _MODES[return_mode](times) if quantiles is None else numpy.quantile(times, list(quantiles)).tolist()
+    return found[0] if quantiles is not None and len(found) == 1 else found  # type: ignore[no-any-return]
+
+
+def warm_clocks(milliseconds: float) -> None:
+    """Let this rank's GPU compute, because its clocks are low after a pause."""
+    import torch
+
+    x = torch.ones(16 << 20, device="cuda")
+    end = time.perf_counter() + milliseconds / 1e3
+    while time.perf_counter() < end:
+        for _ in range(16):
+            x.mul_(1.0)
+        torch.cuda.synchronize()
+
+
+def _as_reported(step: _Call, units: int) -> float:
+    """The median of what calls report: programs of their own, or parts of a longer step."""
+    seconds = [each for each in (step() for _ in range(units)) if isinstance(each, int | float) and each > 0]
+    if len(seconds) < units:
+        raise BenchmarkError("timer 'reported': a call has to return its seconds, a number above 0")
+    return statistics.median(seconds)

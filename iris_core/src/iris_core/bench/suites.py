@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 class Suite(RunOptions):
     """A file of benchmarks: how it runs where the user does not say, and the file of its results.
 
-    Device "cuda" is all GPUs, and only if there are enough; "cpu" is CPU ranks; None is where `Iris` chooses.  The
-    allocator is one on this device only.
+    Device "cuda" is all GPUs, and only if there are enough.  The allocator is one on the suite's device only.
 
     Attributes:
-        about: the program's description, `__doc__`.
-        source: the file, `__file__`.
+        about, source: the program's description, `__doc__`, and the file, `__file__`.
         min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
-        max_ranks: most ranks where the user does not say how many; None for no bound.
+        max_ranks: most ranks where the user does not say how many.
         on_cpu: options that are others on CPU ranks, such as the heap's size.
         results: file of the JSON, from the source's folder; {ranks} and {allocator} stand for what was used.  It is
-            written after runs of everything on the suite's own device.  Empty for none.
+            written after runs of everything on the suite's own device.
     """
 
     about: str | None
@@ -46,11 +44,7 @@ class Suite(RunOptions):
     results: str = ""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Parse the arguments (sys.argv's by default), run, print, write.
-
-        Returns:
-            The exit status: that of `finish`, or 2 if the run could not be made.
-        """
+        """Parse the arguments (sys.argv's by default), run, print, write; return `finish`'s status, or 2 if not run."""
         parser = argparse.ArgumentParser(description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_options(parser)
         args = parser.parse_args(argv)
@@ -110,8 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def finish(report: Report, *, out: str = "", enforce: bool = False, style: str = "console") -> int:
     """Print a report as "console", "json" or "csv", write it to the file `out` (as CSV if it ends in .csv).
 
-    Returns:
-        The exit status: 1 if data was wrong, or, with `enforce`, a target was missed or could not be measured; else 0.
+    Return the exit status: 1 if data was wrong, or, with `enforce`, a target was missed or not measured; else 0.
     """
     if style == "console":
         show(report)

@@ -18,13 +18,9 @@ if TYPE_CHECKING:
     from iris_core.testing.pool import RankPool as RankPool
 
 __all__ = [
-    "AllocatorConformance",
-    "BackendConformance",
-    "CollectiveConformance",
-    "PluginConformance",
-    "RankPool",
+    "AllocatorConformance", "BackendConformance", "CollectiveConformance", "PluginConformance", "RankPool",
     "StackConformance",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
-from iris_core.dispatch.calls import current_device
+from iris_core.device.targets import on_device
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -133,12 +131,9 @@ class Ported:
 
     def _meet(self, group: Any) -> None:
         """End a call that is not asynchronous: a barrier of the group's devices."""
-        gpu = self._binder.gpu
-        if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
-            with torch.cuda.device(gpu):
-                self._meet(group)
-        elif len(self._binder.members_of(group)) > 1:
-            self._binder.barrier(group, async_op=False)
+        if len(self._binder.members_of(group)) > 1:
+            with on_device(self._binder.target):
+                self._binder.barrier(group, async_op=False)
 
     def _oblige(self, op: str, config: Any, call: Callable[[Any], R], *, tiles: bool = False) -> R:
         """Return call(config), or call(a plainer config) where that is refused for the config's sake, on all ranks.

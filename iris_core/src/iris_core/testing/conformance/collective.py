@@ -103,6 +103,8 @@ class CollectiveConformance(PluginConformance):
     def test_world_calls(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, promise: str) -> None:
         """Every shape, element type, reduction, root and place of the tensors keeps each promise.
 
+        An everyday plan serves call after call, whoever is late, and whoever writes its next input at once.
+
         results: what torch gives, also in place.  agreement: where all ranks get the same, they get the same bits.
         input: it is only read.  surroundings: memory beside the tensors, and between the elements of strided ones,
         stays as it is.  work: a handle that was waited for says so.  memory: all that a call needs was made by
@@ -115,18 +117,10 @@ class CollectiveConformance(PluginConformance):
             found += _run(pool, of, calls) if calls else []
         if not found:
             pytest.skip(self._answer(collective, usual(collective.op), world).reason)
-        _check(promise, found)
-
-    @pytest.mark.parametrize("promise", ["results", "memory", "bits"])
-    def test_world_again_with_ranks_that_are_late(
-        self, collective: Any, pool: RankPool, world: stack_jobs.Setup, promise: str
-    ) -> None:
-        """A plan serves call after call, whoever is late, and whoever writes its next input at once.
-
-        All memory that the calls need was made by `prepare`.
-        """
-        case = self._usual(collective, world)
-        _check(promise, _run(pool, world, (case,), num_turns=2 * world.ranks))
+        said = [outcome[promise] for outcomes in found for outcome in outcomes if promise in outcome]
+        if not said:
+            pytest.skip(f"this operation or this algorithm does not promise {promise}")
+        assert not any(said), "\n".join(filter(None, said))
 
     def test_world_is_ordered(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The checker finds nothing on CPU ranks, whoever is late: see docs/checking.md.
@@ -137,7 +131,7 @@ class CollectiveConformance(PluginConformance):
             pytest.skip("the checker watches CPU ranks")
         case = self._usual(collective, world)
         try:
-            _run(pool, dataclasses.replace(world, check=ORDINARY_CHECKS), (case,), num_turns=world.ranks)
+            _run(pool, dataclasses.replace(world, check=ORDINARY_CHECKS), (case,))
         except RankError as error:
             if "UnsupportedError: IRIS_CHECK=" not in str(error):
                 raise
@@ -146,7 +140,7 @@ class CollectiveConformance(PluginConformance):
     def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
         case = self._usual(collective, world)
-        for blocks in pool.run(jobs.prepare_again, world.ranks, world, case, 4):
+        for blocks in pool.run(jobs.on_rank, world.ranks, world, jobs.prepare_again, case, 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
     def test_world_of_a_group(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, tmp_path: Any) -> None:
@@ -154,7 +148,7 @@ class CollectiveConformance(PluginConformance):
         if world.ranks < 3:
             pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
         case = self._usual(collective, world, members=(0, world.ranks - 1))
-        wrong = pool.run(jobs.call_in_group, world.ranks, world, case, str(tmp_path))
+        wrong = pool.run(jobs.on_rank, world.ranks, world, jobs.call_in_group, case, str(tmp_path))
         assert not any(wrong), "\n".join(wrong)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
@@ -188,13 +182,6 @@ class CollectiveConformance(PluginConformance):
 
 
 @functools.lru_cache(maxsize=4)
-def _run(pool: RankPool, setup: stack_jobs.Setup, chosen: tuple[Case, ...], num_turns: int = 1) -> Any:
+def _run(pool: RankPool, setup: stack_jobs.Setup, chosen: tuple[Case, ...]) -> Any:
     """Call the cases once; several tests look at the same outcomes, by rank and case."""
-    return pool.run(jobs.call, setup.ranks, setup, chosen, num_turns, timeout_s=_ALL_CASES_S)
-
-
-def _check(promise: str, of_ranks: list[list[jobs.Outcome]]) -> None:
-    said = [outcome[promise] for outcomes in of_ranks for outcome in outcomes if promise in outcome]
-    if not said:
-        pytest.skip(f"this operation or this algorithm does not promise {promise}")
-    assert not any(said), "\n".join(filter(None, said))
+    return pool.run(jobs.on_rank, setup.ranks, setup, jobs.call, chosen, timeout_s=_ALL_CASES_S)

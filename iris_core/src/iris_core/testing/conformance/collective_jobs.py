@@ -7,7 +7,6 @@ rooted operation has its input, or its output, on the root alone.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import hashlib
@@ -27,14 +26,12 @@ from iris_core.testing.conformance.plugin_jobs import create, installed
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKind, ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from iris_core.testing.conformance.stack_jobs import Setup
 
 OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
-REPLICATED = ("all_reduce", "all_gather", "broadcast")
-"""Every rank gets the same."""
-
+REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
 USUAL_SHAPE = (1003,)
 FLOATS = tuple(name for name in REDUCIBLE if getattr(torch, name).is_floating_point)
@@ -53,8 +50,7 @@ _SLOW_S = 0.1
 _LEAD_NBYTES = 256  # before and after each tensor
 _POISON = 0xA5
 
-Outcome = dict[str, str]
-"""What is wrong, by promise; without those that are not given."""
+Outcome = dict[str, str]  # what is wrong, by promise; without those that are not given
 
 
 @dataclass(frozen=True)
@@ -183,48 +179,54 @@ COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 # -- on ranks ---------------------------------------------------------------------------------------------------------
-def call(setup: Setup, chosen: Sequence[Case], num_turns: int) -> list[Outcome]:
-    """Call each case `num_turns` times with one plan and new data; in place, twice at least.
+def on_rank(setup: Setup, job: Callable[..., Any], *arguments: Any) -> Any:
+    """Open a context, create the collective in it, and call job(setup, ctx, collective, *arguments)."""
+    with setup.open() as ctx:
+        create_for = ctx.target, ctx.heap_size, ctx.cur_rank, ctx.num_ranks
+        collective = create(*installed(PluginKind.COLLECTIVE, setup.tested), *create_for)
+        return job(setup, ctx, collective, *arguments)
+
+
+def call(setup: Setup, ctx: Any, collective: Any, chosen: Sequence[Case]) -> list[Outcome]:
+    """Call each case with one plan and new data: an everyday one in two turns of each rank, those in place twice.
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
-    with _opened(setup) as (ctx, collective):
-        return [_call(setup, ctx, collective, each, max(num_turns, 1 + each.in_place)) for each in chosen]
+    turns = {usual(collective.op): 2 * ctx.num_ranks}
+    return [_call(setup, ctx, collective, each, turns.get(each, 1 + each.in_place)) for each in chosen]
 
 
-def call_in_group(setup: Setup, case: Case, folder: str) -> str:
+def call_in_group(setup: Setup, ctx: Any, collective: Any, case: Case, folder: str) -> str:
     """Call a case twice in a group; the other ranks do nothing until the members are done.
 
     Returns:
         The problems, also with the tensors of a rank that is no member.
     """
-    with _opened(setup) as (ctx, collective):
-        if ctx.cur_rank in case.members:
-            outcome = _call(setup, ctx, collective, case, num_turns=2)
-            (pathlib.Path(folder) / str(ctx.cur_rank)).touch()
-            ctx.barrier()
-            return outcome["results"]
-        tensors = _Tensors(ctx, case, rank=0, size=len(case.members))
-        deadline = time.monotonic() + STRANGER_WAITS_S
-        while len(os.listdir(folder)) < len(case.members):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"ranks {case.members} were not done after {STRANGER_WAITS_S:g} s alone")
-            time.sleep(0.01)
+    if ctx.cur_rank in case.members:
+        outcome = _call(setup, ctx, collective, case, num_turns=2)
+        (pathlib.Path(folder) / str(ctx.cur_rank)).touch()
         ctx.barrier()
-        is_whole = tensors.are_whole(with_elements=True)
-        return "" if is_whole else f"something was written to the tensors of rank {ctx.cur_rank}, which is no member"
+        return outcome["results"]
+    tensors = _Tensors(ctx, case, rank=0, size=len(case.members))
+    deadline = time.monotonic() + STRANGER_WAITS_S
+    while len(os.listdir(folder)) < len(case.members):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"ranks {case.members} were not done after {STRANGER_WAITS_S:g} s alone")
+        time.sleep(0.01)
+    ctx.barrier()
+    is_whole = tensors.are_whole(with_elements=True)
+    return "" if is_whole else f"something was written to the tensors of rank {ctx.cur_rank}, which is no member"
 
 
-def prepare_again(setup: Setup, case: Case, times: int) -> list[int]:
+def prepare_again(setup: Setup, ctx: Any, collective: Any, case: Case, times: int) -> list[int]:
     """Prepare the same call again and again, use the plan once and drop it; returns the heap's blocks after each."""
     blocks = []
-    with _opened(setup) as (ctx, collective):
-        for _ in range(times):
-            _call(setup, ctx, collective, case, num_turns=1)
-            gc.collect()
-            for _ in range(3):  # what was dropped is free when all ranks have agreed
-                ctx.barrier()
-            blocks.append(ctx.stats().num_blocks)
+    for _ in range(times):
+        _call(setup, ctx, collective, case, num_turns=1)
+        gc.collect()
+        for _ in range(3):  # what was dropped is free when all ranks have agreed
+            ctx.barrier()
+        blocks.append(ctx.stats().num_blocks)
     return blocks
 
 
@@ -307,14 +309,6 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
     if not case.members and "agreement" in wrong and ctx.broadcast(digests.digest()) != digests.digest():
         wrong["agreement"] = what + "other bits than those of rank 0"
     return wrong
-
-
-@contextlib.contextmanager
-def _opened(setup: Setup) -> Iterator[tuple[Any, Any]]:
-    """Open a context and create the collective in it."""
-    with setup.open() as ctx:
-        create_for = ctx.target, ctx.heap_size, ctx.cur_rank, ctx.num_ranks
-        yield ctx, create(*installed(PluginKind.COLLECTIVE, setup.tested), *create_for)
 
 
 def content(tensor: torch.Tensor) -> bytes:

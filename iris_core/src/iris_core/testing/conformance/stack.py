@@ -48,11 +48,14 @@ class StackConformance(OnRanks):
         )
         return stack_jobs.Setup(self.allocator, self.backend, *where, self.programs, self.timeout_s)
 
-    def _run(self, pool: RankPool, stack: stack_jobs.Setup, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a job on the ranks; skip what the backend need not have."""
-        found = pool.run(job, stack.ranks, stack, *arguments, timeout_s=_CALLS_S + 12 * self.timeout_s)
-        if isinstance(found[0], str):
-            pytest.skip(f"backend {self.backend!r} has no {found[0]}")
+    def _run(
+        self, pool: RankPool, stack: stack_jobs.Setup, needs: str, job: Callable[..., Any], *how: str
+    ) -> list[Any]:
+        """Run a job on the ranks; skip what needs something that the backend need not have."""
+        bound_s = _CALLS_S + 12 * self.timeout_s
+        found = pool.run(stack_jobs.on_rank, stack.ranks, stack, needs, job, *how, timeout_s=bound_s)
+        if needs in found:
+            pytest.skip(f"backend {self.backend!r} has no {needs}")
         return found
 
     def test_world_device_functions(self, pool: RankPool, world: stack_jobs.Setup) -> None:
@@ -63,25 +66,25 @@ class StackConformance(OnRanks):
         of a group and also a repeated one, the stores of all members are visible, whoever is late.  What is wrong is
         said of all functions: each sentence begins with the function's name.
         """
-        _judge(self._run(pool, world, stack_jobs.call_all, "function"))
+        _judge(self._run(pool, world, "", stack_jobs.call_all, "function"))
 
     def test_world_device_methods(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The same of DeviceContext's methods."""
-        _judge(self._run(pool, world, stack_jobs.call_all, "method"))
+        _judge(self._run(pool, world, "DeviceContext", stack_jobs.call_all, "method"))
 
     def test_world_wait_that_gives_up(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
         bounded = dataclasses.replace(world, timeout_s=min(self.timeout_s, 0.5))
-        _judge(self._run(pool, bounded, stack_jobs.give_up))
+        _judge(self._run(pool, bounded, "DeviceContext", stack_jobs.give_up))  # only methods know where to report
 
     # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
-        _judge(self._run(pool, world, stack_jobs.call_all, "host"))
+        _judge(self._run(pool, world, "device_barrier", stack_jobs.call_all, "host"))
 
     def test_world_self_test_passes(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
-        results = self._run(pool, world, stack_jobs.self_test)
+        results = self._run(pool, world, "self_test", stack_jobs.self_test)
         checks = [check for on_rank, _ in results for check in on_rank]
         assert [check for check in checks if not isinstance(check, PairCheck) or check.problem] == []
         ops = {check.op for check in checks}

@@ -1,8 +1,7 @@
 """Jobs that the stack suite runs on ranks: each returns the problems, as sentences; none if the backend is right.
 
-Where the backend lacks an optional function, a job returns the name of the function.  `call_all` calls every device
-function; plain Python computes what must come of it.  Every rank works on the next one, so each memory has one writer
-and each result is known; in a world of one the rank works on itself.
+`call_all` calls every device function; plain Python computes what must come of it.  Every rank works on the next one,
+so each memory has one writer and each result is known; in a world of one the rank works on itself.
 """
 
 from __future__ import annotations
@@ -114,40 +113,36 @@ class Rank:
                     self.note(f"memory of rank {rank}{where}: {len(wrong)} words, the first at {wrong[0]}: {first}")
 
 
-@contextlib.contextmanager
-def opened(stack: Setup) -> Iterator[Rank]:
-    """Open a context, and leave it together."""
+def on_rank(stack: Setup, needs: str, job: Callable[..., Any], *arguments: Any) -> Any:
+    """Open a context, call job(rank, *arguments), and leave it together; return `needs` if the backend lacks that."""
     with stack.open() as ctx:
-        yield Rank(ctx, stack)
+        if needs and needs not in ctx.backend.device_api() and not hasattr(ctx.backend, needs):
+            return needs
+        result = job(Rank(ctx, stack), *arguments)
         ctx.barrier()  # others may look at this rank's memory until they are here
+        return result
 
 
-def give_up(stack: Setup) -> list[str] | str:
+def give_up(rank: Rank) -> list[str]:
     """Wait in a kernel for a flag that no rank raises: the launch raises, or the next barrier does, once."""
-    with opened(stack) as rank:
-        if "DeviceContext" not in rank.ctx.backend.device_api():
-            return "DeviceContext"  # only methods know where to report
-        flag, found = (rank.tensor([0], "int64") for _ in range(2))
-        rank.ctx.barrier()
-        raised = []
-        launch = functools.partial(rank.programs.await_flag, rank.ctx, "method", "ge", flag, 0, 1, found)
-        for number, step in enumerate((lambda: launch(stack.timeout_s), rank.ctx.barrier, rank.ctx.barrier)):
-            try:
-                step()
-            except DeviceTimeoutError:
-                raised.append(number)
-        if raised not in ([0], [1]):
-            rank.note(f"of the launch and two barriers, DeviceTimeoutError was raised by {raised}, and not by 0 or 1")
-        return rank.problems
+    flag, found = (rank.tensor([0], "int64") for _ in range(2))
+    rank.ctx.barrier()
+    raised = []
+    launch = functools.partial(rank.programs.await_flag, rank.ctx, "method", "ge", flag, 0, 1, found)
+    for number, step in enumerate((lambda: launch(rank.timeout_s), rank.ctx.barrier, rank.ctx.barrier)):
+        try:
+            step()
+        except DeviceTimeoutError:
+            raised.append(number)
+    if raised not in ([0], [1]):
+        rank.note(f"of the launch and two barriers, DeviceTimeoutError was raised by {raised}, and not by 0 or 1")
+    return rank.problems
 
 
-def self_test(stack: Setup) -> tuple[list[Any], list[str]] | str:
+def self_test(rank: Rank) -> tuple[list[Any], list[str]]:
     """Run the backend's self-test, as `iris doctor` does; return its checks, and the operations that it announced."""
     begun: list[str] = []
-    with opened(stack) as rank:
-        if not hasattr(rank.ctx.backend, "self_test"):
-            return "self_test"
-        return list(rank.ctx.backend.self_test(rank.ctx, lambda op, peer: begun.append(op))), begun
+    return list(rank.ctx.backend.self_test(rank.ctx, lambda op, peer: begun.append(op))), begun
 
 
 # -- calls of every device function -----------------------------------------------------------------------------------
@@ -180,19 +175,14 @@ _FLAG = 40  # before a signal
 _PROGRAMS = 13  # of each rank that change the same word of each rank; four ranks have 52 bits of it
 
 
-def call_all(stack: Setup, form: str) -> list[str] | str:
-    """Call every device function in one form; return what is wrong, or what a backend lacks that need not have it.
+def call_all(rank: Rank, form: str) -> list[str]:
+    """Call every device function in one form; return what is wrong.
 
     A function that raises on this rank is wrong as well: all ranks go on together with the next one.
     """
-    with opened(stack) as rank:
-        if form == "method" and "DeviceContext" not in rank.ctx.backend.device_api():
-            return "DeviceContext"
-        if form == "host" and not hasattr(rank.ctx.backend, "device_barrier"):
-            return "device_barrier"
-        for name in ("barrier",) if form == "host" else NAMES:
-            _CALLS[name](rank, form, name)
-        return rank.problems
+    for name in ("barrier",) if form == "host" else NAMES:
+        _CALLS[name](rank, form, name)
+    return rank.problems
 
 
 # -- loads, stores and copies -----------------------------------------------------------------------------------------
