@@ -50,6 +50,9 @@ class Collectives(Calls):
     Arguments that they share:
         group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
             dimension, or a list of such ranks; None for all.
+        op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
+            integers, and of their averages, wrap around.
+        src, dst: a rank of this context's world, also where a group is given.
         async_op: return a handle instead of running on the current stream.
         config: how to run; see `iris_core.ccl.Config`.
 
@@ -86,8 +89,6 @@ class Collectives(Calls):
         Args:
             output: of the input's shape; may be the input.
             input: this rank's contribution.
-            op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
-                integers, and of their averages, wrap around.
         """
         return self._run("all_reduce", output, input, group, async_op, config, op)
 
@@ -123,7 +124,6 @@ class Collectives(Calls):
         Args:
             output: (M, ...); may be this rank's part of the input.
             input: (size * M, ...) or (size, M, ...).
-            op: as in `all_reduce`.
             layout: "torch", or "tiles" as in the reference system: both are (M, N), and each member gets some tiles of
                 the result at their own places; the rest of its output stays as it is.
         """
@@ -171,7 +171,6 @@ class Collectives(Calls):
 
         Args:
             tensor: the input on rank `src`, the output on the others.
-            src: a rank of this context's world, also where a group is given.
         """
         own = src == self._binder.rank
         return self._run("broadcast", tensor, tensor if own else None, group, async_op, config, src)
@@ -191,8 +190,6 @@ class Collectives(Calls):
         Args:
             output: on rank `dst`, of the input's shape; may be the input.  Ignored on other ranks.
             input: this rank's contribution.
-            dst: a rank of this context's world, also where a group is given.
-            op: as in `all_reduce`.
         """
         out = output if dst == self._binder.rank else None
         return self._run("reduce", out, input, group, async_op, config, op, dst)
@@ -211,7 +208,6 @@ class Collectives(Calls):
         Args:
             output: on rank `dst`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
             input: (M, ...); on rank `dst` it may be its part of the output.
-            dst: a rank of this context's world, also where a group is given.
         """
         out = output if dst == self._binder.rank else None
         return self._run("gather", out, input, group, async_op, config, dst)
@@ -230,18 +226,12 @@ class Collectives(Calls):
         Args:
             output: (M, ...); on rank `src` it may be its part of the input.
             input: on rank `src`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
-            src: a rank of this context's world, also where a group is given.
         """
         inp = input if src == self._binder.rank else None
         return self._run("scatter", output, inp, group, async_op, config, src)
 
     def send(
-        self,
-        tensor: torch.Tensor,
-        dst: int,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: torch.Tensor, dst: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Send a tensor to another rank.
 
@@ -253,24 +243,17 @@ class Collectives(Calls):
 
         Args:
             tensor: the tensor to send.
-            dst: a rank of this context's world, also where a group is given.
         """
         return self._run("send", None, tensor, group, async_op, config, dst)
 
     def recv(
-        self,
-        tensor: torch.Tensor,
-        src: int,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Receive a tensor from another rank; see `send`.
 
         Args:
             tensor: of the same dtype and number of elements as the one sent.  Else it stays unchanged, the message is
                 lost, and the next call of both ranks raises DeviceError; between nodes, on CPUs, this one.
-            src: a rank of this context's world, also where a group is given.
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
 

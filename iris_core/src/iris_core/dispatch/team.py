@@ -102,7 +102,6 @@ class Memory:
     limit_nbytes: int  # of a workspace (IRIS_CCL_WORKSPACE)
     spec: ContextSpec
     reports: KernelReports
-    multicast_base: int  # of the heaps of all ranks; 0: there is none
     spare_nbytes: int = 0  # of the heap that stay in one piece for users; HeapExhaustedError where they could not
     of_all: tuple[Region, ...] = ()  # control words and mail of the team of all ranks
 
@@ -179,6 +178,7 @@ class Team:
         latest: this rank's last call, for messages.
         reports: of this rank's context.
         exhausted: smallest size of memory that could not be had, by name.
+        held: memory of plans that captured graphs use, by its address.
 
     Args:
         memory: where regions come from.
@@ -192,14 +192,14 @@ class Team:
         self.rank, self.size = self.members.index(world_rank), len(self.members)
         self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
-        self.device, self.context, self.multicast_base = spec.device, context, memory.multicast_base
+        self.device, self.context, self.multicast_base = spec.device, context, memory.heap.multicast_base
         self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
         self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
         self.latest: Any = None
         self.reports = memory.reports
         self.exhausted: dict[str, int] = {}
         self._memory = memory
-        self._held: dict[int, torch.Tensor] = {}
+        self.held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
         own: tuple[Region, ...] = memory.of_all if self.members == tuple(range(len(spec.heap_bases))) else ()
         if not own and self.spans_nodes:
@@ -267,10 +267,6 @@ class Team:
         region = self._memory.take(self.world, self.members, nbytes, f"workspace {name!r} of a collective", fill)
         known.append(region)
         return region
-
-    def hold(self, memory: torch.Tensor) -> None:
-        """Keep a plan's memory as long as the team: a captured graph uses it."""
-        self._held[memory.data_ptr()] = memory
 
     def reset(self, more: Callable[[], None]) -> None:
         """Fill all regions again as they were at first, forget what was reported, and reset `more`.

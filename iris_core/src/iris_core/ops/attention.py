@@ -68,24 +68,14 @@ class FlashDecode(Made):
         self, binder: Binder, batch: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
         scale: float | None, pieces: int | None, group: Group,
     ) -> None:  # fmt: skip
-        facts: dict[str, Any] = {
-            "batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype, "scale": scale,
-            "pieces": pieces,
-        }  # fmt: skip
-
-        def check(_: tuple[int, ...]) -> None:
-            _check_heads("flash_decode", heads, kv_heads, head_dim, dtype, batch, 1 if pieces is None else pieces)
-
-        super().__init__(binder, "flash_decode", group, facts, check)
+        with self._agreement("flash_decode", locals()) as members:
+            _check_heads(self._name, heads, kv_heads, head_dim, dtype, batch, 1 if pieces is None else pieces)
         self.batch, self.heads, self.kv_heads, self.head_dim, self.dtype = batch, heads, kv_heads, head_dim, dtype
-        self.scale, inbox = head_dim**-0.5 if scale is None else scale, (2, len(self._members), batch * heads)
-        with on_device(binder.target):
-            shared = self._take({
-                "inbox": ((*inbox, head_dim), _FLOAT32), "inbox_sums": ((*inbox, 2), _FLOAT32),
-                "arrived": ((len(self._members), batch * kv_heads), _INT64),
-            })  # fmt: skip
-            space = SimpleNamespace(**facts, **self._place(), **shared)
-            self._decode = self._backend.group_kernels("flash_decode", space)
+        self.scale, inbox = head_dim**-0.5 if scale is None else scale, (2, len(members), batch * heads)
+        self._decode = self._kernels_for(SimpleNamespace(**self._facts), {
+            "inbox": ((*inbox, head_dim), _FLOAT32), "inbox_sums": ((*inbox, 2), _FLOAT32),
+            "arrived": ((len(members), batch * kv_heads), _INT64),
+        })  # fmt: skip
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor | None = None
@@ -150,19 +140,12 @@ class RingAttention(Made):
         self, binder: Binder, heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype,
         scale: float | None, causal: bool, striped: bool, gradients: bool, group: Group,
     ) -> None:  # fmt: skip
-        facts: dict[str, Any] = {
-            "heads": heads, "kv_heads": kv_heads, "length": length, "head_dim": head_dim, "dtype": dtype,
-            "scale": scale, "causal": causal, "striped": striped, "gradients": gradients,
-        }  # fmt: skip
-
-        def check(_: tuple[int, ...]) -> None:
-            _check_heads("ring_attention", heads, kv_heads, head_dim, dtype, length)
-
-        super().__init__(binder, "ring_attention", group, facts, check)
-        self.rows, self.dtype, self.striped = -(-length // len(self._members)), dtype, striped
+        with self._agreement("ring_attention", locals()) as members:
+            _check_heads(self._name, heads, kv_heads, head_dim, dtype, length)
+        self.rows, self.dtype, self.striped = -(-length // len(members)), dtype, striped
         self.scale, self.has_gradients = head_dim**-0.5 if scale is None else scale, gradients
         self._queries, self._keys = (heads, self.rows, head_dim), (kv_heads, self.rows, head_dim)
-        block = 64 if binder.gpu is not None and head_dim * dtype.itemsize <= _WIDE_NBYTES else 32
+        block = 64 if self._binder.gpu is not None and head_dim * dtype.itemsize <= _WIDE_NBYTES else 32
         ring, words = (2, *self._keys), {"full": ((kv_heads,), _INT64), "free": ((kv_heads, 2), _INT64)}
         shared = {"ring_k": (ring, dtype), "ring_v": (ring, dtype), **words}
         if gradients:
@@ -170,12 +153,8 @@ class RingAttention(Made):
             shared |= {"back_k": (ring, dtype), "back_v": (ring, dtype), "came": tiles, "taken": tiles}
             shared |= {"ring_dk": (ring, _FLOAT32), "ring_dv": (ring, _FLOAT32)}
             shared |= {f"back_{name}": each for name, each in words.items()}
-        with on_device(binder.target):
-            space = SimpleNamespace(
-                kv_heads=kv_heads, length=length, causal=causal, striped=striped, block=block, shape=self._queries,
-                **self._place(), **self._take(shared),
-            )  # fmt: skip
-            self._kernels = self._backend.group_kernels("ring_attention", space)
+        place: dict[str, Any] = {"length": length, "block": block, "shape": self._queries, "kv_heads": kv_heads}
+        self._kernels = self._kernels_for(SimpleNamespace(causal=causal, striped=striped, **place), shared)
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this member's part of (heads, length, head_dim), filled up with zeros to `rows` tokens.  Local."""
