@@ -17,6 +17,8 @@ from iris_core.dispatch.traced import is_compiling, trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
@@ -77,8 +79,8 @@ class Collectives(Calls):
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         op: ReduceOp | Any = None,
         group: Group = None,
         async_op: bool = False,
@@ -93,12 +95,7 @@ class Collectives(Calls):
         return self._run("all_reduce", output, input, group, async_op, config, op)
 
     def all_gather(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, output: Tensor, input: Tensor, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Put the inputs of all members, in the group's order, into the output of each.
 
@@ -110,8 +107,8 @@ class Collectives(Calls):
 
     def reduce_scatter(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         op: ReduceOp | Any = None,
         group: Group = None,
         async_op: bool = False,
@@ -131,8 +128,8 @@ class Collectives(Calls):
 
     def all_to_all(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
@@ -160,12 +157,7 @@ class Collectives(Calls):
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 
     def broadcast(
-        self,
-        tensor: torch.Tensor,
-        src: int = 0,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: Tensor, src: int = 0, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Give the tensor of one member to all.
 
@@ -177,8 +169,8 @@ class Collectives(Calls):
 
     def reduce(
         self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
+        output: Tensor | None,
+        input: Tensor,
         dst: int = 0,
         op: ReduceOp | Any = None,
         group: Group = None,
@@ -196,8 +188,8 @@ class Collectives(Calls):
 
     def gather(
         self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
+        output: Tensor | None,
+        input: Tensor,
         dst: int = 0,
         group: Group = None,
         async_op: bool = False,
@@ -214,8 +206,8 @@ class Collectives(Calls):
 
     def scatter(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor | None,
+        output: Tensor,
+        input: Tensor | None,
         src: int = 0,
         group: Group = None,
         async_op: bool = False,
@@ -231,7 +223,7 @@ class Collectives(Calls):
         return self._run("scatter", output, inp, group, async_op, config, src)
 
     def send(
-        self, tensor: torch.Tensor, dst: int, group: Group = None, async_op: bool = False, config: Config | None = None
+        self, tensor: Tensor, dst: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Send a tensor to another rank.
 
@@ -247,7 +239,7 @@ class Collectives(Calls):
         return self._run("send", None, tensor, group, async_op, config, dst)
 
     def recv(
-        self, tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False, config: Config | None = None
+        self, tensor: Tensor, src: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Receive a tensor from another rank; see `send`.
 
@@ -293,7 +285,7 @@ class Collectives(Calls):
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
-        self, op: str, out: torch.Tensor | None, inp: torch.Tensor | None, group: Group, async_op: bool,
+        self, op: str, out: Tensor | None, inp: Tensor | None, group: Group, async_op: bool,
         config: Config | None, first: Any = None, second: Any = None,
     ) -> Work | None:  # fmt: skip
         if is_compiling() and not async_op and trace(self._binder, op, (out, inp), (group, config, first, second)):

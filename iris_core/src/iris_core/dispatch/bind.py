@@ -145,7 +145,7 @@ class Bound:
         if torch.cuda.is_current_stream_capturing():
             if (other := self._in_graphs) is not None:
                 return other._launch(other.plan, *tensors, **options)
-            self._team.held[self._memory.data_ptr()] = self._memory
+            self._team.hold(self._memory)
         return self._algorithm.launch(plan, *tensors, **options)
 
     @property
@@ -457,7 +457,7 @@ class Binder:
         team = space.teams.get(members)
         if team is None:
             world, words = space.world.subworld(members), self.open().get_device_context()
-            team = space.teams[members] = Team(members, world, self.rank, self.memory, words)
+            team = space.teams[members] = Team(members, world, self.memory, words)
         return team
 
     def _order(self, members: tuple[Any, ...]) -> Order:

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.dispatch import tables
@@ -444,7 +445,7 @@ class Tables:
         """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
         size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
         kind = request.op, request.options.get("gather_dim"), max(1, len(nodes_of(request)))
-        best: tuple[tuple[Any, ...], bool, list[Entry]] | None = None
+        near: list[tuple[tuple[Any, ...], bool, list[Entry]]] = []
         for entries in self._points.values() if size and all(size) else ():
             first = entries[0]
             its_kind = first.op, first.gather_dim, first.num_nodes
@@ -455,12 +456,9 @@ class Tables:
             if max(apart) <= _FAR:
                 elsewhere = octaves, first.place != place
                 key = *elsewhere, max(apart) > _NEAR, dtypes.index(first.dtype), math.hypot(*apart)
-                if best is None or key < best[0]:
-                    best = key, octaves == 0 and max(apart) <= _CLOSE, entries
-        if best is None:
+                near.append((key, octaves == 0 and max(apart) <= _CLOSE, entries))
+        if not near:
             return Found()
-        (*apart_from, _, _), keeps_configs, entries = best
-        ordered = sorted(entries, key=lambda entry: entry.seconds)
-        if not keeps_configs:
-            ordered = [replace(each, config={}) for each in ordered]
-        return Found(tuple(ordered), not any(apart_from))
+        (*apart_from, _, _), keeps_configs, entries = min(near, key=itemgetter(0))
+        rows = entries if keeps_configs else [replace(each, config={}) for each in entries]
+        return Found(tuple(sorted(rows, key=lambda entry: entry.seconds)), not any(apart_from))

@@ -34,13 +34,11 @@ TF32 = "tf32"
 """What tables call float32 where TF32 is allowed."""
 
 HEAP, ORDINARY = "heap", "ordinary"
-_Text = Annotated[str, Field(min_length=1)]
-_Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a table: the time of one call by an algorithm.  Files are checked against the types.
+    """One line of a table: the time of one call by an algorithm.
 
     Attributes:
         dtype: torch's name of the element type, with scales " rows" or " blocks" behind it, TF32, or ANY_DTYPE.
@@ -57,19 +55,19 @@ class Entry:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    op: _Text
-    dtype: _Text
+    op: str
+    dtype: str
     size: tuple[int, ...]
-    algorithm: _Text
-    seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
-    place: Annotated[str, Field(pattern="^(heap|ordinary|input|output)$")] = HEAP
-    gather_dim: Annotated[int, Field(ge=0, le=1)] | None = None
-    config: Mapping[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = field(default_factory=dict)
+    algorithm: str
+    seconds: float
+    place: str = HEAP
+    gather_dim: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     group_size: int = 0
     measured: bool = True
     note: str = ""
-    num_nodes: _Ranks = 1
+    num_nodes: int = 1
 
     @property
     def point(self) -> tuple[Any, ...]:
@@ -86,21 +84,30 @@ class Entry:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def _sized(row: Any) -> Any:
-    """Return the fields of an `Entry`: a line has its size as `nbytes`, or as `m`, `n` and `k`."""
+_SIZES = ("nbytes", "m", "n", "k")
+_PLACES = (HEAP, ORDINARY, "input", "output")
+_LIMITS = {**dict.fromkeys((*_SIZES, "num_nodes"), (1, 1 << 60)), "gather_dim": (0, 1), "seconds": (1e-9, 1e6)}
+_Text = Annotated[str, Field(min_length=1)]
+
+
+def _checked(row: Any) -> Any:
+    """Return the fields of an `Entry`, whose types are checked next: `nbytes`, or `m`, `n` and `k`, are its size."""
     if not isinstance(row, dict):
         return row
-    sizes = {name: row[name] for name in ("nbytes", "m", "n", "k") if row.get(name) is not None}
+    for name, (least, most) in _LIMITS.items():
+        if isinstance(row.get(name), int | float) and not least <= row[name] <= most:
+            raise ValueError(f"{name} must be from {least} to {most}, not {row[name]}")
+    if row.get("place", HEAP) not in _PLACES:
+        raise ValueError(f"place must be one of {', '.join(_PLACES)}")
+    sizes = {name: each for name in _SIZES if (each := row.pop(name, None)) is not None}
     if "".join(sizes) not in ("mnk", "nbytes") or ("nbytes" in sizes and row.get("gather_dim") is not None):
         raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
-    if wrong := [name for name, each in sizes.items() if type(each) is not int or not 1 <= each <= 1 << 60]:
-        raise ValueError(f"{wrong[0]} must be an integer from 1 to 2**60")
     kind: Any = Config if "nbytes" in sizes else FusedConfig
     try:
         kind(algorithm="a name", **row.get("config", {}))
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return {name: each for name, each in row.items() if name not in sizes} | {"size": tuple(sizes.values())}
+    return row | {"size": tuple(sizes.values())}
 
 
 class Table(BaseModel):
@@ -110,11 +117,11 @@ class Table(BaseModel):
 
     format: Literal[2]
     device: _Text
-    group_size: _Ranks
+    group_size: Annotated[int, Field(ge=1, le=1 << 20)]
     measured: bool
     note: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
-    entries: list[Annotated[Entry, BeforeValidator(_sized)]]
+    entries: list[Annotated[Entry, BeforeValidator(_checked)]]
 
     @model_validator(mode="after")
     def _model_says_whence(self) -> Self:

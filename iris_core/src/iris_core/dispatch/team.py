@@ -178,18 +178,15 @@ class Team:
         latest: this rank's last call, for messages.
         reports: of this rank's context.
         exhausted: smallest size of memory that could not be had, by name.
-        held: memory of plans that captured graphs use, by its address.
 
     Args:
         memory: where regions come from.
     """
 
-    def __init__(
-        self, members: Sequence[int], world: World, world_rank: int, memory: Memory, context: torch.Tensor
-    ) -> None:
+    def __init__(self, members: Sequence[int], world: World, memory: Memory, context: torch.Tensor) -> None:
         spec = memory.spec
-        self.members, self.world, self.world_rank = tuple(members), world, world_rank
-        self.rank, self.size = self.members.index(world_rank), len(self.members)
+        self.members, self.world, self.world_rank = tuple(members), world, spec.rank
+        self.rank, self.size = self.members.index(spec.rank), len(self.members)
         self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
         self.device, self.context, self.multicast_base = spec.device, context, memory.heap.multicast_base
@@ -199,7 +196,7 @@ class Team:
         self.reports = memory.reports
         self.exhausted: dict[str, int] = {}
         self._memory = memory
-        self.held: dict[int, torch.Tensor] = {}
+        self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
         own: tuple[Region, ...] = memory.of_all if self.members == tuple(range(len(spec.heap_bases))) else ()
         if not own and self.spans_nodes:
@@ -267,6 +264,10 @@ class Team:
         region = self._memory.take(self.world, self.members, nbytes, f"workspace {name!r} of a collective", fill)
         known.append(region)
         return region
+
+    def hold(self, memory: torch.Tensor) -> None:
+        """Keep a plan's memory as long as the team: a captured graph uses it."""
+        self._held[memory.data_ptr()] = memory
 
     def reset(self, more: Callable[[], None]) -> None:
         """Fill all regions again as they were at first, forget what was reported, and reset `more`.

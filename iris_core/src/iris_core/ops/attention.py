@@ -13,6 +13,8 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from iris_core.dispatch.bind import Binder
     from iris_core.types import Group
 
@@ -77,9 +79,7 @@ class FlashDecode(Made):
             "arrived": ((len(members), batch * kv_heads), _INT64),
         })  # fmt: skip
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, out: Tensor | None = None) -> Tensor:
         """Return softmax(scale * q k^T) v over the keys of all members: (batch, heads, head_dim).
 
         Args:
@@ -156,15 +156,13 @@ class RingAttention(Made):
         place: dict[str, Any] = {"length": length, "block": block, "shape": self._queries, "kv_heads": kv_heads}
         self._kernels = self._kernels_for(SimpleNamespace(causal=causal, striped=striped, **place), shared)
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
+    def part(self, whole: Tensor) -> Tensor:
         """Return this member's part of (heads, length, head_dim), filled up with zeros to `rows` tokens.  Local."""
         me, size = self._members.index(self._binder.rank), len(self._members)
         mine = whole[:, me::size] if self.striped else whole[:, me * self.rows : (me + 1) * self.rows]
         return torch.nn.functional.pad(mine, (0, 0, 0, self.rows - mine.shape[1]))
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return this member's rows of softmax(scale * q k^T) v, and the logarithms of the sums of exp(scale * q k^T).
 
         The second ones are float32 (heads, rows).  Rows beyond the sequence are undefined in both.
@@ -185,14 +183,8 @@ class RingAttention(Made):
         return out, lse
 
     def gradients(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v, zeros beyond the sequence; those of k and v travel round the ring.
 
         Weights are computed again (Dao et al., FlashAttention, 2022), sums are float32, in the order of the ring.
@@ -213,7 +205,7 @@ class RingAttention(Made):
             self._kernels.gradients(q, k, v, grad, lse, delta, dq, dk, dv, self.scale)
         return dq, dk, dv
 
-    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, **others: Tensor) -> None:
         wanted: dict[str, Any] = {"q": (q, self._queries, (self.dtype,))}
         wanted |= {name: (each, self._keys, (self.dtype,)) for name, each in (("k", k), ("v", v))}
         wanted |= {name: (each, self._queries, (self.dtype,)) for name, each in others.items()}
