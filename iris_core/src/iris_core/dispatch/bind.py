@@ -164,7 +164,7 @@ class Launches(dict[Any, Any]):
     """Bound calls by key, and `scratch`, the local memory of their plans.
 
     An LRU cache, approximated by two generations, so that a hit is one lookup in a dict.  When the young generation is
-    full, it becomes the `old` one, and the rest of that is dropped; who uses an old entry takes it out, and `keep`s it.
+    full, it becomes the `old` one, and the rest of that is dropped; an old entry that is used moves to the young ones.
     Entries that cannot be dropped stay.
     """
 
