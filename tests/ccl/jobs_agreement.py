@@ -205,7 +205,7 @@ def tables_that_differ(device, folder):
     """Measured tables that differ only in the number of programs; then a call that names its own config."""
     cache, config = pathlib.Path(folder) / os.environ["RANK"], {"comm_sms": 1 + int(os.environ["RANK"])}
     entry = Entry("all_reduce", "float32", (64 * 64 * 4,), "two_shot", 1e-9, config=config)
-    write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
+    write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
     with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
         call = functools.partial(ctx.ccl.all_reduce, y := ctx.zeros(64, 64), ctx.ones(64, 64))
         wrong = unlike(("RankMismatchError.*config: comm_sms=1 on rank 0.*comm_sms=2 on rank 1", call))

@@ -144,7 +144,7 @@ def caches_that_differ(folder, names, group, chosen):
     cache, own = folder / str(rank), ["mine.json"] if names[rank] else []
     if names[rank]:
         entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
-        write_table(cache / "ccl" / "mine.json", "cpu", 2, {}, [entry])
+        write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
     with measuring(cache) as ctx:
         launched = watched(ctx)
         assert total(ctx, group=group) == total(ctx, group=group) == [3.0]

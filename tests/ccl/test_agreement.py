@@ -73,7 +73,7 @@ def test_another_algorithm_serves_in_graphs(monkeypatch):
         launch = lambda plan, *tensors: launched.append((name, plan, tensors))
         algorithm = SimpleNamespace(name=name, drops_plans=drops_plans, launch=launch)
         team = SimpleNamespace(reports=SimpleNamespace(alarm=[0], heard=0))
-        order = SimpleNamespace(run=lambda launch, plan, *tensors: launch(plan, *tensors))
+        order = SimpleNamespace(run=lambda launch, plan, *tensors: launch(plan, *tensors), mark=None)
         return bind.Bound(algorithm, f"plan of {name}", order, team, None, SimpleNamespace(op="all_reduce"))
 
     eager, other = bound("eager", True), bound("captured", False)
@@ -100,10 +100,10 @@ def test_launches_that_are_used_stay(monkeypatch):
     dropped = []
     for number in range(20):
         if "often" not in known:
-            dropped += known.keep("often", known.recall("often") or often)
+            dropped += known.keep("often", known.old.pop("often", None) or often)
         dropped += known.keep(number, Launch())
     assert known["staying"] is staying
-    assert (known.get("often") or known.recall("often")) is often
+    assert (known.get("often") or known.old.pop("often", None)) is often
     assert not {staying, often} & set(dropped)
     assert len(dropped) >= 10
     assert len(known) + len(known.old) <= 2 * 3 + 1
@@ -126,7 +126,7 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
         known.keep(number, Slow())
     for thread in threads:
         thread.join()
-    assert all(known.get(name) or known.recall(name) for name in (3, "other 0", "other 2"))
+    assert all(known.get(name) or known.old.pop(name, None) for name in (3, "other 0", "other 2"))
 
 
 def test_kinds_are_described():

@@ -188,7 +188,7 @@ def test_what_cannot_be_kept_serves_this_process(tmp_path, caplog, there):
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def test_what_is_written_can_be_read(tmp_path):
+def test_what_is_written_can_be_read(tmp_path, monkeypatch):
     rows = [
         Entry("all_gather_matmul", "tf32", (8, 16, 32), "push", 3e-6, gather_dim=1),
         Entry("all_reduce", "*", (4096,), "slow", 1.5e-6, place="input"),
@@ -196,7 +196,8 @@ def test_what_is_written_can_be_read(tmp_path):
         Entry("all_reduce", "*", (4096,), "fast", 1.23456e-6, config={"comm_sms": 4}),
     ]
     path = tmp_path / "deep" / "table.json"
-    write_table(path, "cpu", 4, {"triton": "3.6.0"}, rows)
+    monkeypatch.setattr("iris_core.dispatch.tables.versions", lambda: {"triton": "3.6.0"})
+    write_table(path, "cpu", 4, [replace(rows[1], algorithm="measured again"), rows[0]], rows[1:])
     found = read_table(path)
     assert (found.device, found.group_size, found.measured, found.versions) == ("cpu", 4, True, {"triton": "3.6.0"})
     wanted = [replace(each, source=str(path), group_size=4) for each in rows]

@@ -136,7 +136,7 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
         )
     assert {each.name for each in tmp_path.iterdir()} == {"ccl", "ops"}
     fastest, own = read_table(tmp_path / "ccl" / "cpu-2.json").entries[0], tmp_path / "own.json"
-    write_table(own, "cpu", 2, {}, [Entry("reduce", "*", (1024,), "pull", 1.0), *(replace(fastest, seconds=9.0),) * 2])
+    write_table(own, "cpu", 2, [], [Entry("reduce", "*", (1024,), "pull", 1.0), *(replace(fastest, seconds=9.0),) * 2])
     assert main([*arguments, "--op", "scatter", "--out", str(own)]) == 0
     entries = read_table(own).entries
     assert entries[-1].op == "reduce"  # what was not measured again stays

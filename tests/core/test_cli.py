@@ -221,7 +221,7 @@ def measured(monkeypatch):
 
 @table("make", [
     lambda path: path.write_text("{}"), lambda path: path.mkdir(), lambda path: path.write_text(""),  # and in a file
-    lambda path: write_table(path, "cpu", 4, {}, [ENTRY]), lambda path: write_table(path, "a GPU", 2, {}, [ENTRY]),
+    lambda path: write_table(path, "cpu", 4, [], [ENTRY]), lambda path: write_table(path, "a GPU", 2, [], [ENTRY]),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_path, measured, make):
     path = tmp_path / "table.json"
@@ -235,7 +235,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_
 def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path, measured, monkeypatch, table):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
     path = pathlib.Path(tmp_path, "ccl", "cpu-2.json")
-    write_table(path, "cpu", 2, {}, [replace(ENTRY, op="broadcast")])
+    write_table(path, "cpu", 2, [], [replace(ENTRY, op="broadcast")])
     document = json.loads(path.read_text()) | {"measured": False, "note": "guessed"}
     path.write_text("{}" if table == "damaged" else json.dumps(document))
     assert main(list(TUNE)) == 0

@@ -74,8 +74,8 @@ def test_the_nearest_shape(tmp_path):
         measured(size=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4),
         measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
     ]
-    write_table(tmp_path / "a.json", "GPU", 8, {}, rows)
-    write_table(tmp_path / "b.json", "GPU", 4, {}, [measured(algorithm="of four")])
+    write_table(tmp_path / "a.json", "GPU", 8, [], rows)
+    write_table(tmp_path / "b.json", "GPU", 4, [], [measured(algorithm="of four")])
     known = Tables(tmp_path, [], "GPU")
 
     def names(request, is_near, has_config):
@@ -125,7 +125,7 @@ def test_times_do_not_choose_where_bits_are_promised(tmp_path):
     for number, each in enumerate(known):
         each.name, each.cost = f"number {number}", lambda request, seconds=5.0 - number: seconds
         each.deterministic = number > 0
-    write_table(tmp_path / "gpu-8.json", "gpu", 8, {}, [Entry(REQUEST.op, "*", REQUEST.shape, "number 2", 1e-9)])
+    write_table(tmp_path / "gpu-8.json", "gpu", 8, [], [Entry(REQUEST.op, "*", REQUEST.shape, "number 2", 1e-9)])
     choice = Chooser(known, Tables(tmp_path, [], "gpu"), (), deterministic=True)
     assert choice.choose(REQUEST, None).algorithm is known[1]
     assert choice.contenders(REQUEST, None, few=False) == []  # nothing is measured
@@ -266,7 +266,7 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
         for size, times in points
         for name, us in times.items()
     ]
-    write_table(tmp_path / "table.json", "GPU", 8, {}, rows)
+    write_table(tmp_path / "table.json", "GPU", 8, [], rows)
     chooser = Chooser(offered, Tables(tmp_path, [], "GPU"), ())
     for (m, n, k), name, in_graphs in (((512, 7168, 4096), "fetch", ("host_bound", {})), (LARGE, "host_bound", None)):
         request = layer_request("all_gather_matmul", 0, m, n * 8, k, 8)

@@ -17,6 +17,8 @@ from iris_core.dispatch.traced import is_compiling, trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from iris_core.dispatch.config import Config
     from iris_core.dispatch.team import Team
     from iris_core.protocols import Work
@@ -50,6 +52,9 @@ class Collectives(Calls):
     Arguments that they share:
         group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
             dimension, or a list of such ranks; None for all.
+        op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
+            integers, and of their averages, wrap around.
+        src, dst: a rank of this context's world, also where a group is given.
         async_op: return a handle instead of running on the current stream.
         config: how to run; see `iris_core.ccl.Config`.
 
@@ -74,8 +79,8 @@ class Collectives(Calls):
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         op: ReduceOp | Any = None,
         group: Group = None,
         async_op: bool = False,
@@ -86,18 +91,11 @@ class Collectives(Calls):
         Args:
             output: of the input's shape; may be the input.
             input: this rank's contribution.
-            op: a ReduceOp, also of torch.distributed; SUM by default.  16-bit floats are reduced in float32; sums of
-                integers, and of their averages, wrap around.
         """
         return self._run("all_reduce", output, input, group, async_op, config, op)
 
     def all_gather(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, output: Tensor, input: Tensor, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Put the inputs of all members, in the group's order, into the output of each.
 
@@ -109,8 +107,8 @@ class Collectives(Calls):
 
     def reduce_scatter(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         op: ReduceOp | Any = None,
         group: Group = None,
         async_op: bool = False,
@@ -123,7 +121,6 @@ class Collectives(Calls):
         Args:
             output: (M, ...); may be this rank's part of the input.
             input: (size * M, ...) or (size, M, ...).
-            op: as in `all_reduce`.
             layout: "torch", or "tiles" as in the reference system: both are (M, N), and each member gets some tiles of
                 the result at their own places; the rest of its output stays as it is.
         """
@@ -131,8 +128,8 @@ class Collectives(Calls):
 
     def all_to_all(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor,
+        output: Tensor,
+        input: Tensor,
         group: Group = None,
         async_op: bool = False,
         config: Config | None = None,
@@ -160,26 +157,20 @@ class Collectives(Calls):
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 
     def broadcast(
-        self,
-        tensor: torch.Tensor,
-        src: int = 0,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: Tensor, src: int = 0, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Give the tensor of one member to all.
 
         Args:
             tensor: the input on rank `src`, the output on the others.
-            src: a rank of this context's world, also where a group is given.
         """
         own = src == self._binder.rank
         return self._run("broadcast", tensor, tensor if own else None, group, async_op, config, src)
 
     def reduce(
         self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
+        output: Tensor | None,
+        input: Tensor,
         dst: int = 0,
         op: ReduceOp | Any = None,
         group: Group = None,
@@ -191,16 +182,14 @@ class Collectives(Calls):
         Args:
             output: on rank `dst`, of the input's shape; may be the input.  Ignored on other ranks.
             input: this rank's contribution.
-            dst: a rank of this context's world, also where a group is given.
-            op: as in `all_reduce`.
         """
         out = output if dst == self._binder.rank else None
         return self._run("reduce", out, input, group, async_op, config, op, dst)
 
     def gather(
         self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
+        output: Tensor | None,
+        input: Tensor,
         dst: int = 0,
         group: Group = None,
         async_op: bool = False,
@@ -211,15 +200,14 @@ class Collectives(Calls):
         Args:
             output: on rank `dst`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
             input: (M, ...); on rank `dst` it may be its part of the output.
-            dst: a rank of this context's world, also where a group is given.
         """
         out = output if dst == self._binder.rank else None
         return self._run("gather", out, input, group, async_op, config, dst)
 
     def scatter(
         self,
-        output: torch.Tensor,
-        input: torch.Tensor | None,
+        output: Tensor,
+        input: Tensor | None,
         src: int = 0,
         group: Group = None,
         async_op: bool = False,
@@ -230,18 +218,12 @@ class Collectives(Calls):
         Args:
             output: (M, ...); on rank `src` it may be its part of the input.
             input: on rank `src`, (size * M, ...) or (size, M, ...).  Ignored on other ranks.
-            src: a rank of this context's world, also where a group is given.
         """
         inp = input if src == self._binder.rank else None
         return self._run("scatter", output, inp, group, async_op, config, src)
 
     def send(
-        self,
-        tensor: torch.Tensor,
-        dst: int,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: Tensor, dst: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Send a tensor to another rank.
 
@@ -253,24 +235,17 @@ class Collectives(Calls):
 
         Args:
             tensor: the tensor to send.
-            dst: a rank of this context's world, also where a group is given.
         """
         return self._run("send", None, tensor, group, async_op, config, dst)
 
     def recv(
-        self,
-        tensor: torch.Tensor,
-        src: int,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
+        self, tensor: Tensor, src: int, group: Group = None, async_op: bool = False, config: Config | None = None
     ) -> Work | None:
         """Receive a tensor from another rank; see `send`.
 
         Args:
             tensor: of the same dtype and number of elements as the one sent.  Else it stays unchanged, the message is
                 lost, and the next call of both ranks raises DeviceError; between nodes, on CPUs, this one.
-            src: a rank of this context's world, also where a group is given.
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
 
@@ -318,7 +293,7 @@ class Collectives(Calls):
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
-        self, op: str, out: torch.Tensor | None, inp: torch.Tensor | None, group: Group, async_op: bool,
+        self, op: str, out: Tensor | None, inp: Tensor | None, group: Group, async_op: bool,
         config: Config | None, first: Any = None, second: Any = None,
     ) -> Work | None:  # fmt: skip
         if is_compiling() and not async_op and trace(self._binder, op, (out, inp), (group, config, first, second)):

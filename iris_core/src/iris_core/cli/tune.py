@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.bench import RunOptions
     from iris_core.bench.runner import on_ranks
     from iris_core.dispatch.choice import file_name
-    from iris_core.dispatch.tables import merged, versions, write_table
+    from iris_core.dispatch.tables import write_table
     from iris_core.settings import load_settings
     from iris_core.tuning.collectives import TuneOptions
     from iris_core.tuning.matmuls import FusedTuneOptions
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
     if found.entries:
-        write_table(path, found.device, ranks, versions(), merged(there, found.entries))
+        write_table(path, found.device, ranks, there, found.entries)
         print(f"written to {path}")
     else:
         print("iris tune: there is nothing to choose from, no table was written", file=sys.stderr)

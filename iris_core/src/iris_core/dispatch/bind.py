@@ -29,16 +29,17 @@ from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
 from iris_core.heap.streams import HostStreams
 from iris_core.registry import MAY_BE_WATCHED, notify
-from iris_core.types import DeviceType, FusedRequest
+from iris_core.types import DeviceType, FusedRequest, OperationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.device.barrier import DeviceBarriers
     from iris_core.device.reports import KernelReports, Meaning, Report
-    from iris_core.dispatch.choice import Explanation, Request
+    from iris_core.dispatch.choice import Explanation
     from iris_core.dispatch.config import LaunchConfig
     from iris_core.dispatch.products import FusedCall, NormCall
+    from iris_core.dispatch.requests import Request
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import Context, Work
     from iris_core.types import Group
@@ -62,8 +63,9 @@ class Bound:
 
     Attributes:
         plan: the algorithm's.
-        request: the one that it was prepared for.
+        op, request: the operation, and the request that it was prepared for.
         algorithm: its name.
+        mark: returns an event that is complete when the team's launches so far are done; None if there is none.
         workspace: of `ctx.ops`: what a call returns.
         reach: of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one.
     """
@@ -75,22 +77,17 @@ class Bound:
         self, algorithm: Any, plan: Any, order: Order, team: Team, context: weakref.ref[Context], request: Request
     ) -> None:
         self.algorithm: str = algorithm.name
-        self.plan, self.request = plan, request
+        self.plan, self.request, self.op, self.mark = plan, request, request.op, order.mark
         self._algorithm, self._order, self._team, self._context = algorithm, order, team, context
         self._reports = team.reports
+        self._memory: Any = getattr(plan, "memory", None)
         self._in_graphs: Bound | None = None
-        memory: Any = getattr(plan, "memory", None)
-        on_gpu = memory is not None and memory.device.type != "cpu"
-        self._set_launch(partial(self._launch_with_memory, memory) if on_gpu else algorithm.launch)
+        on_gpu = self._memory is not None and self._memory.device.type != "cpu"
+        self._set_launch(self._launch_or_capture if on_gpu else algorithm.launch)
 
     def _set_launch(self, launch: Callable[..., Any]) -> None:
         self._launch = launch
         self._run = partial(self._order.run, launch, self.plan)
-
-    @property
-    def op(self) -> str:
-        """The operation."""
-        return self.request.op
 
     @property
     def description(self) -> str:
@@ -140,33 +137,23 @@ class Bound:
 
     def let_capture(self, other: Bound) -> None:
         """Use another algorithm while a graph is captured: one that takes less device time and more CPU time."""
-        if isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
-            return
-        self._in_graphs, eagerly = other, self._launch
+        if not isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
+            self._in_graphs = other
+            self._set_launch(self._launch_or_capture)
 
-        def launch(plan: Any, *tensors: Any, **options: Any) -> Any:
-            if torch.cuda.is_current_stream_capturing():
-                return other._launch(other.plan, *tensors, **options)
-            return eagerly(plan, *tensors, **options)
-
-        self._set_launch(launch)
-
-    def _launch_with_memory(self, memory: torch.Tensor, plan: Any, *tensors: Any) -> Any:
-        """Launch; the team holds the plan's memory for a graph that captures it."""
+    def _launch_or_capture(self, plan: Any, *tensors: Any, **options: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():
-            self._team.hold(memory)
-        return self._algorithm.launch(plan, *tensors)
+            if (other := self._in_graphs) is not None:
+                return other._launch(other.plan, *tensors, **options)
+            self._team.hold(self._memory)
+        return self._algorithm.launch(plan, *tensors, **options)
 
     @property
     def droppable(self) -> bool:
         """Whether it can be dropped and made again: graphs that captured it need nothing of it, or that is held."""
         if self._in_graphs is not None and not self._in_graphs.droppable:
             return False
-        return isinstance(self.request, choice.OF_OPS) or getattr(self._algorithm, "drops_plans", False)
-
-    def mark(self) -> Any:
-        """Return an event that is complete when the team's launches so far are done; None if there is none."""
-        return self._order.mark()
+        return isinstance(self.request, OperationRequest) or getattr(self._algorithm, "drops_plans", False)
 
     def _notify(self) -> None:
         which: dict[str, Any] = {"op": self.op, "algorithm": self.algorithm, "nbytes": self.request.nbytes}
@@ -177,7 +164,7 @@ class Launches(dict[Any, Any]):
     """Bound calls by key, and `scratch`, the local memory of their plans.
 
     An LRU cache, approximated by two generations, so that a hit is one lookup in a dict.  When the young generation is
-    full, it becomes the old one, and the rest of that is dropped; an old entry that is used again becomes young.
+    full, it becomes the `old` one, and the rest of that is dropped; an old entry that is used moves to the young ones.
     Entries that cannot be dropped stay.
     """
 
@@ -185,23 +172,18 @@ class Launches(dict[Any, Any]):
         super().__init__()
         self.scratch: Scratch = {}
         self.old: dict[Any, Any] = {}
-        self._staying = 0
         self._lock = threading.Lock()
-
-    def recall(self, key: Any) -> Any:
-        """Take a launch out of the old generation; None if it is not there.  `keep` makes it young."""
-        return self.old.pop(key, None)
 
     def keep(self, key: Any, launch: Any) -> list[Any]:
         """Add a launch to the young generation; return those that were dropped."""
         dropped: list[Any] = []
         with self._lock:  # of threads that call with different groups
-            if len(self) - self._staying >= GENERATION:
-                dropped = list(self.old.values())
-                self.old = {key: each for key, each in self.items() if each.droppable}
-                for name in self.old:
+            is_full = len(self) >= GENERATION
+            young = {key: each for key, each in self.items() if each.droppable} if is_full else {}
+            if len(young) >= GENERATION:
+                dropped, self.old = list(self.old.values()), young
+                for name in young:
                     del self[name]
-                self._staying = len(self)
             self[key] = launch
         return dropped
 
@@ -209,7 +191,6 @@ class Launches(dict[Any, Any]):
         """Drop all; the memory stays."""
         super().clear()
         self.old.clear()
-        self._staying = 0
 
 
 class Binder:
@@ -226,7 +207,6 @@ class Binder:
         target, gpu: this rank's device, and torch's index of it; None on the CPU.
         name: for compiled code.
         bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
-        processors: multiprocessors (SMs, CUs) of the smallest device of all ranks: grids of all members are the same.
         held, workspaces: launches of `ctx.ops` that graphs know, and callers' workspaces.
     """
 
@@ -248,24 +228,22 @@ class Binder:
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dropped: deque[tuple[Any, Bound]] = deque()
         given = context.settings.ccl_workspace
-        limit, reach = _WORKSPACE[on_cpu] if given is None else int(given), heap.multicast_base
-        self._memory = Memory(heap, limit, opened.spec, opened.reports, reach)
+        limit = _WORKSPACE[on_cpu] if given is None else int(given)
+        self.memory = Memory(heap, limit, opened.spec, opened.reports)
         self.members = Members(world)
         self._spaces = {world.name: self.members}
         self._local = threading.local()  # the space in which a thread prepares
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
-        self._barrier_words: dict[tuple[int, ...], torch.Tensor] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
-        parts = world, self.members, self._serve_by, self._algorithms, self._memory
+        parts = self.members, self._serve_by, self._algorithms, self.memory
         self._first = None if mode == "off" else FirstCalls(mode, *parts)
         self._closed = ""  # or why
-        own_processors = 1 if on_cpu else context.get_cu_count()
-        self.processors = min(least for (least,) in world.all_gather_ints([own_processors]))
+        processors = min(each for (each,) in world.all_gather_ints([1 if on_cpu else context.get_cu_count()]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
-        where = (own, own + heap.nbytes), self.processors, tuple(nodes[rank] for rank in sorted(nodes))
-        self.here = Here(self.rank, world.world_size, self.target, *where, multicast=reach != 0)
-        self._memory.reserve_for_all()
+        where = (own, own + heap.nbytes), processors, tuple(nodes[rank] for rank in sorted(nodes))
+        self.here = Here(self.rank, world.world_size, self.target, *where, multicast=heap.multicast_base != 0)
+        self.memory.reserve_for_all()
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
@@ -281,15 +259,26 @@ class Binder:
             request = call.describe(here, members)
             call.check(request, here)
             known = self.bound if holder is None else holder()
-            bound = None if key is None else known.recall(key)
-            if bound is None and not is_empty(request):
-                _refuse_capture(call.op)
+            bound: Any = None if key is None else known.old.pop(key, None)
+            named, has_nothing = dict[str, str](), bound is None and is_empty(request)
+            if has_nothing and not isinstance(request, OperationRequest):  # a config may name what exists
+                named["algorithm"] = self._algorithms(request).choose(request, call.config).algorithm.name
+            is_first = bound is None and not has_nothing
+            if is_first and self.gpu is not None and torch.cuda.is_current_stream_capturing():
+                raise UnsupportedError(
+                    f"{call.op}: the first call of its kind cannot be captured into a graph, because it prepares "
+                    "memory and compiles; call it once before the capture, on every rank of the group, with tensors "
+                    "of the same shapes and kind"
+                )
         except Exception as error:
             if call.op in POINT_TO_POINT:
                 raise
             self.refuse(call.op, error, members, request)
-        if bound is None and is_empty(request):
-            bound = self._bind_nothing(request, call.config)
+        if has_nothing:
+            self.members.agree(members, shared_facts(request) | named)
+            about: dict[str, Any] = dict.fromkeys(("workspace", "request", "plan"))
+            does: dict[str, Any] = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
+            bound = SimpleNamespace(droppable=True, algorithm="", **about, **does)
         elif bound is None:
             if self._first is not None:
                 bound = self._first.serve(request, call, shared_facts(request), known.scratch)
@@ -298,7 +287,7 @@ class Binder:
             self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
             while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
                 self._dropped.popleft()
-        return bound
+        return bound  # type: ignore[no-any-return]
 
     def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
         """Raise an error on all members that compare such a call; see `Members.refuse`."""
@@ -306,19 +295,6 @@ class Binder:
         with contextlib.suppress(Exception):  # whatever else is wrong with the call, `error` says what is
             shared = shared_facts(request)
         self.members.refuse(self.members_of(group), op, shared, error)
-
-    def _bind_nothing(self, request: Request, config: LaunchConfig | None) -> Any:
-        """Compare a call with empty tensors, which launches nothing; its config may name existing algorithms only."""
-        shared = shared_facts(request)
-        if not isinstance(request, choice.OF_OPS):
-            try:
-                shared["algorithm"] = self._algorithms(request).choose(request, config).algorithm.name
-            except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
-                self.refuse(request.op, error, request.members, request)
-        self.members.agree(request.members, shared)
-        nothing: dict[str, Any] = {"droppable": True, "workspace": None, "algorithm": "", "request": None, "plan": None}
-        does: dict[str, Any] = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
-        return SimpleNamespace(**nothing, **does)
 
     def serve(
         self, request: Request, config: LaunchConfig | None, within: Team | None = None, scratch: Scratch | None = None
@@ -374,9 +350,9 @@ class Binder:
     ) -> Any:
         """Return an algorithm's plan; made `together` by all members, as a part of an operation of the team `whole`."""
         host: Any = self.open()
-        if isinstance(request, choice.OF_OPS) or getattr(algorithm, "composes", False):
+        if isinstance(request, OperationRequest) or getattr(algorithm, "composes", False):
             memory = self.fused.scratch if scratch is None else scratch
-            host = Host(self.serve, team, memory, self.processors, together, (whole or team).world)
+            host = Host(self.serve, team, memory, self.here.processors, together, (whole or team).world)
         before, self._local.space = getattr(self._local, "space", self.members), self._spaces[team.world.name]
         try:
             return algorithm.prepare(request, host)
@@ -416,10 +392,7 @@ class Binder:
         """
         members = self.members_of(group)
         if self._world.subworld(members).spans_nodes:
-            key = "barrier", members
-            word = self._barrier_words.setdefault(
-                members, torch.zeros(1, dtype=torch.int32, device=self.target.torch_device)
-            )
+            key, word = ("barrier", members), torch.zeros(1, dtype=torch.int32, device=self.target.torch_device)
             bound = self.bound.get(key) or self.bind(CollectiveCall("all_reduce", (word, word), members, None), key)
             return bound.run_async(word, word) if async_op else bound.run(word, word)
         self._reports.watch()
@@ -465,13 +438,6 @@ class Binder:
         self.open()
         return self._world.members_of(group)
 
-    def take(self, members: tuple[int, ...], nbytes: int, what: str) -> torch.Tensor:
-        """Make memory of the heap for some ranks, of zeros, for as long as the context is open; their bytes, uint8.
-
-        Collective: every member calls it with the same arguments.
-        """
-        return self._memory.take(self._world.subworld(members), members, nbytes, what).tensor
-
     # -- what there is ------------------------------------------------------------------------------------------------
     def team(self, members: tuple[int, ...]) -> Team:
         """Return the team of some ranks.  Collective, the first time: every member calls it, and no other rank.
@@ -491,7 +457,7 @@ class Binder:
         team = space.teams.get(members)
         if team is None:
             world, words = space.world.subworld(members), self.open().get_device_context()
-            team = space.teams[members] = Team(members, world, self.rank, self._memory, words)
+            team = space.teams[members] = Team(members, world, self.memory, words)
         return team
 
     def in_order(self, launch: Callable[..., Any], *arguments: Any) -> Any:
@@ -500,14 +466,11 @@ class Binder:
 
     def _order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
-        order = self._orders.get(members)
-        if order is None:
-            if isinstance(streams := self._heap.streams, HostStreams):
-                order = HostOrder(streams, self._keep)
-            else:
-                order = DeviceOrder(self.target.index, self._keep)
-            self._orders[members] = order
-        return order
+        if members not in self._orders:
+            host, gpu, keep = self._heap.streams, self.target.index, self._keep
+            new: Order = HostOrder(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
+            self._orders[members] = new
+        return self._orders[members]
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep a tensor's memory from being reused before a stream is done with it."""
@@ -522,14 +485,13 @@ class Binder:
 
     def _algorithms(self, request: Request) -> choice.Chooser:
         """Return the algorithms of `ctx.ccl`, or of `ctx.ops`, with their tables."""
-        is_fused = isinstance(request, choice.OF_OPS)
+        is_fused = isinstance(request, OperationRequest)
         if is_fused not in self._choosers:
             device = "cpu" if self.gpu is None else torch.cuda.get_device_name(self.gpu)
-            cache = Path(self.open().settings.cache_dir) / ("ops" if is_fused else "ccl")
+            settings, (found, unusable) = self.open().settings, self.providers.found(is_fused)
+            cache = Path(settings.cache_dir) / ("ops" if is_fused else "ccl")
             tables = choice.Tables(cache, self.providers.tables(is_fused), device)
-            found, unusable = self.providers.found(is_fused)
-            is_deterministic = self.open().settings.deterministic
-            self._choosers[is_fused] = choice.Chooser(found, tables, unusable, deterministic=is_deterministic)
+            self._choosers[is_fused] = choice.Chooser(found, tables, unusable, deterministic=settings.deterministic)
         return self._choosers[is_fused]
 
     def add(self, algorithms: Sequence[Any]) -> None:
@@ -552,18 +514,8 @@ class Binder:
                 workspace.reset()
         self.forget(_CLOSED)
         self.fused.scratch.clear()
-        self._memory.of_all = ()
+        self.memory.of_all = ()
         for order in self._orders.values():
             order.close()
         self._spaces = {"": self.members}
         self.members.teams.clear()
-        self._barrier_words.clear()
-
-
-def _refuse_capture(op: str) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(
-            f"{op}: the first call of its kind cannot be captured into a graph, because it prepares memory "
-            "and compiles; call it once before the capture, on every rank of the group, with tensors of the same "
-            "shapes and kind"
-        )

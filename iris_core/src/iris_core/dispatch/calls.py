@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.dispatch.products import FusedCall, NormCall
+from iris_core.dispatch.requests import OPS
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Calls:
         asked: Any = copy.copy(self)
         asked._run = self._describe
         own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
-        found: tuple[Call, bool] = getattr(own, op)(asked, *tensors, **options)
-        return found
+        return getattr(own, op)(asked, *tensors, **options)  # type: ignore[no-any-return]
 
 
 class BoundCall:
@@ -114,7 +113,7 @@ class BoundCall:
 
     def __init__(self, binder: Binder, call: Call) -> None:
         self._binder, self._tensors = binder, call.tensors
-        self._is_fused = isinstance(call, FusedCall | NormCall)
+        self._is_fused = call.op not in OPS
         with on_device(binder.target):
             self._bound = binder.bind(call, None)
 

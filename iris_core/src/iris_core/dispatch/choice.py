@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.dispatch import tables
@@ -15,19 +16,14 @@ from iris_core.dispatch.requests import nodes_of
 from iris_core.dispatch.tables import HEAP, ORDINARY, TF32, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
-from iris_core.types import Availability, FusedRequest, NormRequest
+from iris_core.types import Availability, FusedRequest, NormRequest, OperationRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from iris_core.dispatch.config import LaunchConfig
+    from iris_core.dispatch.requests import Request
     from iris_core.protocols import Algorithm
-    from iris_core.types import CollectiveRequest
-
-    Request = CollectiveRequest | FusedRequest | NormRequest
-
-OF_OPS = FusedRequest, NormRequest
-"""Requests of `ctx.ops`; others are of `ctx.ccl`."""
 
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
@@ -106,11 +102,6 @@ fastest, up to the second its configs serve, wherever tensors lie, and up to the
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
 
-_NOT_PROMISED = (
-    "it does not promise its bits, and this context wants that of reductions (deterministic=True, IRIS_DETERMINISTIC "
-    "or torch.use_deterministic_algorithms)"
-)
-
 Launch = tuple[str, Mapping[str, Any]]
 """An algorithm's name, and fields of its config."""
 
@@ -183,10 +174,9 @@ class Chooser:
             return Choice(known[cheapest], why, request)
         by_name = {name: each for name, each in known.items() if name not in free}  # asked for the message only
         answers |= {name: self._supports(each, request, config, left_out) for name, each in by_name.items()}
-        usable = [name for name, answer in answers.items() if answer]
-        if usable:
+        if able := [name for name, answer in answers.items() if answer]:
             raise UnsupportedError(
-                f"{request.op}: {', '.join(usable)} can serve this call, but only where they were measured on such a "
+                f"{request.op}: {', '.join(able)} can serve this call, but only where they were measured on such a "
                 "device: name one with Config(algorithm=...), or measure (docs/collectives.md)"
             )
         listed = "".join(f"\n  {name}: {answer.reason}" for name, answer in answers.items())
@@ -253,17 +243,16 @@ class Chooser:
             answer = self._supports(each, request, config, left_out)
             entry = tabled.get(name) if answer else None
             seconds, reason = (each.cost(request), "") if answer else (None, answer.reason)
-            if entry is not None and found.is_near:
+            if is_near := entry is not None and found.is_near:
                 seconds = entry.seconds
             elif answer and entry is None and _is_by_name(each, request):
                 reason = "only by name until measured"
-            is_near = entry is not None and found.is_near
             candidates.append(Candidate(name, each.info.name, answer.ok, reason, seconds, entry, is_near))
         return Explanation(request.op, chosen, why, tuple(candidates))
 
     def is_fixed(self, request: Request) -> bool:
         """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""
-        return isinstance(request, OF_OPS) and self._promises(request)
+        return isinstance(request, OperationRequest) and self._promises(request)
 
     def _promises(self, request: Request) -> bool:
         """Whether a request reduces over members, in a context that promises its bits."""
@@ -284,7 +273,10 @@ class Chooser:
             where = " and ".join([", ".join(map(str, nodes[:-1])), str(nodes[-1])])
             return Availability.no(f"its kernels reach ranks of one node only, and this group is on nodes {where}")
         if self._promises(request) and getattr(algorithm, "deterministic", False) is not True:
-            return Availability.no(_NOT_PROMISED)
+            return Availability.no(
+                "it does not promise its bits, and this context wants that of reductions (deterministic=True, "
+                "IRIS_DETERMINISTIC or torch.use_deterministic_algorithms)"
+            )
         scales = getattr(request, "scales", "none")
         if scales != "none" and scales not in getattr(algorithm, "scaled", ()):
             return Availability.no(f"it takes no scales of {scales}")
@@ -425,12 +417,10 @@ class Tables:
                 continue
             for path in paths:
                 try:
-                    table = tables.read_table(path)
+                    if (table := tables.read_table(path)).device == device:
+                        self._add(table.entries)
                 except SettingsError as error:  # measurements are advice: without them the model decides
                     logger.warning("a table is left out: %s", error)
-                    continue
-                if table.device == device:
-                    self._add(table.entries)
 
     def _add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -447,7 +437,7 @@ class Tables:
         path = self._cache / file_name(self._device, size)
         try:
             old = tables.read_table(path).entries if path.exists() else ()
-            tables.write_table(path, self._device, size, tables.versions(), tables.merged(old, entries))
+            tables.write_table(path, self._device, size, old, entries)
         except (OSError, SettingsError) as error:
             logger.warning("what was measured is not kept: %s", error)
 
@@ -455,7 +445,7 @@ class Tables:
         """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
         size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
         kind = request.op, request.options.get("gather_dim"), max(1, len(nodes_of(request)))
-        best: tuple[tuple[Any, ...], bool, list[Entry]] | None = None
+        near: list[tuple[tuple[Any, ...], bool, list[Entry]]] = []
         for entries in self._points.values() if size and all(size) else ():
             first = entries[0]
             its_kind = first.op, first.gather_dim, first.num_nodes
@@ -466,12 +456,9 @@ class Tables:
             if max(apart) <= _FAR:
                 elsewhere = octaves, first.place != place
                 key = *elsewhere, max(apart) > _NEAR, dtypes.index(first.dtype), math.hypot(*apart)
-                if best is None or key < best[0]:
-                    best = key, octaves == 0 and max(apart) <= _CLOSE, entries
-        if best is None:
+                near.append((key, octaves == 0 and max(apart) <= _CLOSE, entries))
+        if not near:
             return Found()
-        (*apart_from, _, _), keeps_configs, entries = best
-        ordered = sorted(entries, key=lambda entry: entry.seconds)
-        if not keeps_configs:
-            ordered = [replace(each, config={}) for each in ordered]
-        return Found(tuple(ordered), not any(apart_from))
+        (*apart_from, _, _), keeps_configs, entries = min(near, key=itemgetter(0))
+        rows = entries if keeps_configs else [replace(each, config={}) for each in entries]
+        return Found(tuple(sorted(rows, key=lambda entry: entry.seconds)), not any(apart_from))

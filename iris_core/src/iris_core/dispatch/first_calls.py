@@ -28,7 +28,7 @@ from iris_core.types import DeviceType
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from iris_core.dispatch.choice import Chooser, Launch, Settled
+    from iris_core.dispatch.choice import Chooser, Launch
     from iris_core.dispatch.members import Members
     from iris_core.dispatch.team import Memory
     from iris_core.world import World
@@ -53,7 +53,6 @@ class FirstCalls:
     """
 
     mode: str
-    world: World
     members: Members
     bind: Callable[..., Any]
     chooser: Callable[[Any], Chooser]
@@ -68,23 +67,21 @@ class FirstCalls:
         Collective: every member calls it with its first call of a kind.  The output's values are lost.
         """
         ranks, config = request.members, call.config
-        if len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None:
+        is_alone = len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None
+        if is_alone or self.members.knows(ranks, shared):
             return None
-        if self.members.knows(ranks, shared):
-            return None
-        chosen: Settled
         try:
             if config is not None and config.named(call.op)[0] is not None:
                 return None
             chooser, few = self.chooser(request), self.mode == "first"
             found = chooser.tables.nearest(request)
             algorithm, why, wish, in_graphs = chooser.choose(request, config)
-            chosen = algorithm.name, wish.options["config"], why, in_graphs
             launches = chooser.contenders(request, config, few=few)
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
             self.members.refuse(ranks, call.op, shared, error)
         is_free = not request.options["config"]  # tables have what algorithms took by themselves
         is_near = few and is_free and found.is_near and found.entries[0].measured
+        chosen = algorithm.name, wish.options["config"], why, in_graphs
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
@@ -100,7 +97,7 @@ class FirstCalls:
         if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
             with contextlib.suppress(torch.OutOfMemoryError):
                 saved = call.tensors[1].clone()
-        world = self.world.subworld(tuple(sorted(request.members)))
+        world = self.members.world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
         if self.mode == "first":

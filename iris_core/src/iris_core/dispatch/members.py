@@ -146,8 +146,8 @@ class Members:
                 "compare, and may wait in a kernel for this rank: tensors must have equal strides on all members, and "
                 "be aligned alike; or name the algorithm in the config"
             ) from absent
-        count = self._counts[members] = self._counts.get(members, 0) + 1
-        return (count - 1) % _MOST_KINDS + 1, True
+        self._counts[members] = number = self._counts.get(members, 0) % _MOST_KINDS + 1
+        return number, True
 
     def _compare(
         self, members: tuple[int, ...], facts: Facts, within: Team | None = None, error: Exception | None = None, *,

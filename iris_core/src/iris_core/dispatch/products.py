@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.dispatch import requests
 from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.requests import AnyCall
 from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
 from iris_core.types import DeviceType, FusedRequest, NormRequest
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iris_core.dispatch.requests import Here
-    from iris_core.types import DeviceTarget, Group
+    from iris_core.types import DeviceTarget
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
 """Products of `ctx.ops`."""
@@ -42,15 +43,8 @@ ROW_NBYTES = 16
 """Rows of what peers reach, and what kernels load widely, begin at multiples of it."""
 
 
-class FusedCall(NamedTuple):
-    """A call of a product as `Operations` passes it on, unchecked; `tensors` are the arguments of the launch."""
-
-    op: str
-    tensors: tuple[Any, ...]  # the output, A, B, the bias and, if there are some, the scales of A and of B
-    group: Group
-    config: FusedConfig | None
-    gather_dim: int | None = None
-    layout: str = "torch"
+class FusedCall(AnyCall):
+    """A call of a product: the output, A, B, the bias and, if there are some, their scales; `gather_dim`, `layout`."""
 
     def describe(self, here: Here, members: tuple[int, ...]) -> FusedRequest:
         """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
@@ -59,53 +53,38 @@ class FusedCall(NamedTuple):
             raise TypeError(f"{op}: config must be an iris_core.ops.FusedConfig, not {type(config).__name__}")
         if isinstance(gather_dim, bool) or (op in GATHERING and gather_dim not in (0, 1)):
             raise ArgumentError(f"{op}: gather_dim must be 0 (rows) or 1 (columns), not {gather_dim!r}")
-        for name, tensor in (("output", out), ("A", a), ("B", b), ("bias", bias)):
-            if tensor is not None or name != "bias":
-                requests.check_strided(op, name, tensor)
-                if name != "bias" and tensor.dim() != 2:
-                    raise ArgumentError(f"{op}: {name} must be a matrix, not of shape {tuple(tensor.shape)}")
+        for name, tensor in _named(self).items():
+            requests.check_strided(op, name, tensor)
+            if name not in _OPTIONAL and tensor.dim() != 2:
+                raise ArgumentError(f"{op}: {name} must be a matrix, not of shape {tuple(tensor.shape)}")
         m = a.shape[0] * (len(members) if op == "all_gather_matmul" and gather_dim == 0 else 1)
         k, n = b.shape
         along, (scales, scale_strides) = _bias_along(op, out, a, b, bias), _scaled_by(op, a, b, *scale_tensors)
         down, right = (0, 0) if bias is None else (bias.stride(0), bias.stride(-1))
-        options: dict[str, Any] = {
-            "layout": layout,
-            "config": {} if config is None else config.given(op),
-            "tf32": _allows_tf32(a, config, here.target),
-            "bias": along,
-        }
-        if gather_dim is not None:
-            options["gather_dim"] = gather_dim
+        options: dict[str, Any] = {"layout": layout, "config": {} if config is None else config.given(op)}
+        options |= {"tf32": _allows_tf32(a, config, here.target), "bias": along}
+        options |= {} if gather_dim is None else {"gather_dim": gather_dim}
         a_al, b_al, out_al, bias_al = (each is None or each.data_ptr() % ROW_NBYTES == 0 for each in (a, b, out, bias))
+        of: dict[str, Any] = {"m": m, "n": n, "k": k, "scales": scales, "scale_strides": scale_strides}
+        of |= {"a_stride": a.stride(), "b_stride": b.stride(), "out_stride": out.stride()}
+        of |= {"reach_a": _is_reachable(a, here), "reach_out": _is_reachable(out, here)}
         return FusedRequest(
-            op=op,
-            m=m,
-            n=n,
-            k=k,
-            dtype=requests.name_of(a.dtype),
-            out_dtype=requests.name_of(out.dtype),
             nbytes=m * k * a.element_size() if op == "all_gather_matmul" else m * n * out.element_size(),
-            a_stride=a.stride(),
-            b_stride=b.stride(),
-            out_stride=out.stride(),
             out_shape=(out.shape[0], out.shape[1]),
             bias_stride={"none": None, "rows": (down, 0), "columns": (0, right)}[along],
-            reach_a=_is_reachable(a, here),
-            reach_out=_is_reachable(out, here),
             aligned=(a_al, b_al, out_al, bias_al),
             options=options,
             b_dtype=requests.name_of(b.dtype),
-            scales=scales,
-            scale_strides=scale_strides,
-            **here.about(members),
+            **of,
+            **here.about(op, members, a, out),
         )
 
     def check(self, request: FusedRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, (out, a, b, bias, *_) = self[:2]
+        op, (out, a, b, bias, *_), _, _, dim, layout = self
         requests.check_tensors(op, here, **_named(self))
-        if self.layout not in LAYOUTS:
-            raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {self.layout!r}")
+        if layout not in LAYOUTS:
+            raise ArgumentError(f"{op}: layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
         _check_dtypes(op, request.out_dtype, request.dtype, request.b_dtype)
         if bias is not None and bias.dtype != out.dtype:
             raise ArgumentError(
@@ -113,8 +92,7 @@ class FusedCall(NamedTuple):
                 "be equal"
             )
         if problem := _misfit(self, request.group_size):
-            dim = self.gather_dim
-            if dim is not None and not _misfit(self._replace(gather_dim=1 - dim), request.group_size):
+            if dim is not None and not _misfit(self._replace(first=1 - dim), request.group_size):
                 problem += f"; they fit gather_dim={1 - dim}"
             shapes = (tuple(tensor.shape) for tensor in (a, b, out))
             raise ArgumentError("{}: A has shape {}, B {}, the output {}: {}".format(op, *shapes, problem))
@@ -122,25 +100,18 @@ class FusedCall(NamedTuple):
             raise ArgumentError(f"{op}: the inner dimension is 0; a product of nothing is not computed")
         if request.scales != "none" and request.dtype not in FP8:
             raise ArgumentError(f"{op}: scales belong to 8-bit floats, and A has dtype {request.dtype}")
-        if request.scales != "none" and self.gather_dim == 1 and op == "all_gather_matmul":
+        if request.scales != "none" and dim == 1 and op == "all_gather_matmul":
             raise UnsupportedError(f"{op}: with gather_dim=1 no scales are taken; gather rows, with gather_dim=0")
         requests.check_written(op, out)
         check_apart(self)
-        requests.check_unrecorded(op, *self.tensors)
 
 
-class NormCall(NamedTuple):
-    """A call of `all_reduce_rms_norm` as `Operations` passes it on, unchecked; see `FusedCall`."""
-
-    op: str
-    tensors: tuple[Any, ...]  # the output, the residual, x, the weight and, or None, the scales
-    group: Group
-    config: Config | None
-    eps: float
+class NormCall(AnyCall):
+    """A call of `all_reduce_rms_norm`: the output, the residual, x, the weight and, or None, the scales; `eps`."""
 
     def describe(self, here: Here, members: tuple[int, ...]) -> NormRequest:
         """Make the request; TypeError, LayoutError or ArgumentError if an argument makes no sense."""
-        op, (out, residual, x, weight, _), _, config, eps = self
+        op, (out, residual, x, weight, _), _, config, eps, _ = self
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         for name, tensor in _named(self).items():
@@ -153,18 +124,15 @@ class NormCall(NamedTuple):
             raise ArgumentError(f"{op}: eps must be a number that is not negative, not {eps!r}")
         hidden = x.shape[-1]
         return NormRequest(
-            op=op,
             rows=x.numel() // hidden,
             hidden=hidden,
-            dtype=requests.name_of(x.dtype),
-            out_dtype=requests.name_of(out.dtype),
             weight_dtype=requests.name_of(weight.dtype),
             eps=float(eps),
             nbytes=x.numel() * x.element_size(),
             direct_in=here.has(x),
             aligned=all(each.data_ptr() % ROW_NBYTES == 0 for each in (x, residual, out, weight)),
             options={"layout": "torch", "in_place": True, "config": {} if config is None else config.given(op)},
-            **here.about(members),
+            **here.about(op, members, x, out),
         )
 
     def check(self, request: NormRequest, here: Here) -> None:
@@ -185,7 +153,6 @@ class NormCall(NamedTuple):
         if (request.out_dtype in FP8) != (scales is not None):
             raise ArgumentError(f"{op}: an output of 8-bit floats takes scales, one for each row, and no other does")
         check_apart(self)
-        requests.check_unrecorded(op, *self.tensors)
 
 
 def call_of(op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> FusedCall | NormCall:
@@ -238,7 +205,7 @@ def _check_dtypes(op: str, out: str, a: str, b: str) -> None:
 def _misfit(call: FusedCall, size: int) -> str:
     """Why the shapes do not fit together; empty if they do."""
     op, (out, (rows, inner), (height, columns)) = call.op, (tuple(each.shape) for each in call.tensors[:3])
-    dim = call.gather_dim or 0
+    dim = call.first or 0
     if op == "all_gather_matmul":
         # what all A together are, and the output
         whole = (rows * size, inner) if dim == 0 else (rows, inner * size)
@@ -253,7 +220,7 @@ def _misfit(call: FusedCall, size: int) -> str:
     wanted, why = (rows, columns), ""
     if op == "matmul_all_gather":
         wanted, why = ((rows * size, columns), (rows, columns * size))[dim], f"with gather_dim={dim} "
-    elif call.layout == "tiles":
+    elif call.second == "tiles":
         why = 'with layout="tiles" '
     elif op == "matmul_reduce_scatter":
         if rows % size:
@@ -287,7 +254,6 @@ def _scaled_by(op: str, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor 
     for name, each in zip(("a_scales", "b_scales"), scales, strict=True):
         if each is None:
             raise ArgumentError(f"{op}: {name} are missing; A and B both have scales, or neither has")
-        requests.check_strided(op, name, each)
         if each.dtype is not torch.float32:
             raise ArgumentError(f"{op}: {name} must be float32, not {requests.name_of(each.dtype)}")
     (rows, inner), columns = a.shape, b.shape[1]

@@ -20,7 +20,6 @@ from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, NormRequ
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from iris_core.dispatch.config import Config
     from iris_core.types import DeviceTarget, Group
 
     Request = CollectiveRequest | FusedRequest | NormRequest
@@ -60,9 +59,10 @@ class Here:
     nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
     multicast: bool = False  # whether one address reaches the heaps of all ranks
 
-    def about(self, members: tuple[int, ...]) -> dict[str, Any]:
-        """Return what requests of `ctx.ops` say of where they come from."""
+    def about(self, op: str, members: tuple[int, ...], operand: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
+        """Return what all requests of `ctx.ops` say: what they are, and where they come from."""
         of = {"rank": members.index(self.rank), "members": members, "nodes": self.nodes_of(members)}
+        of |= {"op": op, "dtype": name_of(operand.dtype), "out_dtype": name_of(out.dtype)}
         return {**of, "target": self.target, "processors": self.processors}
 
     def nodes_of(self, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,15 +75,19 @@ class Here:
         return self.heap[0] <= begin and begin + max(1, reach(tensor)) <= self.heap[1]
 
 
-class CollectiveCall(NamedTuple):
-    """A call as `Collectives` passes it on, unchecked; the meaning of `first` and `second` depends on `op`."""
+class AnyCall(NamedTuple):
+    """A call as `ctx.ccl` or `ctx.ops` passes it on, unchecked; the meaning of `first` and `second` depends on `op`."""
 
     op: str
-    tensors: tuple[Any, Any]  # the output and the input, the arguments of the launch
+    tensors: tuple[Any, ...]  # the arguments of the launch; of a collective the output and the input
     group: Group
-    config: Config | None
+    config: Any
     first: Any = None
     second: Any = None
+
+
+class CollectiveCall(AnyCall):
+    """A call of `ctx.ccl`."""
 
     def describe(self, here: Here, members: tuple[int, ...]) -> CollectiveRequest:
         """Make the request; docs/collectives.md says what the options mean.  `check` says whether it is possible.
@@ -148,7 +152,6 @@ class CollectiveCall(NamedTuple):
             _check_shapes(request, out, inp)
         if out is not None and not (op == "broadcast" and request.rank == request.options["root"]):
             check_written(op, out)
-        check_unrecorded(op, out, inp)
         if out is None or inp is None or not share_memory(out, inp):
             return
         is_part = op in ("all_gather", "reduce_scatter", "gather", "scatter")
@@ -231,7 +234,10 @@ def check_strided(op: str, name: str, tensor: Any) -> None:
 
 
 def check_tensors(op: str, here: Here, **tensors: torch.Tensor | None) -> None:
-    """Raise unless kernels of this context can work on tensors: DeviceError, or ArgumentError for lazy ones."""
+    """Raise unless kernels of this context can work on tensors: DeviceError, or ArgumentError for lazy ones.
+
+    Those whose gradients torch would have to record are refused, too: as torch's own functions do with `out=`.
+    """
     device = here.target.torch_device
     for name, tensor in tensors.items():
         if tensor is None:
@@ -242,6 +248,11 @@ def check_tensors(op: str, here: Here, **tensors: torch.Tensor | None) -> None:
             raise ArgumentError(f"{op}: the {name} is a lazy conjugate: pass tensor.resolve_conj()")
         if tensor.is_neg():
             raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{op}: writes into its output, so torch cannot record it for gradients; use torch.ops.iris or "
+                "iris_core.nn, or call it under torch.no_grad()"
+            )
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -333,15 +344,6 @@ def _shapes(op: str, out: torch.Tensor, inp: torch.Tensor, rule: str) -> Argumen
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-def check_unrecorded(op: str, *tensors: torch.Tensor | None) -> None:
-    """Refuse tensors whose gradients torch would have to record: as torch's own functions do with `out=`."""
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        raise ArgumentError(
-            f"{op}: writes into its output, so torch cannot record it for gradients; use torch.ops.iris or "
-            "iris_core.nn, or call it under torch.no_grad()"
-        )
-
-
 def check_written(op: str, out: torch.Tensor) -> None:
     """Refuse an output that has several elements in one place."""
     end = 1

@@ -10,17 +10,18 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads the types of `Entry`
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.documents import read_document
 from iris_core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 FORMAT = 2
@@ -52,6 +53,8 @@ class Entry:
         num_nodes: how many nodes the ranks were on.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     op: str
     dtype: str
     size: tuple[int, ...]
@@ -81,57 +84,44 @@ class Entry:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-_SIZES = {"nbytes", "m", "n", "k"}
+_SIZES = ("nbytes", "m", "n", "k")
+_PLACES = (HEAP, ORDINARY, "input", "output")
+_LIMITS = {**dict.fromkeys((*_SIZES, "num_nodes"), (1, 1 << 60)), "gather_dim": (0, 1), "seconds": (1e-9, 1e6)}
 _Text = Annotated[str, Field(min_length=1)]
-_Size = Annotated[int, Field(ge=1, le=1 << 60)]
-_Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
-class _Row(BaseModel):
-    """One line of a file: `nbytes`, or `m`, `n`, `k` and, of what gathers, `gather_dim`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    op: _Text
-    dtype: _Text
-    algorithm: _Text
-    seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
-    nbytes: _Size | None = None
-    m: _Size | None = None
-    n: _Size | None = None
-    k: _Size | None = None
-    gather_dim: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None  # Literal[0, 1] would take False
-    place: Literal["heap", "ordinary", "input", "output"] = "heap"
-    num_nodes: _Ranks = 1
-    config: dict[str, Annotated[int, Field(ge=0, le=1 << 20)] | str] = Field(default_factory=dict)
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        return tuple(size for size in (self.nbytes, self.m, self.n, self.k) if size is not None)
-
-    @model_validator(mode="after")
-    def _has_a_size(self) -> Self:
-        shape = (self.m, self.n, self.k, None if self.nbytes is None else self.gather_dim)
-        if shape.count(None) != (1 if self.nbytes is None else 4):
-            raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
-        kind: Any = FusedConfig if self.nbytes is None else Config
-        try:
-            kind(algorithm="a name", **self.config)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        return self
+def _checked(row: Any) -> Any:
+    """Return the fields of an `Entry`, whose types are checked next: `nbytes`, or `m`, `n` and `k`, are its size."""
+    if not isinstance(row, dict):
+        return row
+    for name, (least, most) in _LIMITS.items():
+        if isinstance(row.get(name), int | float) and not least <= row[name] <= most:
+            raise ValueError(f"{name} must be from {least} to {most}, not {row[name]}")
+    if row.get("place", HEAP) not in _PLACES:
+        raise ValueError(f"place must be one of {', '.join(_PLACES)}")
+    sizes = {name: each for name in _SIZES if (each := row.pop(name, None)) is not None}
+    if "".join(sizes) not in ("mnk", "nbytes") or ("nbytes" in sizes and row.get("gather_dim") is not None):
+        raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
+    kind: Any = Config if "nbytes" in sizes else FusedConfig
+    try:
+        kind(algorithm="a name", **row.get("config", {}))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return row | {"size": tuple(sizes.values())}
 
 
-class _File(BaseModel):
+class Table(BaseModel):
+    """The measurements of one file, or the times of a model, on a device: torch's name of it, or "cpu"."""
+
     model_config = ConfigDict(strict=True)
 
     format: Literal[2]
     device: _Text
-    group_size: _Ranks
+    group_size: Annotated[int, Field(ge=1, le=1 << 20)]
     measured: bool
     note: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
-    entries: list[_Row]
+    entries: list[Annotated[Entry, BeforeValidator(_checked)]]
 
     @model_validator(mode="after")
     def _model_says_whence(self) -> Self:
@@ -140,49 +130,38 @@ class _File(BaseModel):
         return self
 
 
-_FILE = TypeAdapter(_File)
-
-
-class Table(NamedTuple):
-    """The measurements of one file, or the times of a model, on a device: torch's name of it, or "cpu"."""
-
-    device: str
-    group_size: int
-    measured: bool
-    versions: Mapping[str, str]
-    entries: tuple[Entry, ...]
+_TABLE = TypeAdapter(Table)
 
 
 def read_table(path: Path) -> Table:
     """Read one file; SettingsError if it is damaged, or of another format."""
     try:
-        file = read_document(path, _FILE)
+        table = read_document(path, _TABLE)
     except ValueError as error:
         raise SettingsError(
             f"{path} is not a table of measurements: {error}. Delete it, and measure again with `iris tune`"
         ) from error
-    of: dict[str, Any] = {"source": str(path), "group_size": file.group_size}
-    of |= {"measured": file.measured, "note": file.note}
-    own = _Row.model_fields.keys() - _SIZES
-    entries = tuple(Entry(size=row.size, **of, **{each: getattr(row, each) for each in own}) for row in file.entries)
-    return Table(file.device, file.group_size, file.measured, file.versions, entries)
+    of: dict[str, Any] = {"source": str(path), "group_size": table.group_size}
+    of |= {"measured": table.measured, "note": table.note}
+    table.entries = [replace(each, **of) for each in table.entries]
+    return table
 
 
-def write_table(
-    path: Path, device: str, group_size: int, versions: Mapping[str, str], entries: Iterable[Entry]
-) -> None:
-    """Write one file of measurements, as in `Table`, in place of what it was; its folder is made."""
+def write_table(path: Path, device: str, group_size: int, old: Iterable[Entry], new: Sequence[Entry]) -> None:
+    """Write one file of measurements in place of what it was, and make its folder.
+
+    Of `old` ones, those stay whose points were not measured again.
+    """
+    again = {entry.point for entry in new}
+    entries = [*(entry for entry in old if entry.point not in again), *new]
     lines, usual = [], {"gather_dim": None, "place": HEAP, "num_nodes": 1}
     for entry in sorted(entries, key=lambda e: (*e.point, e.seconds)):
-        names, usual = (
-            "mnk" if len(entry.size) == 3 else ("nbytes",),
-            {"gather_dim": None, "place": HEAP, "num_nodes": 1},
-        )
+        names = "mnk" if len(entry.size) == 3 else ("nbytes",)
         row: dict[str, Any] = {"op": entry.op, "dtype": entry.dtype, **dict(zip(names, entry.size, strict=True))}
         row |= {name: getattr(entry, name) for name, each in usual.items() if getattr(entry, name) != each}
         row |= {"algorithm": entry.algorithm, "seconds": float(f"{entry.seconds:.4g}")}
         lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
-    of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": dict(versions)}
+    of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": versions()}
     text = f'{json.dumps(of)[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -197,9 +176,3 @@ def versions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def merged(old: Iterable[Entry], new: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of two tables: of points that were measured again, only the new ones."""
-    again = {entry.point for entry in new}
-    return [*(entry for entry in old if entry.point not in again), *new]

@@ -102,7 +102,6 @@ class Memory:
     limit_nbytes: int  # of a workspace (IRIS_CCL_WORKSPACE)
     spec: ContextSpec
     reports: KernelReports
-    multicast_base: int  # of the heaps of all ranks; 0: there is none
     spare_nbytes: int = 0  # of the heap that stay in one piece for users; HeapExhaustedError where they could not
     of_all: tuple[Region, ...] = ()  # control words and mail of the team of all ranks
 
@@ -184,15 +183,13 @@ class Team:
         memory: where regions come from.
     """
 
-    def __init__(
-        self, members: Sequence[int], world: World, world_rank: int, memory: Memory, context: torch.Tensor
-    ) -> None:
+    def __init__(self, members: Sequence[int], world: World, memory: Memory, context: torch.Tensor) -> None:
         spec = memory.spec
-        self.members, self.world, self.world_rank = tuple(members), world, world_rank
-        self.rank, self.size = self.members.index(world_rank), len(self.members)
+        self.members, self.world, self.world_rank = tuple(members), world, spec.rank
+        self.rank, self.size = self.members.index(spec.rank), len(self.members)
         self.spans_nodes = world.spans_nodes
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
-        self.device, self.context, self.multicast_base = spec.device, context, memory.multicast_base
+        self.device, self.context, self.multicast_base = spec.device, context, memory.heap.multicast_base
         self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
         self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
         self.latest: Any = None

@@ -14,7 +14,7 @@ from iris_core.dispatch import products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
-from iris_core.dispatch.requests import reach
+from iris_core.dispatch.requests import TORCH, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from iris_core.protocols import Work
     from iris_core.types import Group
 
-_TORCH = "torch"
 _FLOAT32 = torch.float32
 
 
@@ -184,8 +183,7 @@ class Operations(Calls):
         async_op: return a handle (`wait()`, `is_completed()`) instead of running on the current stream.
         config: how to run; see `iris_core.ops.FusedConfig`.
         workspace: holds the plans and their local memory instead of the context; see `FusedWorkspace`.
-        group: a process group of torch.distributed with any ranks of this world, in any order, a DeviceMesh of one
-            dimension, or a list of such ranks; None for all.
+        group: the ranks; see `Collectives`.
 
     All return the workspace, which holds the plan of the call; with `async_op` the handle.
 
@@ -220,7 +218,7 @@ class Operations(Calls):
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; all get the same bits.  See `Operations`."""
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
-        how = group, config, None, _TORCH
+        how = group, config, None, TORCH
         return self._run("matmul_all_reduce", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def all_gather_matmul(
@@ -245,7 +243,7 @@ class Operations(Calls):
                 asynchronous tensor parallelism.
         """
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
-        how = group, config, gather_dim, _TORCH
+        how = group, config, gather_dim, TORCH
         return self._run("all_gather_matmul", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_all_gather(
@@ -269,7 +267,7 @@ class Operations(Calls):
             gather_dim: 0: below each other, as in the reference system; 1: beside each other.
         """
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
-        how = group, config, gather_dim, _TORCH
+        how = group, config, gather_dim, TORCH
         return self._run("matmul_all_gather", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_reduce_scatter(
@@ -285,7 +283,7 @@ class Operations(Calls):
         group: Group = None,
         a_scales: torch.Tensor | None = None,
         b_scales: torch.Tensor | None = None,
-        layout: str = _TORCH,
+        layout: str = TORCH,
     ) -> FusedWorkspace | Work:
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
 
@@ -333,7 +331,6 @@ class Operations(Calls):
             eps: added to the mean of the squares.
             scales: float32 (...) or (..., 1), only with 8-bit floats: the output times them is the result; each row's
                 largest element becomes the largest number of the type.  As torch._scaled_mm takes them.
-            async_op, group: see `Operations`.
             config: of `ctx.ccl`: see `iris_core.ccl.Config`.
 
         Raises: as `Operations` says, and a LayoutError if a tensor has gaps.
@@ -372,7 +369,6 @@ class Operations(Calls):
                 own.
             x: this member's part of `gather_dim`; part i of `scatter_dim` is for member i.
             scatter_dim, gather_dim: two dimensions; negative ones count from the end.
-            async_op, group: see `Operations`.
             config: of `ctx.ccl`.
 
         Raises: as `ctx.ccl.all_to_all` does.

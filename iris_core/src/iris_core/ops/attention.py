@@ -13,6 +13,8 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from iris_core.dispatch.bind import Binder
     from iris_core.types import Group
 
@@ -68,28 +70,16 @@ class FlashDecode(Made):
         self, binder: Binder, batch: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
         scale: float | None, pieces: int | None, group: Group,
     ) -> None:  # fmt: skip
-        facts: dict[str, Any] = {
-            "batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype, "scale": scale,
-            "pieces": pieces,
-        }  # fmt: skip
-
-        def check(_: tuple[int, ...]) -> None:
-            _check_heads("flash_decode", heads, kv_heads, head_dim, dtype, batch, 1 if pieces is None else pieces)
-
-        super().__init__(binder, "flash_decode", group, facts, check)
+        with self._agreement("flash_decode", locals()) as members:
+            _check_heads(self._name, heads, kv_heads, head_dim, dtype, batch, 1 if pieces is None else pieces)
         self.batch, self.heads, self.kv_heads, self.head_dim, self.dtype = batch, heads, kv_heads, head_dim, dtype
-        self.scale, inbox = head_dim**-0.5 if scale is None else scale, (2, len(self._members), batch * heads)
-        with on_device(binder.target):
-            shared = self._take({
-                "inbox": ((*inbox, head_dim), _FLOAT32), "inbox_sums": ((*inbox, 2), _FLOAT32),
-                "arrived": ((len(self._members), batch * kv_heads), _INT64),
-            })  # fmt: skip
-            space = SimpleNamespace(**facts, **self._place(), **shared)
-            self._decode = self._backend.group_kernels("flash_decode", space)
+        self.scale, inbox = head_dim**-0.5 if scale is None else scale, (2, len(members), batch * heads)
+        self._decode = self._kernels_for(SimpleNamespace(**self._facts), {
+            "inbox": ((*inbox, head_dim), _FLOAT32), "inbox_sums": ((*inbox, 2), _FLOAT32),
+            "arrived": ((len(members), batch * kv_heads), _INT64),
+        })  # fmt: skip
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, out: Tensor | None = None) -> Tensor:
         """Return softmax(scale * q k^T) v over the keys of all members: (batch, heads, head_dim).
 
         Args:
@@ -150,19 +140,12 @@ class RingAttention(Made):
         self, binder: Binder, heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype,
         scale: float | None, causal: bool, striped: bool, gradients: bool, group: Group,
     ) -> None:  # fmt: skip
-        facts: dict[str, Any] = {
-            "heads": heads, "kv_heads": kv_heads, "length": length, "head_dim": head_dim, "dtype": dtype,
-            "scale": scale, "causal": causal, "striped": striped, "gradients": gradients,
-        }  # fmt: skip
-
-        def check(_: tuple[int, ...]) -> None:
-            _check_heads("ring_attention", heads, kv_heads, head_dim, dtype, length)
-
-        super().__init__(binder, "ring_attention", group, facts, check)
-        self.rows, self.dtype, self.striped = -(-length // len(self._members)), dtype, striped
+        with self._agreement("ring_attention", locals()) as members:
+            _check_heads(self._name, heads, kv_heads, head_dim, dtype, length)
+        self.rows, self.dtype, self.striped = -(-length // len(members)), dtype, striped
         self.scale, self.has_gradients = head_dim**-0.5 if scale is None else scale, gradients
         self._queries, self._keys = (heads, self.rows, head_dim), (kv_heads, self.rows, head_dim)
-        block = 64 if binder.gpu is not None and head_dim * dtype.itemsize <= _WIDE_NBYTES else 32
+        block = 64 if self._binder.gpu is not None and head_dim * dtype.itemsize <= _WIDE_NBYTES else 32
         ring, words = (2, *self._keys), {"full": ((kv_heads,), _INT64), "free": ((kv_heads, 2), _INT64)}
         shared = {"ring_k": (ring, dtype), "ring_v": (ring, dtype), **words}
         if gradients:
@@ -170,22 +153,16 @@ class RingAttention(Made):
             shared |= {"back_k": (ring, dtype), "back_v": (ring, dtype), "came": tiles, "taken": tiles}
             shared |= {"ring_dk": (ring, _FLOAT32), "ring_dv": (ring, _FLOAT32)}
             shared |= {f"back_{name}": each for name, each in words.items()}
-        with on_device(binder.target):
-            space = SimpleNamespace(
-                kv_heads=kv_heads, length=length, causal=causal, striped=striped, block=block, shape=self._queries,
-                **self._place(), **self._take(shared),
-            )  # fmt: skip
-            self._kernels = self._backend.group_kernels("ring_attention", space)
+        place: dict[str, Any] = {"length": length, "block": block, "shape": self._queries, "kv_heads": kv_heads}
+        self._kernels = self._kernels_for(SimpleNamespace(causal=causal, striped=striped, **place), shared)
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
+    def part(self, whole: Tensor) -> Tensor:
         """Return this member's part of (heads, length, head_dim), filled up with zeros to `rows` tokens.  Local."""
         me, size = self._members.index(self._binder.rank), len(self._members)
         mine = whole[:, me::size] if self.striped else whole[:, me * self.rows : (me + 1) * self.rows]
         return torch.nn.functional.pad(mine, (0, 0, 0, self.rows - mine.shape[1]))
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return this member's rows of softmax(scale * q k^T) v, and the logarithms of the sums of exp(scale * q k^T).
 
         The second ones are float32 (heads, rows).  Rows beyond the sequence are undefined in both.
@@ -206,14 +183,8 @@ class RingAttention(Made):
         return out, lse
 
     def gradients(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v, zeros beyond the sequence; those of k and v travel round the ring.
 
         Weights are computed again (Dao et al., FlashAttention, 2022), sums are float32, in the order of the ring.
@@ -234,7 +205,7 @@ class RingAttention(Made):
             self._kernels.gradients(q, k, v, grad, lse, delta, dq, dk, dv, self.scale)
         return dq, dk, dv
 
-    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, **others: Tensor) -> None:
         wanted: dict[str, Any] = {"q": (q, self._queries, (self.dtype,))}
         wanted |= {name: (each, self._keys, (self.dtype,)) for name, each in (("k", k), ("v", v))}
         wanted |= {name: (each, self._queries, (self.dtype,)) for name, each in others.items()}

@@ -126,54 +126,39 @@ class ExpertGroup(Made):
         result: torch.dtype | None, scales: int, group: Group,
     ) -> None:  # fmt: skip
         result = result or (dtype if dtype in RESULTS else torch.bfloat16)
-        facts: dict[str, Any] = {
-            "max_tokens": max_tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "dtype": dtype,
-            "result": result, "scales": scales,
-        }  # fmt: skip
-        super().__init__(binder, "experts", group, facts, lambda members: self._check(len(members), **facts))
+        with self._agreement("experts", locals()) as members:
+            size, slots = len(members), max_tokens * top_k
+            if not min(max_tokens, hidden, top_k, experts) > 0 or scales < 0 or top_k > experts:
+                raise ArgumentError(
+                    f"experts: max_tokens={max_tokens}, hidden={hidden}, experts={experts}, top_k={top_k} and "
+                    f"scales={scales} make no layer"
+                )
+            if experts % size:
+                raise ArgumentError(f"experts: {size} members cannot divide {experts} experts equally")
+            if hidden * min(dtype.itemsize, result.itemsize) % _ROW_NBYTES:
+                rows = f"rows of {hidden} {name_of(dtype)}"
+                raise ArgumentError(f"experts: {rows} are no multiple of {_ROW_NBYTES} bytes")
+            if result not in RESULTS:
+                raise UnsupportedError(f"experts: results are {name_all(RESULTS)}, not {name_of(result)}")
+            if size * slots > 1 << 31:
+                raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
         self.hidden, self.dtype, self.result = hidden, dtype, result
         self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
-        self.local, self._gone = experts // len(self._members), set[int]()
+        self.local, self._gone = experts // size, set[int]()
         self._latest: Turn | None = None  # the last dispatch
         self._returning: Turn | None = None  # what is given back, but not received
         self._has_returned = False  # whether results were given back since all members were done with those before
-        with on_device(binder.target):
-            self._space = self._allocate(scales)
-            self._kernels = self._backend.group_kernels("experts", self._space)
-
-    @staticmethod
-    def _check(
-        size: int, *, max_tokens: int, hidden: int, experts: int, top_k: int, dtype: torch.dtype, result: torch.dtype,
-        scales: int,
-    ) -> None:  # fmt: skip
-        if not min(max_tokens, hidden, top_k, experts) > 0 or scales < 0 or top_k > experts:
-            raise ArgumentError(
-                f"experts: max_tokens={max_tokens}, hidden={hidden}, experts={experts}, top_k={top_k} and "
-                f"scales={scales} make no layer"
-            )
-        if experts % size:
-            raise ArgumentError(f"experts: {size} members cannot divide {experts} experts equally")
-        if hidden * min(dtype.itemsize, result.itemsize) % _ROW_NBYTES:
-            raise ArgumentError(f"experts: rows of {hidden} {name_of(dtype)} are no multiple of {_ROW_NBYTES} bytes")
-        if result not in RESULTS:
-            raise UnsupportedError(f"experts: results are {name_all(RESULTS)}, not {name_of(result)}")
-
-    def _allocate(self, scales: int) -> Workspace:
-        """Make the memory: what peers store to in one region of the heap."""
-        device, size, slots = self._binder.target.torch_device, len(self._members), self.max_tokens * self.top_k
-        capacity = size * self.max_tokens * min(self.top_k, self.local)
-        if size * slots > 1 << 31:
-            raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
-        shared = {
-            "inbox": ((capacity, self.hidden), self.dtype), "inbox_scales": ((capacity, scales), torch.float32),
-            "origin": ((capacity,), torch.int32), "source": ((capacity,), torch.int32),
-            "back": ((slots, self.hidden), self.result), "table": ((2, size, self.experts), torch.int32),
-            "published": ((size,), torch.int64), "arrived": ((size,), torch.int64), "returned": ((size,), torch.int64),
-        }  # fmt: skip
-        zeros = {"first": self.experts, "done": 1}
-        tensors: dict[str, Any] = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in zeros.items()}
-        tensors |= {"state": torch.zeros(3, dtype=torch.int64, device=device), **self._place(), **self._take(shared)}
-        return Workspace(local=self.local, top_k=self.top_k, scales=scales, most_slots=slots, **tensors)
+        capacity, int32, int64 = size * max_tokens * min(top_k, self.local), torch.int32, torch.int64
+        device = self._binder.target.torch_device
+        own = {"first": (experts, int32), "done": (1, int32), "state": (3, int64)}
+        zeros: dict[str, Any] = {name: torch.zeros(n, dtype=of, device=device) for name, (n, of) in own.items()}
+        self._space = Workspace(local=self.local, top_k=top_k, scales=scales, most_slots=slots, **zeros)
+        self._kernels = self._kernels_for(self._space, {
+            "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
+            "origin": ((capacity,), int32), "source": ((capacity,), int32),
+            "back": ((slots, hidden), result), "table": ((2, size, experts), int32),
+            "published": ((size,), int64), "arrived": ((size,), int64), "returned": ((size,), int64),
+        })  # fmt: skip
 
     def leave_out(self, ranks: Sequence[int]) -> None:
         """Do without some ranks from now on: nothing is sent to them, no member waits for them, their experts are gone.
@@ -352,12 +337,9 @@ class ExpertGroup(Made):
             results: (n, top_k, hidden), see `results_of`.
             turn: whose choices they are.
         """
-        n = turn.chosen.shape[0]
-        shapes = {
-            "grad": (grad, (n, self.hidden), RESULTS),
-            "results": (results, (n, self.top_k, self.hidden), RESULTS),
-        }
-        self._check_each("weight_gradients", shapes)
+        n, results_of = turn.chosen.shape[0], (*turn.chosen.shape, self.hidden)
+        wanted = {"grad": (grad, (n, self.hidden), RESULTS), "results": (results, results_of, RESULTS)}
+        self._check_each("weight_gradients", wanted)
         out = torch.empty(n, self.top_k, dtype=torch.float32, device=grad.device)
         with on_device(self._binder.target):
             self._kernels.weigh(turn, grad, results, out)
