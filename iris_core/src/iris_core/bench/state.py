@@ -127,7 +127,7 @@ class State:
     bus_factor: float | None = None
     flops: float | None = None
     counters: dict[str, float | Callable[[], float]] = field(default_factory=dict)
-    providers: dict[str, Provider] = field(default_factory=dict)
+    providers: dict[str, Any] = field(default_factory=dict)
     targets: dict[str, list[Target]] = field(default_factory=dict)
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
