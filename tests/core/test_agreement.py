@@ -8,6 +8,7 @@ from tables import table
 
 from iris_core.errors import HeapError, HeapExhaustedError, SymmetryError
 from iris_core.heap.blocks import HISTORY_LENGTH, History, Op
+from iris_core.types import Block
 
 from .fakes import Cluster
 
@@ -154,27 +155,30 @@ def test_the_digest_is_the_same_in_every_process():
 
 # -- any sequence of calls --------------------------------------------------------------------------------------------
 NBYTES = 1 << 14
+DTYPES = [torch.uint8, torch.int16, torch.float32, torch.complex128]
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("allocate"), st.integers(0, 5000), st.sampled_from([256, 512, 2048])),
+        st.tuples(
+            st.just("allocate"), st.integers(0, 5000), st.sampled_from(DTYPES), st.sampled_from([256, 512, 2048])
+        ),
         st.tuples(st.just("free"), st.integers(0, 30)),
         st.tuples(st.just("drop"), st.integers(0, 30), st.integers(1, 7)),
         st.tuples(st.just("barrier")),
     ),
     max_size=30,
-)
+)  # fmt: skip
 
 
 class Model:
     """What must be true of the heaps, worked out without them."""
 
     def __init__(self, cluster):
-        self.cluster = cluster
-        self.world_size = len(cluster.heaps)
+        self.cluster, self.world_size = cluster, len(cluster.heaps)
         self.live = {}  # offset -> tensor by rank, None where dropped
         self.sizes = {}  # offset -> rounded size, of everything that must not be handed out
-        self.values = {}
+        self.blocks, self.values = {}, {}
         self.freed = []  # their storages go later, when other blocks may be in their place
+        self.peak, self.seen = 0, ((), -1)
 
     def agreed(self):
         """All ranks have agreed: what was freed or dropped everywhere is gone."""
@@ -182,23 +186,31 @@ class Model:
             del self.live[offset]
         self.sizes = {offset: size for offset, size in self.sizes.items() if offset in self.live}
 
-    def allocate(self, nbytes, alignment):
-        before = self.cluster.num_exchanges
-        results = self.cluster.attempt(lambda heap: heap.allocate(nbytes, torch.uint8, alignment=alignment))
+    def allocate(self, n, dtype, alignment):
+        before, nbytes = self.cluster.num_exchanges, n * dtype.itemsize
+        results = self.cluster.attempt(lambda heap: heap.allocate(n, dtype, alignment=alignment))
         if self.world_size == 1 or self.cluster.num_exchanges != before:
             self.agreed()
-        size = max(256, -(-nbytes // 256) * 256)
+        size, label = max(256, -(-nbytes // 256) * 256), f"allocate({n}, {str(dtype)[6:]})"
         if isinstance(results[0], Exception):
             assert [type(e) for e in results] == [HeapExhaustedError] * self.world_size
+            assert all(f"{label} needs {size} bytes" in str(e) and e.requested_bytes == size for e in results)
             assert not self._holes(size, alignment), "there was room"
+            if size <= NBYTES:
+                assert {(e.free_bytes, e.largest_free_bytes) for e in results} == {self._free()}
+            else:
+                assert self.cluster.num_exchanges == before, "the others need not be asked"
             return
         offsets = {heap.offset_of(t) for heap, t in zip(self.cluster.heaps, results, strict=True)}
         assert len(offsets) == 1, "offsets differ between ranks"
         offset = offsets.pop()
         assert offset in self._holes(size, alignment), "handed out although in use, or not aligned"
         self.live[offset], self.sizes[offset] = list(results), size
-        self.values[offset] = len(self.values) % 200
+        self.blocks[offset], self.values[offset] = Block(offset, nbytes, label), len(self.values) % 200
+        self.peak = max(self.peak, sum(self.sizes.values()))
         for rank, t in enumerate(results):
+            assert (t.shape, t.dtype, t._is_view()) == ((n,), dtype, False)
+            assert t.untyped_storage().nbytes() == (nbytes or 256)
             t.fill_(self.values[offset] + rank)
 
     def free(self, index):
@@ -208,13 +220,13 @@ class Model:
         offset = held[index % len(held)]
         tensors = self.live.pop(offset)
         self.freed.append((offset, tensors))
-        self.cluster.each(lambda heap: heap.free(tensors[heap.rank]))
+        self.cluster.each(lambda heap: heap.free(tensors[heap.rank][index % 2 :]))  # or a view in its place
         if self.world_size == 1:
             del self.sizes[offset]
 
     def drop(self, index, ranks):
         for offset, tensors in self.freed:
-            words = rf"free: allocate\(\d+, uint8\) at offset {offset} was freed before"
+            words = rf"free: allocate\(\d+, \w+\) at offset {offset} was freed before"
             self.cluster.refused(HeapError, words, lambda heap, tensors=tensors: heap.free(tensors[heap.rank]))
         self.freed.clear()
         if self.live:
@@ -224,18 +236,40 @@ class Model:
                     tensors[rank] = None
 
     def barrier(self):
+        self.check_pending()
         self.cluster.each(lambda heap: heap.barrier_agreement())
         self.agreed()
+        self.check_pending()
+        free, largest = self._free()
         for heap in self.cluster.heaps:
-            assert [b.offset_bytes for b in heap.live_blocks()] == sorted(self.live)
+            assert heap.live_blocks() == tuple(self.blocks[offset] for offset in sorted(self.live))
+            assert heap.live_blocks() is heap.live_blocks()
             stats = heap.stats()
             assert stats.allocated + stats.pending == sum(self.sizes.values()) == NBYTES - stats.free
+            assert (stats.free, stats.largest_free, stats.peak) == (free, largest, self.peak)
+            assert (stats.reserved, stats.committed) == (NBYTES, NBYTES)
+            assert stats.fragmentation == pytest.approx(1 - largest / free if free else 0)
+        self.seen, before = (heap.live_blocks(), heap.version), self.seen
+        assert (self.seen[0] == before[0]) or self.seen[1] != before[1]
+
+    def check_pending(self):
+        """What a rank alone has dropped is pending in its own figures at once, in the others' not at all."""
+        for rank, heap in enumerate(self.cluster.heaps):
+            gone = [offset for offset, tensors in self.live.items() if tensors[rank] is None]
+            freed = self.sizes.keys() - self.live.keys()
+            assert heap.stats().pending == sum(self.sizes[offset] for offset in {*gone, *freed})
+            assert heap.stats().num_blocks == len(self.live) - len(gone)
 
     def check(self):
         for offset, tensors in self.live.items():
             for rank, t in enumerate(tensors):
-                if t is not None:
-                    assert torch.all(t == self.values[offset] + rank), "somebody wrote over a live block"
+                assert t is None or torch.all(t == self.values[offset] + rank), "somebody wrote over a live block"
+
+    def _free(self):
+        """How many bytes are free, and the most of them in a row."""
+        ends = [0, *(offset + size for offset, size in sorted(self.sizes.items()))]
+        holes = [start - end for end, start in zip(ends, [*sorted(self.sizes), NBYTES], strict=True)]
+        return sum(holes), max(holes)
 
     def _holes(self, size, alignment):
         """Offsets at which a block of this size would touch nothing that is in use."""

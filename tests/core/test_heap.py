@@ -15,7 +15,6 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.heap.heap import SymmetricHeap
-from iris_core.types import Block
 
 from .fakes import Cluster
 
@@ -23,30 +22,11 @@ F32, U8 = torch.float32, torch.uint8
 
 
 # -- allocation -------------------------------------------------------------------------------------------------------
-def test_same_offsets_on_every_rank():
-    with Cluster(3) as c:
-        held = []
-        for n, dtype in [(10, F32), (100, torch.int8), (0, F32), (3, torch.complex128), (65, torch.bool)]:
-            held.append(c.allocate(n, dtype))
-            assert set(c.offsets(held[-1])) == {256 * (len(held) - 1)}
-            assert {(t.shape, t.dtype, t._is_view()) for t in held[-1]} == {((n,), dtype, False)}
-            assert {t.untyped_storage().nbytes() for t in held[-1]} == {n * dtype.itemsize or 256}
-        assert c.blocks() == [[0, 256, 512, 768, 1024]] * 3
-        assert c.num_exchanges == 4, "allocation must not communicate (opening takes four exchanges)"
-
-
 def test_what_cannot_be_allocated(heap):
     for words, n, alignment in (("begin at multiples", 1, 1 << 40), ("two, not 300", 1, 300), ("-1 elements", -1, 1)):
         with pytest.raises((UnsupportedError, ValueError), match=words):
             heap.allocate(n, F32, alignment=alignment)
     assert heap.live_blocks() == ()
-
-
-def test_empty_tensors_have_blocks_and_are_symmetric(heap):
-    a, b = heap.allocate(0, F32), heap.allocate(0, torch.int64)
-    assert [heap.is_symmetric(t) for t in (a, b, torch.empty(0))] == [True, True, False]
-    heap.free(a)
-    assert [block.offset_bytes for block in heap.live_blocks()] == [heap.offset_of(b)] == [256]
 
 
 def test_strided_tensors(heap):
@@ -90,14 +70,6 @@ def test_a_failing_allocator_leaves_the_heap_unchanged(name):
 
 
 # -- free -------------------------------------------------------------------------------------------------------------
-def test_views_may_stand_for_their_tensor_and_keep_its_block(heap):
-    row = heap.allocate(100, F32).view(10, 10)[2]
-    heap.barrier_agreement()
-    assert heap.offset_of(row) == 80
-    heap.free(row[4:])
-    assert heap.live_blocks() == ()
-
-
 def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())
@@ -110,25 +82,6 @@ def test_free_of_tensors_that_are_not_the_heaps_own(heap):
 
 
 # -- dropped ----------------------------------------------------------------------------------------------------------
-def test_a_drop_counts_when_all_ranks_have_dropped():
-    """In the figures of a rank it is pending as soon as that rank has dropped."""
-    with Cluster(3) as c:
-        tensors = c.allocate(10)
-        dropped = [False] * 3
-        for rank in (2, 0, 1):
-            assert c.blocks() == [[0]] * 3
-            tensors[rank], dropped[rank] = None, True
-            if not all(dropped):
-                for _ in range(2):  # before and after the others know
-                    assert c.stats("pending") == [256 * each for each in dropped]
-                    assert c.stats("allocated") == [256 * (not each) for each in dropped]
-                    assert c.stats("num_blocks") == [not each for each in dropped]
-                    c.barrier()
-        c.barrier()
-        assert c.blocks() == [[]] * 3
-        assert c.stats("free") == [c.heap.nbytes] * 3
-
-
 @table("world_size", [1, 2])
 def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
     # in one process a collection returns at once while another thread collects; ranks are processes
@@ -150,27 +103,6 @@ def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
             assert [t.numel() for t in c.allocate(1024, F32)] == [1024] * world_size
         finally:
             gc.enable()
-
-
-# -- exhaustion -------------------------------------------------------------------------------------------------------
-@table("world_size", [1, 2])
-def test_exhaustion_says_what_there_is_and_leaves_the_heap_usable(world_size):
-    with Cluster(world_size, 1 << 12) as c:
-        held = c.each(lambda heap: [heap.allocate(256, U8) for _ in range(16)])
-        c.each(lambda heap: [heap.free(t) for t in held[heap.rank][::2]])
-        errors = c.attempt(lambda heap: heap.allocate(257, U8))
-        assert {type(e) for e in errors} == {HeapExhaustedError}
-        assert {(e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in errors} == {(512, 2048, 256)}
-        assert all("allocate(257, uint8) needs 512 bytes" in str(e) for e in errors)
-        assert len(c.each(lambda heap: [heap.allocate(256, U8) for _ in range(8)])[0]) == 8
-        c.barrier()
-
-
-def test_what_cannot_fit_at_all_fails_without_asking_the_others():
-    with Cluster(2, 1 << 12) as c:
-        before = c.num_exchanges
-        c.refused(HeapExhaustedError, "4097", lambda heap: heap.allocate(4097, U8))
-        assert c.num_exchanges == before
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -274,34 +206,6 @@ def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
         _everything = c.allocate(c.heap.nbytes)
         text = c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(1, U8))
         assert "dropped by some ranks" not in text, "the vote went with the block"
-
-
-# -- description and end ----------------------------------------------------------------------------------------------
-def test_live_blocks_and_version(heap):
-    a, b = heap.allocate(10, F32), heap.allocate(3, torch.int8)
-    first, second = Block(0, 40, "allocate(10, float32)"), Block(256, 3, "allocate(3, int8)")
-    assert heap.live_blocks() == (first, second)
-    assert heap.live_blocks() is heap.live_blocks()
-    versions = [heap.version]
-    heap.free(a)
-    versions.append(heap.version)
-    assert heap.live_blocks() == (second,)
-    del b
-    heap.barrier_agreement()
-    assert heap.live_blocks() == ()
-    assert len({*versions, heap.version}) == 3
-
-
-def test_stats():
-    with Cluster(1, 1 << 12) as c:
-        held = [c.heap.allocate(256, U8) for _ in range(8)]
-        c.heap.free(held[1])
-        s = c.heap.stats()
-        assert (s.reserved, s.committed, s.allocated, s.pending, s.free) == (4096, 4096, 1792, 0, 2304)
-        assert (s.largest_free, s.peak, s.num_blocks) == (2048, 2048, 7)
-        assert s.fragmentation == pytest.approx(1 - 2048 / 2304)
-        _rest = [c.heap.allocate(2048, U8), c.heap.allocate(256, U8)]
-        assert c.stats("fragmentation") == [0]
 
 
 def test_a_heap_is_opened_once_and_closed_for_good():

@@ -24,68 +24,41 @@ CALLS = st.lists(
 )
 
 
-def play(calls):
-    """Carry the calls out; return the allocator, what is live (offset -> requested size) and every offset given."""
-    sub = SubAllocator(NBYTES)
-    live, offsets = {}, []
-    for call in calls:
-        if isinstance(call, tuple):
-            size, alignment = call
-            try:
-                offset = sub.allocate(size, alignment)
-            except HeapExhaustedError:
-                offsets.append(None)
-                continue
-            assert offset % max(alignment, 256) == 0
-            assert offset not in live
-            live[offset] = size
-            offsets.append(offset)
-        elif live:
-            offset = sorted(live)[call % len(live)]
-            assert sub.free(offset) == sub.rounded(live.pop(offset))
-    return sub, live, offsets
-
-
 @settings(deadline=None)
 @given(CALLS)
-def test_blocks_partition_the_range(calls):
-    sub, live, offsets = play(calls)
-    assert offsets == play(calls)[2], "same calls give the same offsets"
-    assert sorted(sub._live) == sorted(live)
-    pieces = sorted([*sub._live.items(), *sub.free_blocks()])
-    position = 0
-    for offset, size in pieces:
-        assert offset == position
+def test_blocks_partition_the_range_and_are_the_smallest_that_fit(calls):
+    """Of equals the first; what does not fit changes nothing."""
+    sub, live = SubAllocator(NBYTES), {}  # offset -> requested size
+    for call in calls:
+        if isinstance(call, int):
+            if live:
+                offset = sorted(live)[call % len(live)]
+                assert sub.free(offset) == sub.rounded(live.pop(offset))
+            continue
+        (size, alignment), fitting = call, []
+        before = dict(sub._live), sub.free_blocks(), sub.peak_bytes
+        for start, free in sub.free_blocks():
+            aligned = -(-start // max(alignment, 256)) * max(alignment, 256)
+            if aligned + sub.rounded(size) <= start + free:
+                fitting.append((free, start, aligned))
+        if fitting:
+            assert sub.allocate(size, alignment) == min(fitting)[2]
+            live[min(fitting)[2]] = size
+        else:
+            with pytest.raises(HeapExhaustedError) as caught:
+                sub.allocate(size, alignment)
+            found = caught.value.requested_bytes, caught.value.free_bytes, caught.value.largest_free_bytes
+            assert found == (sub.rounded(size), *sub.free_below(NBYTES))
+            assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
+    assert {offset: max(256, -(-size // 256) * 256) for offset, size in live.items()} == sub._live
+    position, free = 0, sub.free_blocks()
+    for offset, size in sorted([*sub._live.items(), *free]):
+        assert (offset, sub._live.get(offset, size)) == (position, size)
         position += size
     assert position == NBYTES
-    for offset, size in live.items():
-        assert sub.size_of(offset) == max(256, -(-size // 256) * 256)
-    free = sub.free_blocks()
     assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(free)), "adjacent free blocks"
-    assert sub.allocated_bytes == sum(sub._live.values())
+    assert sub.allocated_bytes == sum(sub._live.values()) <= sub.peak_bytes <= NBYTES
     assert sub.free_below(NBYTES) == (NBYTES - sub.allocated_bytes, max((size for _, size in free), default=0))
-    assert sub.allocated_bytes <= sub.peak_bytes <= NBYTES
-
-
-@settings(deadline=None)
-@given(CALLS, st.integers(0, 3000), st.sampled_from([256, 1024]))
-def test_takes_the_smallest_block_that_fits_and_of_equals_the_first(calls, size, alignment):
-    sub, _, _ = play(calls)
-    need = sub.rounded(size)
-    fitting = []
-    for start, free in sub.free_blocks():
-        aligned = -(-start // alignment) * alignment
-        if aligned + need <= start + free:
-            fitting.append((free, start, aligned))
-    if fitting:
-        assert sub.allocate(size, alignment) == min(fitting)[2]
-    else:
-        before = (dict(sub._live), sub.free_blocks(), sub.peak_bytes)
-        with pytest.raises(HeapExhaustedError) as caught:
-            sub.allocate(size, alignment)
-        assert (caught.value.requested_bytes, caught.value.free_bytes) == (need, NBYTES - sub.allocated_bytes)
-        assert caught.value.largest_free_bytes == sub.free_below(NBYTES)[1]
-        assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
 
 
 def test_requests_for_nothing_get_blocks_of_their_own_and_the_peak_is_the_most_at_any_time():

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
+from jobs_nodes import refusal
 
 import iris_triton as iris
 from iris_core import Iris
@@ -185,6 +186,10 @@ def refusals():
                     wrong.append((what, said))
             else:
                 wrong.append((what, "nothing"))
+        words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
+        ctx.tracing.enable()  # which leaves the words of the network as they are
+        if ctx.get_device_context()[-NETWORK_WORDS:].tolist() != words or len(set(words) - {0}) != 2:
+            wrong.append(("words", words))
         ctx.barrier()
         return wrong, float(x.sum() + y.sum()), flags.tolist()
 
@@ -261,15 +266,6 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-def traced():
-    """Whether tracing leaves the words of the network as they are."""
-    with opened("cpu") as ctx:
-        words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
-        ctx.tracing.enable()
-        now = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
-        return words == now, len(set(words) - {0})
-
-
 # -- the host's own ---------------------------------------------------------------------------------------------------
 def host_rounds(device, rounds, distance, delay=0.002):
     """Each rank puts to the one at a distance and takes from it, with delays; return what was wrong.
@@ -308,41 +304,40 @@ def host_rounds(device, rounds, distance, delay=0.002):
 
 
 def host_refusals(allocator):
-    """What calls of the host say that another node is not reached by, and what they have changed."""
+    """Calls of the host that another node is not reached by, and do not say so; and what they have changed."""
+    wrong = []
     with Iris("4MiB", device="cpu", allocator=allocator) as ctx:
         far = (ctx.cur_rank + ctx.num_ranks // 2) % ctx.num_ranks
-        x, y, word, small = (
-            ctx.zeros(8, 8),
-            ctx.ones(8, 8),
-            ctx.zeros(1, dtype=torch.int64),
-            torch.zeros(1, dtype=torch.int64),
-        )
-        short = ctx.zeros(1, dtype=torch.int32)
-        calls = {
-            "put": lambda: ctx.put(x, far, y),
-            "get": lambda: ctx.get(x, far, y),
-            "signal": lambda: ctx.signal(word, far, op="add"),
-            "columns": lambda: ctx.put(x[:, :2], far, y[:, :2]),
-            "transposed": lambda: ctx.get(x, far, y.t()),
-            "ordinary": lambda: ctx.put(x, far, torch.ones(8, 8)),
-            "new": lambda: ctx.get(x, far),
-            "set": lambda: ctx.put(x, far, y, signal=word),
-            "32 bits": lambda: ctx.signal(short, far, op="add"),
-            "no signal": lambda: ctx.signal(x, far, op="add"),
-            "another shape": lambda: ctx.put(x, far, y[:4]),
-            "off the heap": lambda: ctx.signal(small, far, op="add"),
-        }
-        said = {}
-        for name, call in calls.items():
-            if allocator == "nccl" and name in ("put", "get", "signal"):
-                continue
-            try:
-                call()
-                said[name] = "nothing"
-            except (IrisError, ValueError) as error:
-                said[name] = f"{type(error).__name__}: {error}"
+        x, y, word, short = (
+            ctx.zeros(8, 8), ctx.ones(8, 8), ctx.zeros(1, dtype=torch.int64), ctx.zeros(1, dtype=torch.int32),
+        )  # fmt: skip
+        where = f"rank {far} is on another node, "
+        adds = f"{where}where the network adds to signals of 64 bits only"
+        of_network = [
+            (lambda: ctx.put(x[:, :2], far, y[:, :2]), f"Unsupported put: {where}and the network copies contiguous"),
+            (lambda: ctx.get(x, far, y.t()), f"Unsupported get: {where}and the network copies contiguous"),
+            (lambda: ctx.get(x, far), "Unsupported get: from a rank on another node only a tensor on the heap"),
+            (lambda: ctx.put(x, far, y, signal=word), f"Unsupported put: {adds}"),
+            (lambda: ctx.signal(short, far, op="add"), f"Unsupported signal: {adds}"),
+            (lambda: ctx.put(x, far, torch.ones(8, 8)), "NotOnHeap put: the source"),
+            (lambda: ctx.signal(torch.zeros(1, dtype=torch.int64), far, op="add"), "NotOnHeap signal: the signal"),
+            (lambda: ctx.signal(x, far, op="add"), "Argument signal: a signal is one element"),
+            (lambda: ctx.put(x, far, y[:4]), "Argument put: the source is (4, 8)"),
+        ]
+        way = "use a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
+        of_all = [
+            (call, f"Unsupported {name}: rank {far} is on node ... {way}") for name, call in (
+                ("put", lambda: ctx.put(x, far, y)), ("get", lambda: ctx.get(x, far, y)),
+                ("signal", lambda: ctx.signal(word, far, op="add")),
+            )
+        ]  # fmt: skip
+        for call, expected in of_network if allocator == "nccl" else of_all:
+            kind, _, text = refusal(call)
+            said, (begin, _, part) = f"{kind.removesuffix('Error')} {text}", expected.partition(" ... ")
+            if not said.startswith(begin) or part not in said:
+                wrong.append((expected, said))
         ctx.barrier()
-        return far, said, int(word), x.unique().tolist()
+        return wrong, int(word), x.unique().tolist()
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------

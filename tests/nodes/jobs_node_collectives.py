@@ -194,7 +194,10 @@ def measured_chunks():
 
 
 def messages():
-    """Messages to all ranks and from all, of every kind of tensor, in order; returns what was wrong."""
+    """Messages to all ranks and from all, of every kind of tensor, in order; returns what was wrong.
+
+    Then rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards.
+    """
     wrong = []
     with Iris("4MiB", device="cpu") as ctx:
         me, size = ctx.cur_rank, ctx.num_ranks
@@ -222,30 +225,21 @@ def messages():
                 for number, each in enumerate(received)
                 if not torch.equal(each, data(before, me, number))
             ]
-        ctx.barrier()
-    return wrong
-
-
-def other_messages():
-    """Rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards."""
-    with Iris("4MiB", device="cpu") as ctx:
         told = []
         for sent, expected in ((torch.ones(5), torch.zeros(4)), (torch.ones(4), torch.zeros(4).int())):
-            if ctx.cur_rank == 0:
+            if me == 0:
                 ctx.ccl.send(sent, 3)
                 ctx.ccl.send(torch.full((3,), 7.0), 3)
-            if ctx.cur_rank == 3:
-                told.append(attempt(partial(ctx.ccl.recv, expected, 0)))
+            if me == 3:
                 later = torch.zeros(3)
+                said = attempt(partial(ctx.ccl.recv, expected, 0))
                 ctx.ccl.recv(later, 0)
-                told.append((expected.unique().tolist(), later.unique().tolist()))
-        splits = [2] * ctx.num_ranks
-        mine = [3, 2, 2, 2] if ctx.cur_rank == 1 else splits
-        x, y = torch.ones(sum(mine)), torch.zeros(8)
-        how = {"input_split_sizes": mine, "output_split_sizes": splits}
-        told.append(attempt(lambda: ctx.ccl.all_to_all(y, x, **how)))
+                told.append((said, expected.unique().tolist(), later.unique().tolist()))
+        mine = [3, 2, 2, 2] if me == 1 else [2] * size
+        how = {"input_split_sizes": mine, "output_split_sizes": [2] * size}
+        splits = attempt(lambda: ctx.ccl.all_to_all(torch.zeros(8), torch.ones(sum(mine)), **how))
         ctx.barrier()
-        return told
+    return wrong, told, splits
 
 
 def attempt(call):
@@ -323,7 +317,10 @@ def _refusing(how):
 
 
 def bits():
-    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch."""
+    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch.
+
+    And what of the algorithm by levels is refused, and of experts, which no ranks of several nodes have.
+    """
     found = []
     with Iris("8MiB", device="cpu", deterministic=True) as ctx:
         for dtype, op in itertools.product((torch.bfloat16, torch.float32), ("sum", "avg", "product")):
@@ -335,9 +332,10 @@ def bits():
                 total = total * each.float() if op == "product" else total + each.float()
             right = (total / 4 if op == "avg" else total).to(dtype)
             found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
-        found.append(attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical"))))
+        levels = attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
+        experts = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
         ctx.barrier()
-    return found
+    return found, levels, experts
 
 
 def products(members, names):
@@ -401,14 +399,6 @@ def order_of_chunks(op):
     return wrong, log
 
 
-def no_experts():
-    """What a group of experts says that is on several nodes."""
-    with Iris("4MiB", device="cpu") as ctx:
-        told = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
-        ctx.barrier()
-        return told
-
-
 def lose(members, phase, folder):
     """Rank 3, or its node, dies in a collective; the others write what they are told into a folder."""
     rank = int(os.environ["RANK"])
@@ -429,23 +419,17 @@ def _use(members, phase):
         ctx.barrier()
 
 
-def keeps_an_old_group():
-    """Whether a group is made without waiting for the destructor of that of an earlier torch.distributed."""
+def groups_of_torch():
+    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on.
+
+    And whether a group is made without waiting for the destructor of that of an earlier torch.distributed.
+    """
     dropped = []
 
     class Old:
         def __del__(self):
             dropped.append(self)
 
-    with Iris("1MiB", device="cpu") as ctx:
-        torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
-        made = torch_distributed._group_of((0, 1), None, "gloo", ctx._world, "tests of old groups")
-        ctx.barrier()
-        return made.size(), dropped
-
-
-def stays_away():
-    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on."""
     with Iris("4MiB", device="cpu") as ctx:
         world, raised = ctx._world, ""
         if ctx.cur_rank == 0:
@@ -455,4 +439,7 @@ def stays_away():
         ctx.barrier()
         x = torch.ones(3)
         ctx.ccl.all_reduce(x, x)
-        return raised, x.tolist()
+        torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
+        made = torch_distributed._group_of((0, 1), None, "gloo", world, "tests of old groups")
+        ctx.barrier()
+        return raised, x.tolist(), made.size(), dropped

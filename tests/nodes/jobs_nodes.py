@@ -39,7 +39,9 @@ def refusal(call):
 
 
 def heap():
-    """Allocate, free and import; returns how this rank sees the nodes, and what was wrong."""
+    """Allocate, free and import, and compare clocks, which are one; returns how this rank sees the nodes, and what was
+    wrong.
+    """
     with Iris("4MiB", device="cpu") as ctx:
         me, node = ctx.cur_rank, ctx.node_ranks
         tensors = [ctx.full((256,), float(me)) for _ in range(3)]
@@ -60,15 +62,11 @@ def heap():
         near, far = ({bases[peer] for peer in range(ctx.num_ranks) if (peer in node) == is_near} for is_near in (1, 0))
         if len(near) != len(node) or len(far) != (ctx.num_nodes > 1) or near & far:
             wrong.append(("bases", bases))
+        clock = compare(ctx)
+        if not abs(clock.ahead) <= clock.error < 1e9:
+            wrong.append(clock)
         ctx.barrier()
         return (ctx.node, ctx.num_nodes, node, ctx.rail_group), wrong
-
-
-def diverge():
-    """Rank 1 allocates something else; what all are told."""
-    with Iris("1MiB", device="cpu") as ctx:
-        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
-        return refusal(ctx.barrier)
 
 
 def cannot_map(what):
@@ -141,21 +139,19 @@ class Code:
 
 
 def broadcasts(folder):
-    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused."""
+    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused.
+
+    At last rank 1 allocates something else; what all are told of that.
+    """
     os.environ["IRIS_X_TEST"] = folder
     data = {"a": [1, 2.5, ("x", None)], "b": {3, 4}, "c": 1j, "d": slice(1, 2)}
     with Iris("1MiB", device="cpu") as ctx:
         same = ctx.broadcast(data, 3) == data
         array = ctx.broadcast(torch.arange(3), 3).tolist()
         said = [refusal(lambda each=each: ctx.broadcast(each, 3)) for each in (Code(), [os.path.join], {"x": Code})]
-        return same, array, said, ctx.broadcast(ctx.cur_rank, 3)
-
-
-def clocks():
-    """Compare this rank's clock with rank 0's, where they are one: how far that is off, and by how much it may be."""
-    with Iris("1MiB", device="cpu") as ctx:
-        found = compare(ctx)
-        return abs(found.ahead) <= found.error < 1e9
+        after = ctx.broadcast(ctx.cur_rank, 3)
+        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
+        return (same, array, after), said, refusal(ctx.barrier)
 
 
 # -- exchanges --------------------------------------------------------------------------------------------------------
@@ -201,16 +197,21 @@ def exchanges():
     return wrong
 
 
-def late():
-    """Rank 3 waits for rank 0 elsewhere; what the others are told."""
+def exchanges_that_fail():
+    """Rank 1 is in another exchange, rank 3 waits for rank 0 elsewhere, rank 3 closes its world while others need it.
+
+    What all are told of each; they go on after the first two.
+    """
     world = connect(None, 30.0)
-    world.barrier()
+    different = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
+    seen = world.all_gather_object(world.rank)
     world.timeout_s = 2.0 if world.rank != 3 else 6.0  # it still waits when the others give up
-    said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
+    late = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
     world.timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
+    early = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
     world.close()
-    return said
+    return different, seen, late, early
 
 
 def stay_away():
@@ -220,24 +221,6 @@ def stay_away():
         said = refusal(lambda: connect(None, 4.0)) if rank < 2 else ("nothing", (), "")
         dist.barrier()
         return refusal(lambda: connect(None, 4.0)) if rank == 3 else said
-
-
-def different_calls():
-    """Rank 1 is in another exchange; afterwards all go on."""
-    world = connect(None, 30.0)
-    said = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
-    seen = world.all_gather_object(world.rank)
-    world.close()
-    return said, seen
-
-
-def leave():
-    """Rank 3 closes its world while others need it."""
-    world = connect(None, 30.0)
-    world.barrier()
-    said = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
-    world.close()
-    return said
 
 
 def open_and_close(times, folder):

@@ -13,5 +13,5 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory, wheels):
-    """An environment in which a user has said: pip install iris-gluon iris-example-backend[testing]."""
-    return Environment(tmp_path_factory.mktemp("installed"), wheels, "iris-gluon", "iris-example-backend[testing]")
+    """An environment in which a user has installed all of them."""
+    return Environment(tmp_path_factory.mktemp("installed"), wheels)

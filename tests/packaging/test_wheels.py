@@ -1,6 +1,5 @@
 """What a user installs from wheels: ours, and a third party's, which is found, chosen and used; no repository."""
 
-import importlib.metadata
 import json
 import re
 import shutil
@@ -28,19 +27,14 @@ def test_the_wheels_have_every_file_and_nothing_else(wheels):
         assert f"{folder}/py.typed" in packed
 
 
-def test_every_package_comes_from_a_wheel_and_what_nobody_requires_is_not_there(installed):
-    """Or else an import that is not declared would work in this environment, and fail in a user's."""
+def test_every_package_comes_from_a_wheel_and_finds_what_it_requires(installed):
+    """That they require what they import, test_imports looks at."""
     program = "import importlib as i, sys; print(sys.path); [print(i.import_module(n).__file__) for n in sys.argv[1:]]"
     path, *files = installed.output("python", "-c", program, *FOLDERS, PACKAGE).splitlines()
     assert len(files) == len(FOLDERS) + 1
     assert all(file.startswith(f"{installed.site_packages}/") for file in files)
     assert not any(str(ROOT) in each for each in (path, *files))
-    known = {"torch", "numpy", "pluggy", "pydantic", "rich", "triton", "pytest"}
-    present = {each for each in importlib.metadata.packages_distributions() if each.isidentifier()}
-    program = "import importlib.util, sys; print([each for each in sys.argv[1:] if importlib.util.find_spec(each)])"
-    asked = sorted(known | present & {"hypothesis", "mypy", "ruff", "sphinx", "pip"})
-    assert len(asked) > len(known)
-    assert installed.output("python", "-c", program, *asked).strip() == str(sorted(known))
+    assert [line for line in installed.problems if line.startswith("iris-")] == []
 
 
 def test_plugins_and_their_settings_are_listed(installed):

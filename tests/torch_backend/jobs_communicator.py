@@ -1,4 +1,4 @@
-"""Rank jobs of test_communicator."""
+"""Rank jobs about the communicator in the shape of vLLM's and SGLang's."""
 
 import torch
 import torch.distributed as dist

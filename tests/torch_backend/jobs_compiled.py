@@ -1,4 +1,4 @@
-"""Rank jobs of test_compiled."""
+"""Rank jobs about `ctx.ccl` and `ctx.ops` inside of `torch.compile`."""
 
 import torch
 

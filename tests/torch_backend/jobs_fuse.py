@@ -1,4 +1,4 @@
-"""Rank jobs of test_fuse."""
+"""Rank jobs about functional collectives in compiled code, and products that are fused with them."""
 
 import collections
 import itertools

@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from jobs_torch_backend import IS_211, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -248,11 +247,6 @@ def several_at_a_time(store, devices):
             ),
             "messages": messages,
             "objects": objects,
-            "functional all_reduce": lambda g, a: functional.all_reduce_coalesced(mine(*PARTS), "sum", g),
-            "functional all_gather": lambda g, a: functional.all_gather_into_tensor_coalesced(mine(*PARTS), g),
-            "functional reduce_scatter": lambda g, a, n=n: functional.reduce_scatter_tensor_coalesced(
-                mine(*rows()), "sum", [0] * len(PARTS), g
-            ),
         }
         for name, case in cases.items():
             for is_async in (False, True):

@@ -131,27 +131,20 @@ def equal_to_peer(store, groups, device="cpu"):
 
 
 def uneven(store):
-    """Parts of different sizes, empty ones too, in lists and rows; compared with gloo."""
+    """Whether parts of different sizes, empty ones too, go in lists and rows, as with gloo where that has them."""
     rank, size = start(store)
-    gloo = dist.new_group(backend="gloo")
-    found = []
-    for group in (None, gloo):
-        parts = [torch.zeros(each, 2) for each in range(size)]
-        dist.all_gather(parts, torch.full((rank, 2), rank + 1.0), group=group) if group is None else [
-            dist.broadcast(part.fill_(each + 1.0) if each == rank else part, each, group=group)
-            for each, part in enumerate(parts)
-        ]
-        given, taken = [(rank + each) % 3 for each in range(size)], [(rank + each) % 3 for each in range(size)]
-        sent = torch.arange(2.0 * sum(given)).view(-1, 2) + 100 * rank
-        received = torch.zeros(sum(taken), 2)
-        dist.all_to_all_single(received, sent, taken, given, group=group)
-        lists = [torch.zeros(each) for each in taken]
-        dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in given], group=group) if group is None else [
-            each.fill_(peer) for peer, each in enumerate(lists)
-        ]
-        found.append([*parts, received, *lists])
+    parts, sizes = [torch.zeros(each, 2) for each in range(size)], [(rank + each) % 3 for each in range(size)]
+    dist.all_gather(parts, torch.full((rank, 2), rank + 1.0))
+    sent, found = torch.arange(2.0 * sum(sizes)).view(-1, 2) + 100 * rank, []
+    for group in (None, dist.new_group(backend="gloo")):
+        found.append(torch.zeros(sum(sizes), 2))
+        dist.all_to_all_single(found[-1], sent, sizes, sizes, group=group)
+    lists = [torch.zeros(each) for each in sizes]
+    dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in sizes])
     dist.destroy_process_group()
-    return all(map(torch.equal, *found))
+    right = [each.unique().tolist() == [peer + 1.0] * (peer > 0) for peer, each in enumerate(parts)]
+    right += [each.tolist() == [peer] * sizes[peer] for peer, each in enumerate(lists)]
+    return all(right) and torch.equal(*found)
 
 
 def messages(store):
