@@ -22,54 +22,33 @@ REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, sett
 ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
 
 
-def rename_to(name):
-    return lambda info: info.rename(info.with_name(name))
+def damage(info, file, what):
+    """Put something else in the place of a distribution's file: bytes, a folder, a circle of links, or nothing."""
+    (info / file).unlink()
+    if what == "a folder":
+        (info / file).mkdir()
+    elif what == "a circle":
+        (info / file).symlink_to(file)
+    elif what is not None:
+        (info / file).write_bytes(what)
 
 
-def metadata(content):
-    return lambda info: (info / "METADATA").write_bytes(content)
-
-
-def entry_points(content):
-    return lambda info: (info / "entry_points.txt").write_bytes(content)
-
-
-def folder_in_place_of(name):
-    def damage(info):
-        (info / name).unlink()
-        (info / name).mkdir()
-
-    return damage
-
-
-def circle_in_place_of(name):
-    def damage(info):
-        (info / name).unlink()
-        (info / name).symlink_to(name)
-
-    return damage
-
-
-LISTED = {
-    "no METADATA": lambda info: (info / "METADATA").unlink(), "METADATA is a folder": folder_in_place_of("METADATA"),
-    "METADATA is a circle of links": circle_in_place_of("METADATA"), "METADATA is empty": metadata(b""),
-    "METADATA is no text": metadata(bytes(range(256))), "no Name": metadata(b"Metadata-Version: 2.1\nVersion: 1.0\n"),
-    "a Name that is none": metadata(b"Name: iris bad\nVersion: 1.0\n"),
-    "no Version": metadata(b"Metadata-Version: 2.1\nName: iris-bad\n"),
-    "entry_points.txt without =": entry_points(b"[iris.allocators]\nbad\n"),
-    "entry_points.txt is no text": entry_points(b"[iris.allocators]\nbad = m\xff:plugin\n"),
-    "an entry that names nothing": entry_points(b"[iris.allocators]\nbad = 1 2 3:::\n"),
-    "an entry that names a function": entry_points(b"[iris.allocators]\nbad = os:system\n"),
-    "an entry without a value": entry_points(b"[iris.allocators]\nbad =\n"),
-    "an invalid version, no module": metadata(b"Name: iris-bad\nVersion: not a version\n"),
-    "a folder of another name": metadata(b"Name: iris-other\nVersion: 1.0\n"),
-    "left by an installer": rename_to("~ris_bad-1.0.dist-info"), "a folder without a name": rename_to(".dist-info"),
-}  # fmt: skip
-
-
-@table("damage", LISTED.values())
-def test_a_damaged_distribution_is_listed_as_broken(site, damage):
-    damage(site.install("iris-bad", entry_points=ABSENT))
+@table(("file", "what"), [
+    ("METADATA", None), ("METADATA", "a folder"), ("METADATA", "a circle"), ("METADATA", b""),
+    ("METADATA", bytes(range(256))), ("METADATA", b"Metadata-Version: 2.1\nVersion: 1.0\n"),
+    ("METADATA", b"Name: iris bad\nVersion: 1.0\n"), ("METADATA", b"Metadata-Version: 2.1\nName: iris-bad\n"),
+    ("METADATA", b"Name: iris-bad\nVersion: not a version\n"), ("METADATA", b"Name: iris-other\nVersion: 1.0\n"),
+    ("entry_points.txt", b"[iris.allocators]\nbad\n"), ("entry_points.txt", b"[iris.allocators]\nbad = m\xff:plugin\n"),
+    ("entry_points.txt", b"[iris.allocators]\nbad = 1 2 3:::\n"),
+    ("entry_points.txt", b"[iris.allocators]\nbad = os:system\n"), ("entry_points.txt", b"[iris.allocators]\nbad =\n"),
+    ("", "~ris_bad-1.0.dist-info"), ("", ".dist-info"),  # left by an installer, and a folder without a name
+])  # fmt: skip
+def test_a_damaged_distribution_is_listed_as_broken(site, file, what):
+    info = site.install("iris-bad", entry_points=ABSENT)
+    if file:
+        damage(info, file, what)
+    else:
+        info.rename(info.with_name(what))
     site.provider("good")
     states = {record.name: record for record in site.registry().load_all()}
     assert states.pop("good").state is PluginState.LOADED
@@ -79,8 +58,8 @@ def test_a_damaged_distribution_is_listed_as_broken(site, damage):
     assert isinstance(bad.error, PluginLoadError)
 
 
-@table("damage", [folder_in_place_of("entry_points.txt"), circle_in_place_of("entry_points.txt"), None])
-def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monkeypatch, damage):
+@table("what", ["a folder", "a circle", "nothing that one may read"])
+def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monkeypatch, what):
     """Nothing tells whether they are Iris's."""
     log.clear()
     info, read_text = site.install("iris-bad", entry_points=ABSENT), pathlib.Path.read_text
@@ -91,10 +70,10 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
             raise PermissionError(13, "Permission denied", str(path))
         return read_text(path, *args, **kwargs)
 
-    if damage is None:
+    if what.startswith("nothing"):
         monkeypatch.setattr(pathlib.Path, "read_text", refuse)
     else:
-        damage(info)
+        damage(info, "entry_points.txt", what)
     assert [record.name for record in site.registry().load_all()] == ["good"]
     (warning,) = log.messages
     assert str(info) in warning
@@ -150,36 +129,17 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
     assert broken == ({"bad"} if hook != "create" or body == "return None" else set()), body
 
 
-def test_an_interrupt_passes_while_a_plugin_is_imported(site):
-    site.provider("bad", source="raise KeyboardInterrupt")
-    registry = site.registry()
-    with pytest.raises(KeyboardInterrupt):
-        registry.load(registry.resolve(ALLOCATOR, "bad"))
-
-
 INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
-BAD_SOURCES = {
-    "a priority that is text": provider_source("bad", info=f"{INFO}, priority='high'"),
-    "a priority that is no number": provider_source("bad", info=f"{INFO}, priority=float('nan')"),
-    "a priority that is a bool": provider_source("bad", info=f"{INFO}, priority=True"),
-    "a summary that is no text": provider_source("bad", info=INFO).replace("'a test'", "5"),
-    "a name that is no text": provider_source("bad", info=INFO).replace("name='bad'", "name=5"),
-    "provides that is a set": provider_source("bad", info=INFO.replace("frozenset({Capa", "set({Capa")),
-    "an answer that is no bool": provider_source("bad", info=INFO, probe="return Availability('yes')"),
-    "a reason that is no text": provider_source("bad", info=INFO, probe="return Availability(False, 5)"),
-    "an info that raises": with_hook(
-        "bad", "info", "return type('I', (PluginInfo,), {'api': property(exit)})('bad', 1, 2)"
-    ),
-    "an object that cannot be looked at": provider_source("bad")
-    + "\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n",
-}
 
 
-@table("source", BAD_SOURCES.values())
-def test_automatic_choice_warns_once_and_takes_another(site, log, source):
+@table("how", [
+    {"info": f"{INFO}, priority='high'"}, {"probe": "return Availability('yes')"},
+    {"probe": "return Availability(False, 5)"},
+])  # fmt: skip
+def test_automatic_choice_warns_once_and_takes_another(site, log, how):
     """However many devices there are, and however often contexts are opened."""
     log.clear()
-    site.provider("bad", source=source)
+    site.provider("bad", **how)
     site.provider("good")
     site.provider("works", "BACKEND")
     registry = site.registry()

@@ -113,6 +113,8 @@ plugin = Plugin()"""
 def test_a_plugin_brings_its_own_findings_about_its_own_devices(capsys, here, site):
     body = "return [Finding('wires', Verdict.BROKEN, 'loose', {'devices': [t.torch_device for t in targets]})]"
     site.provider("mine", source=diagnosing("mine", body))
+    observer = diagnosing("watch", "return []").replace("PluginKind.ALLOCATOR", "PluginKind.OBSERVER")
+    site.observer("watch", source=observer)  # which have no such hook
     elsewhere = "devices=frozenset({DeviceType.HIP}), provides=frozenset()"
     site.provider("other", source=diagnosing("other", "assert not targets; return []", info=elsewhere))
     status, document, found = report(capsys, "--no-self-test")
@@ -121,6 +123,7 @@ def test_a_plugin_brings_its_own_findings_about_its_own_devices(capsys, here, si
     (finding,) = (each for each in document["findings"] if each["subject"] == "wires")
     assert finding["data"] == {"devices": ["cpu"]}
     assert found["allocator other"][0] == "ok" or "unavailable" in found["allocator other"][1]
+    assert "no hook of the kind observer" in found["observer watch"][1]
 
 
 @table(("body", "text"), [
@@ -134,13 +137,6 @@ def test_a_diagnosis_that_fails_is_a_finding(capsys, here, site, body, text):
     assert status == 1
     assert [text in each["text"] for each in document["findings"] if each["verdict"] == "broken"] == [True]
     assert found["allocator mine"] == ("ok", "iris-mine 1.0: loaded")
-
-
-def test_a_diagnosis_is_no_hook_of_observers(site):
-    source = diagnosing("mine", "return []").replace("PluginKind.ALLOCATOR", "PluginKind.OBSERVER")
-    site.install("iris-mine", entry_points={"iris.plugins": {"mine": "mine:plugin"}}, modules={"mine": source})
-    (record,) = site.registry().load_all()
-    assert "no hook of the kind observer" in record.reason
 
 
 def test_a_plugin_that_crashes_is_not_the_end(capsys, clean_environment, monkeypatch):
@@ -325,10 +321,6 @@ def made(ranks=2):
     return SelfTest("theirs", "host", "cpu", ranks)
 
 
-def lines(test):
-    return test.finding().text.splitlines()
-
-
 # -- one rank ---------------------------------------------------------------------------------------------------------
 DEFINED = "def self_test(self, context, begin):\n    "
 PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
@@ -360,7 +352,7 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
     test = made(1)
     test.run(60)
     assert (test.state, test.finding().verdict, test.problems) == (*verdict, problems)
-    assert line is None or lines(test) == [line]
+    assert line is None or test.finding().text == line
     document = json.loads(json.dumps(test.to_json()))
     assert list(document) == ["backend", "allocator", "device", "ranks", "state", "problems", "checks"]
     if verdict == PASSED:
@@ -368,51 +360,33 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
 
 
 # -- two ranks, in processes of their own -----------------------------------------------------------------------------
-def test_a_rank_that_crashes(site, monkeypatch, forked_ranks):
-    install(
-        site,
-        """
+@table(("of_rank_0", "ending", "problems"), [
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 0 ended with exit code -11", ["rank 0 was in touch with rank 1"]),
+    ("begin('barrier', None)", "", ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]),
+])  # fmt: skip
+def test_a_rank_that_crashes_or_hangs_is_ended_and_named(site, monkeypatch, forked_ranks, of_rank_0, ending, problems):
+    source = f"""
 def self_test(self, context, begin):
-    import os, signal
+    import faulthandler, os, pathlib, signal, time
     begin("touch", 1 - context.cur_rank)
     if context.cur_rank == 0:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    begin("barrier", None)
+        {of_rank_0}
     context.barrier()
-    yield PairCheck("touch", 1, 0)
-""",
-    )
+    pathlib.Path(__file__).with_name(f"hangs-{{context.cur_rank}}").write_text(str(os.getpid()))
+    faulthandler.dump_traceback_later(1, exit=True)  # sooner than the doctor has asked for
+    time.sleep(600)
+"""
+    install(site, source)
     for name, value in {"IRIS_HEAP_SIZE": "big", "IRIS_ALLOCATOR": "nope", "WORLD_SIZE": "7"}.items():
         monkeypatch.setenv(name, value)  # the caller's environment plays no part
     test = made()
     test.run(500)
-    problem, *at = test.problems
-    assert problem.startswith("rank 0 ended with exit code -11")
-    assert at[0] == "rank 0 was in touch with rank 1"
     assert test.state == "failed"
-
-
-def test_a_rank_that_hangs_is_ended_and_named(site, forked_ranks):
-    install(
-        site,
-        """
-def self_test(self, context, begin):
-    import faulthandler, os, pathlib, time
-    begin("touch", 1 - context.cur_rank)
-    if context.cur_rank == 0:
-        begin("barrier", None)
-    context.barrier()
-    pathlib.Path(__file__).with_name(f"hangs-{context.cur_rank}").write_text(str(os.getpid()))
-    faulthandler.dump_traceback_later(1, exit=True)  # sooner than the doctor has asked for
-    time.sleep(600)
-""",
-    )
-    test = made()
-    test.run(500)
-    assert test.problems[1:] == ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]
-    assert test.state == "failed"
-    for rank in range(2):
-        assert not pathlib.Path("/proc", (site.folder / f"hangs-{rank}").read_text()).exists()
+    assert test.problems[0].startswith(ending)
+    assert test.problems[1 : 1 + len(problems)] == problems
+    for started in site.folder.glob("hangs-*"):
+        assert not pathlib.Path("/proc", started.read_text()).exists()
+    assert ending or len(list(site.folder.glob("hangs-*"))) == 2
 
 
 # -- the Triton backend's, with kernels that are wrong -----------------------------------------------------------------
@@ -494,8 +468,9 @@ def judged(ranks, problem="", idle=()):
 def test_many_failures_are_not_all_lines_but_all_in_json_and_a_rank_that_reports_nothing_is_broken():
     assert judged(8).finding().verdict is Verdict.OK
     test = judged(8, problem="is wrong")
-    assert lines(test)[:2] == ["8 ranks on cpu:", "rank 0 -> rank 1: write is wrong"]
-    assert lines(test)[-1] == "and 101 more; --json lists all"
+    first, second, *_, last = test.finding().text.splitlines()
+    assert (first, second) == ("8 ranks on cpu:", "rank 0 -> rank 1: write is wrong")
+    assert last == "and 101 more; --json lists all"
     assert sum(not each["ok"] for each in test.to_json()["checks"]) == 112
     test = judged(8, idle=[6])
     assert test.problems == ["the self-test of backend 'theirs' reported nothing"]

@@ -208,23 +208,13 @@ def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
         assert "dropped by some ranks" not in text, "the vote went with the block"
 
 
-def test_a_heap_is_opened_once_and_closed_for_good():
+def test_a_heap_is_opened_once():
+    """And closed for good, which test_api tries."""
     with Cluster(1) as c:
         with pytest.raises(HeapClosedError, match="not open yet"):
             SymmetricHeap(c.allocators[0], c.worlds[0]).allocate(1, F32)
-        heap = c.heap
-        t = heap.allocate(10, F32).fill_(3)
-        heap.close()
-        heap.close()
+        c.heap.close()
+        c.heap.close()
         assert c.allocators[0].closed
-        calls = [
-            lambda: heap.allocate(1, F32), lambda: heap.free(t), lambda: heap.barrier_agreement(), lambda: heap.stats(),
-            lambda: heap.is_symmetric(t), lambda: heap.translate(0, 0, 0), lambda: heap.as_symmetric(t),
-            lambda: heap.scope(), lambda: heap.refresh_peer_access(), lambda: heap.allocate_symmetric(1),
-        ]  # fmt: skip
-        for call in calls:
-            with pytest.raises(HeapClosedError, match="closed before this call"):
-                call()
-        assert t.sum() == 30
         with pytest.raises(HeapError, match="opened once"):
-            heap.open()
+            c.heap.open()

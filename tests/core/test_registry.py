@@ -110,6 +110,12 @@ def source(**change):
     (source(info="devices={'cpu'}"), "devices as a frozenset of DeviceType", None),
     (source(info=f"{CPU_ONLY}, provides=frozenset({{'x'}})"), "provides as a frozenset", None),
     (source(info="api='1.0'"), r"api as \(major, minor\)", None),
+    *((source(info=f"{CPU_ONLY}, priority={each}"), "priority as", None) for each in ("float('nan')", "True")),
+    (source(info=CPU_ONLY).replace("'a test'", "5"), "summary as", None),
+    (source(info=CPU_ONLY).replace("name='bad'", "name=5"), "a name of letters", None),
+    (source(info=f"{CPU_ONLY}, provides={{Capability.GROWTH}}"), "provides as", None),
+    (f"{source()}\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n", "iris-bad", SystemExit),
+    (source().replace("return PluginInfo(", "return type('I', (PluginInfo,), {'api': property(exit)})("), "ir", ...),
 ])  # fmt: skip
 def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint, cause):
     site.provider("bad", source=text)

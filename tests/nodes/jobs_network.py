@@ -207,7 +207,7 @@ def tell_all(flags, total, context, far, near, rank: tl.constexpr, world: tl.con
 
 
 def everyone(device, programs):
-    """What all programs of other nodes have added to a word of this rank, what those of its node; what they should."""
+    """Whether all programs of other nodes have added to a word of this rank, and those of its node to another one."""
     with opened(device) as ctx:
         flags, total = ctx.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=ctx.device)
         ctx.barrier()
@@ -218,7 +218,7 @@ def everyone(device, programs):
             flags, total, ctx.get_device_context(), far, near, me, world, len(node), **ctx.launch_options()
         )  # fmt: skip
         ctx.barrier()
-        return total.tolist(), flags.tolist(), [far, near]
+        return total.tolist() == flags.tolist() == [far, near]
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import tempfile
 import time
@@ -399,19 +398,13 @@ def order_of_chunks(op):
     return wrong, log
 
 
-def lose(members, phase, folder):
-    """Rank 3, or its node, dies in a collective; the others write what they are told into a folder."""
-    rank = int(os.environ["RANK"])
-    with open(os.path.join(folder, str(rank)), "w") as file:
-        file.write(repr(refusal(lambda: _use(members, phase))))
-
-
-def _use(members, phase):
+def reduce_until(is_victim, phase, members):
+    """Call a collective of a group; then victims die, before another one or in the middle of it."""
     with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0) as ctx:
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
-            if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
+            if is_victim:
                 if phase != "in the middle":
                     die()
                 Hierarchical._end_chunk = die

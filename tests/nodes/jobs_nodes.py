@@ -267,12 +267,14 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose(victims, phase, folder, run):
-    """Some ranks die in a phase; the others write what they are told into a folder; `run` is for files of Iris."""
+def lose(victims, folder, run, use, *args):
+    """Some ranks die while they use something; the others write what they are told into a folder.
+
+    `run` is for files of Iris.
+    """
     os.environ["XDG_RUNTIME_DIR"] = run
     rank = int(os.environ["RANK"])
-    timeout_s = 600.0 if len(victims) == 1 else 4.0  # of a node nobody can say more than that it is missing
-    said = refusal(lambda: use(rank in victims, phase, timeout_s))
+    said = refusal(lambda: use(rank in victims, *args))
     if rank in victims:  # the other one was faster
         die()
     with open(os.path.join(folder, str(rank)), "w") as file:

@@ -1,14 +1,10 @@
 """Collectives of groups on several nodes: CPU ranks that IRIS_NODES divides, with gloo between the nodes."""
 
-import ast
-
 import jobs_node_collectives as jobs
 import jobs_norm
 import jobs_ulysses
 import pytest
 from jobs_nodes import divided
-
-from iris_core.errors import PeerLostError
 
 BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "all_gather", "gather"}
 GROUPS = {
@@ -152,23 +148,6 @@ def test_norms_and_ulysses_between_nodes(pool):
     ]
     assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
     assert pool.run(divided, 4, "2x2", jobs_ulysses.there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4
-
-
-@pytest.mark.parametrize(("members", "phase"), [
-    (None, "in the middle"), (None, "before"), ([1, 2, 3], "before"), (None, "a node"),
-])  # fmt: skip
-def test_all_survivors_name_who_died(pool, tmp_path, monkeypatch, members, phase):
-    """Of a node nobody is left who could say so: the error names a rail, whose end it is or whose other end told it."""
-    monkeypatch.setattr(pool, "_grace_s", 300.0)
-    with pytest.raises(PeerLostError, match="ended with exit code -9"):
-        pool.run(divided, 4, "2x2", jobs.lose, members, phase, str(tmp_path))
-    for rank in range(2 if phase == "a node" else 3):
-        kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
-        if phase == "a node":
-            assert kind in ("IrisError", "PeerLostError"), text
-            assert any(f"rank {lost}" in text or f"ranks {lost - 2}, {lost}" in text for lost in (2, 3)), text
-        else:
-            assert (kind, named) == ("PeerLostError", (3,)), text
 
 
 def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):

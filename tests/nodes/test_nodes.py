@@ -5,6 +5,7 @@ import os
 
 import jobs_nodes as jobs
 import pytest
+from jobs_node_collectives import reduce_until
 
 from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
@@ -100,23 +101,36 @@ def test_only_ranks_of_torch_are_divided(monkeypatch):
             assert "call torch.distributed.init_process_group() before Iris()" in text
 
 
-@pytest.mark.parametrize(("phase", "victims"), [
-    ("opening", (3,)), ("opening", (2, 3)), ("allocation", (3,)), ("allocation", (2, 3)), ("barrier", (3,)),
-    ("barrier", (2, 3)), ("kernel", (3,)),
-    pytest.param("kernel", (2, 3), marks=pytest.mark.exhaustive),  # whose survivors are in the barrier as well
+ALONE, NODE = (3,), (2, 3)
+DEATHS = [
+    *((victims, jobs.use, phase, 600.0 if victims == ALONE else 4.0)  # of a node one can say only that it is missing
+      for phase in ("opening", "allocation", "barrier", "kernel") for victims in (ALONE, NODE)),
+    (ALONE, reduce_until, "in the middle", None), (ALONE, reduce_until, "before", None),
+    (ALONE, reduce_until, "before", [1, 2, 3]), (NODE, reduce_until, "before", None),
+]  # fmt: skip
+SELDOM = (NODE, jobs.use, "kernel", 4.0)  # whose survivors are in the barrier as well
+
+
+@pytest.mark.parametrize("death", [
+    pytest.param(each, marks=[pytest.mark.exhaustive] * (each == SELDOM), id=f"{each[2]}-{len(each[0])}-{each[3]}")
+    for each in DEATHS
 ])  # fmt: skip
-def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypatch, phase, victims):
+def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypatch, death):
     """And leave no files; nobody is left to remove those of a node that is gone."""
-    run = tmp_path_factory.mktemp("run")
+    (victims, use, phase, bound), run = death, tmp_path_factory.mktemp("run")
     monkeypatch.setattr(pool, "_grace_s", 300.0)  # more than the bound of the survivors' waits
     with pytest.raises(PeerLostError, match="ended with exit code -9"):
-        pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, phase, str(tmp_path), str(run))
-    if phase != "opening":  # where who has not said yet on which node it is might still come
+        pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, str(tmp_path), str(run), use, phase, bound)
+    if phase != "opening" and use is jobs.use:  # where who has not said yet on which node it is might still come
         assert sum(len(os.listdir(folder)) for folder in run.iterdir()) == len(victims) - 1
     survivors = [rank for rank in range(4) if rank not in victims]
     assert sorted(os.listdir(tmp_path)) == [str(rank) for rank in survivors]
     for rank in survivors:
         kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
-        assert kind == "PeerLostError" if len(victims) == 1 else kind in ("PeerLostError", "CollectiveTimeoutError")
-        assert set(named) <= set(victims), text
-        assert named, text
+        if use is reduce_until and victims == NODE:  # it names a rail, whose end it is or whose other end has told it
+            assert kind in ("IrisError", "PeerLostError"), text
+            assert any(f"rank {lost}" in text or f"ranks {lost - 2}, {lost}" in text for lost in victims), text
+        else:
+            assert kind == "PeerLostError" if victims == ALONE else kind in ("PeerLostError", "CollectiveTimeoutError")
+            assert set(named) <= set(victims), text
+            assert named, text

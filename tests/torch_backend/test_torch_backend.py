@@ -132,18 +132,17 @@ def test_every_method(pool, num_ranks, max_nbytes):
         assert pool.run(jobs_communicator.every_method, num_ranks, ranks, max_nbytes) == [[]] * num_ranks
 
 
-SELDOM = [each for each in jobs_programs.PROGRAMS if "transformer" in each] + ["DDP, allreduce", "DDP, post-local SGD"]
-ON_GPUS = {2: [each for each in jobs_programs.PROGRAMS if "ring" not in each]}
-ON_GPUS[4] = [each for each in ON_GPUS[2] if "transformer" in each]
+SELDOM = "DDP, allreduce", "DDP, post-local SGD"
+PROGRAMS = jobs_programs.PROGRAMS
 
 
 @pytest.mark.parametrize(
     ("device", "num_ranks", "name"),
-    [pytest.param("cpu", 2, name, marks=[pytest.mark.exhaustive] * (name in SELDOM)) for name in jobs_programs.PROGRAMS]
-    + [pytest.param("cuda", n, name, marks=pytest.mark.multigpu(n)) for n, names in ON_GPUS.items() for name in names],
+    [pytest.param("cpu", 2, name, marks=[pytest.mark.exhaustive] * (name in SELDOM)) for name in PROGRAMS]
+    + [pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each],
 )
 def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
-    """They compute what they compute on gloo, or NCCL; on CPUs, tests/examples trains the transformers."""
+    """They compute what they compute on gloo, or NCCL; tests/examples trains transformers."""
     for is_equal, num_tensors in on_ranks(jobs_programs.as_on_the_peer, num_ranks, name, device):
         assert is_equal
         assert num_tensors >= 3

@@ -1,13 +1,13 @@
 """What the ranks of the tracing tests do."""
 
 import pathlib
+from functools import partial
 
 import torch
-from jobs_common import environment
+from jobs_common import environment, said
 from trace_kernels import MINE, everything, record, record_gluon
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
 from iris_gluon import IrisDeviceCtx
 from iris_triton.clocks import measure
 
@@ -90,49 +90,23 @@ def clocks(device):
         return (first.at, first.ahead, first.error), (second.at, second.ahead, second.error)
 
 
-def wrong_on_one(device, folder):
-    """Rank 1 asks for no events, has nowhere to write to, and switches tracing off; what all ranks get."""
-    said = []
+def mistakes(device, folder):
+    """Rank 1 asks for no events, has nowhere to write to, and switches tracing off; what all ranks get.
 
-    def attempt(call):
-        try:
-            said.append(call())
-        except (ArgumentError, IrisError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-
+    Before, what is said of calls that are wrong on all, or empty ones; at last, what a closed context says.
+    """
     with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("1MiB", device=device) as ctx:
-        last = ctx.cur_rank == 1
-        attempt(lambda: ctx.tracing.enable(0 if last else 16))
-        attempt(lambda: ctx.tracing.enable(16))
-        attempt(lambda: ctx.tracing.export(f"{folder}/{'missing/' if last else ''}trace.json"))
-        if last:
-            ctx.tracing.disable()
-        attempt(lambda: ctx.tracing.export(f"{folder}/trace.json"))
-        ctx.barrier()
-    return said
-
-
-def mistakes(device):
-    """Messages of calls that are wrong, or empty ones."""
-    messages = []
-
-    def wrong(kind, function, *arguments):
-        try:
-            function(*arguments)
-        except kind as error:
-            messages.append(str(error))
-        else:
-            messages.append("")
-
-    with Iris("1MiB", device=device) as ctx:
-        tracing = ctx.tracing
-        for number in (0, -1, 1.5, True, 1 << 31):
-            wrong(ArgumentError, tracing.enable, number)
-        for event, name in ((0, "mine"), (-1, "mine"), (5000, "")):
-            wrong(ArgumentError, tracing.name_event, event, name)
-        wrong(UnsupportedError, tracing.events)
+        tracing, last = ctx.tracing, ctx.cur_rank == 1
+        wrong = [said(partial(tracing.enable, number)) for number in (0, -1, 1.5, True, 1 << 31)]
+        wrong += [said(partial(tracing.name_event, *each)) for each in ((0, "mine"), (-1, "mine"), (5000, ""))]
+        wrong.append(said(tracing.events))
         tracing.disable()
         tracing.reset()
         assert not tracing.enabled
-    wrong(HeapClosedError, tracing.enable)
-    return messages
+        on_one = [said(lambda: tracing.enable(0 if last else 16)), said(lambda: tracing.enable(16))]
+        on_one.append(said(lambda: tracing.export(f"{folder}/{'missing/' if last else ''}trace.json")))
+        if last:
+            tracing.disable()
+        off = tracing.export(f"{folder}/trace.json")
+        ctx.barrier()
+    return wrong, on_one, off, said(tracing.enable)

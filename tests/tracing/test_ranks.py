@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from jobs_tracing import clocks, events, every_operation, export, mistakes, wrong_on_one
+from jobs_tracing import clocks, events, every_operation, export, mistakes
 from rank_counts import rank_counts
 from trace_kernels import MINE, by_function, by_method, everything, record_gluon
 
@@ -91,21 +91,17 @@ def test_clocks_are_compared(pool, num_ranks, device):
         assert abs(second[1] - first[1]) <= first[2] + second[2] + 1e-4 * (second[0] - first[0])
 
 
-def test_mistakes(pool):
-    (messages,) = pool.run(mistakes, 1, "cpu")
-    assert all(messages)
-    assert "from 1 to 2**31 - 1" in messages[0]
-    assert "TraceEvent.LOAD" in messages[5]
-    assert "closed" in messages[-1]
-
-
 @pytest.mark.parametrize("num_ranks", [2])
 def test_what_is_wrong_on_one_rank_all_know(pool, tmp_path, num_ranks, device):
-    for refused, enabled, written, off in pool.run(wrong_on_one, num_ranks, device, str(tmp_path)):
+    for wrong, (refused, enabled, written), off, closed in pool.run(mistakes, num_ranks, device, str(tmp_path)):
+        assert all(each.startswith("ArgumentError: ") for each in wrong[:8])
+        assert "from 1 to 2**31 - 1" in wrong[0]
+        assert "TraceEvent.LOAD" in wrong[5]
+        assert wrong[8].startswith("UnsupportedError: ")
         assert refused.startswith("ArgumentError: rank 1 could not begin to trace: tracing.enable: max_events must be")
-        assert enabled is None
+        assert (enabled, off) == ("", {})
         assert written.startswith("IrisError: rank 1 could not write its part of the trace: ")
-        assert off == {}
+        assert closed.startswith("HeapClosedError: ")
 
 
 # -- without a GPU: what is compiled ----------------------------------------------------------------------------------
