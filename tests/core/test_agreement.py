@@ -28,65 +28,35 @@ def keep(heap, n, dtype=F32):
 
 
 # -- divergence -------------------------------------------------------------------------------------------------------
-def one_more(heap):
-    keep(heap, 4)
-    if heap.rank == 1:
-        keep(heap, 7, torch.int8)
-    heap.barrier_agreement()
-
-
-def another_size(heap):
-    keep(heap, 4)
-    keep(heap, 4 + (heap.rank == 1))
-    keep(heap, 9)
-    heap.barrier_agreement()
-
-
-def another_free(heap):
-    pair = keep(heap, 4), keep(heap, 5)
-    heap.free(pair[heap.rank == 1])
-    heap.barrier_agreement()
-
-
-def no_room(heap):
-    keep(heap, 1 << 14)
-    if heap.rank == 1:
-        keep(heap, 3)
-    else:
-        heap.barrier_agreement()
-
-
-def other_requests_without_room(heap):
-    keep(heap, 1 << 14)
-    keep(heap, 1 + (heap.rank == 1))
-
-
-def refresh(heap):
-    keep(heap, 4)
-    if heap.rank == 1:
-        heap.refresh_peer_access()
-    heap.barrier_agreement()
-
-
-def kept(heap):
+def kept(heap, odd):
     with heap.scope() as scope:
         t = keep(heap, 4)
-        if heap.rank != 1:
+        if not odd:
             scope.keep(t)
-    heap.barrier_agreement()
 
 
-@table(("body", "call", "mine", "others"), [
-    (one_more, 2, "allocate(7, int8), 7 bytes aligned to 256, at offset 256", "barrier()"),
-    (another_size, 2, "allocate(5, float32), 20 bytes aligned to 256, at offset 256",
+@table(("n", "step", "call", "mine", "others"), [  # a step gets the heap, and whether this is rank 1
+    (4, lambda heap, odd: odd and keep(heap, 7, torch.int8), 2,
+     "allocate(7, int8), 7 bytes aligned to 256, at offset 256", "barrier()"),
+    (4, lambda heap, odd: (keep(heap, 4 + odd), keep(heap, 9)), 2,
+     "allocate(5, float32), 20 bytes aligned to 256, at offset 256",
      "allocate(4, float32), 16 bytes aligned to 256, at offset 256"),
-    (another_free, 3, "free of allocate(5, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
-    (no_room, 2, "allocate(3, float32), 12 bytes aligned to 256, which finds no free block", "barrier()"),
-    (other_requests_without_room, 2, "allocate(2, float32), 8 bytes", "allocate(1, float32), 4 bytes"),
-    (refresh, 2, "refresh_peer_access()", "barrier()"),
-    (kept, 2, "free of allocate(4, float32) at offset 0", "barrier()"),
+    (0, lambda heap, odd: heap.free((keep(heap, 4), keep(heap, 5))[odd]), 3,
+     "free of allocate(5, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
+    (1 << 14, lambda heap, odd: odd and keep(heap, 3), 2,
+     "allocate(3, float32), 12 bytes aligned to 256, which finds no free block", "barrier()"),
+    (1 << 14, lambda heap, odd: keep(heap, 1 + odd), 2,
+     "allocate(2, float32), 8 bytes", "allocate(1, float32), 4 bytes"),
+    (4, lambda heap, odd: odd and heap.refresh_peer_access(), 2, "refresh_peer_access()", "barrier()"),
+    (0, kept, 2, "free of allocate(4, float32) at offset 0", "barrier()"),
 ])  # fmt: skip
-def test_what_one_rank_does_differently_is_named_on_all(body, call, mine, others):
+def test_what_one_rank_does_differently_is_named_on_all(n, step, call, mine, others):
+    def body(heap):
+        if n:
+            keep(heap, n)
+        step(heap, heap.rank == 1)
+        heap.barrier_agreement()
+
     KEPT.clear()
     with Cluster(3) as c:
         text = c.refused(SymmetryError, f"diverged at call {call}", body)

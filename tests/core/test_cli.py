@@ -94,6 +94,9 @@ def states(capsys):
     return status, {(each["kind"], each["name"], each["distribution"]): each for each in json.loads(out)}
 
 
+STATE = "state", "reason"
+
+
 def test_plugins_lists_the_installed_ones(capsys, clean_environment):
     status, out, _ = run(capsys, "plugins")
     assert status == 0
@@ -126,6 +129,7 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         assert status == broken
         for (name, distribution), (state, reason) in expected.items():
             row = found["allocator", name, f"iris-{distribution}"]
+            assert row.keys() == {"kind", "name", "distribution", "version", "summary", "entry_point", "api", *STATE}
             assert row["state"] == state
             assert reason in row["reason"]
 

@@ -315,17 +315,6 @@ def test_register_in_place_of_a_blocked_plugin(site):
     assert registry.resolve(ALLOCATOR, "noted") is record
 
 
-def test_record_as_json(site):
-    site.provider("mine")
-    registry = site.registry()
-    registry.load_all()
-    assert only(registry).to_json() == {
-        "kind": "allocator", "name": "mine", "distribution": "iris-mine", "version": "1.0", "summary": "a test",
-        "entry_point": "site_iris_mine_mine:plugin", "api": ".".join(map(str, PLUGIN_API)), "state": "loaded",
-        "reason": "",
-    }  # fmt: skip
-
-
 def test_the_default_registry_is_one_until_reset(site):
     first = default_registry()
     assert default_registry() is first

@@ -6,9 +6,7 @@ from pydantic import ByteSize, ValidationError
 from tables import table
 
 from iris_core import Iris
-from iris_core.cli.config import survey
 from iris_core.errors import SettingsError
-from iris_core.registry import Registry
 from iris_core.registry.select import check_options
 from iris_core.settings import (
     IrisSettings,
@@ -178,13 +176,6 @@ def test_describe_lists_every_setting_with_its_source(monkeypatch):
         ("SAMPLE__INNER", "plugin", "sample"),
     ):  # fmt: skip
         assert getattr(rows[f"IRIS_{variable}"], column) == value
-
-
-def test_every_setting_is_described():
-    rows, problems, _ = survey(Registry())
-    assert problems == []
-    assert {"IRIS_HEAP_SIZE", "IRIS_HOST__HUGE_PAGES", "IRIS_TRITON__BOUNDS_CHECK"} <= {row.variable for row in rows}
-    assert [row.variable for row in rows if not row.help.endswith(".")] == []
 
 
 # -- Iris(options=...): every option is checked, and none is ignored without a word -----------------------------------

@@ -28,23 +28,17 @@ def test_other_shapes(pool, name, num_ranks, args):
         assert line.startswith(f"rank {rank} of {num_ranks} on cpu")
 
 
-def check_trace(pool, folder, num_ranks, device):
+@pytest.mark.parametrize(
+    ("device", "num_ranks"), [("cpu", 3), *(pytest.param("cuda", *tier.values, marks=tier.marks) for tier in GPU_TIERS)]
+)
+def test_tracing(pool, tmp_path, device, num_ranks):
     path = str(EXAMPLES / "37_gluon_tracing.py")
-    lines = pool.run(jobs_examples.call, num_ranks, path, "main", (str(folder),), device)
+    lines = pool.run(jobs_examples.call, num_ranks, path, "main", (str(tmp_path),), device)
     events = 4 + 4 * 3 * (num_ranks - 1)
     assert all(f": {events} events" in line for line in lines)
-    assert f"open {folder}/trace.json" in lines[0]
-    trace = json.loads((folder / "trace.json").read_text())
+    assert f"open {tmp_path}/trace.json" in lines[0]
+    trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["metadata"]["total_events"] == events * num_ranks
-
-
-def test_tracing(pool, tmp_path):
-    check_trace(pool, tmp_path, 3, "cpu")
-
-
-@pytest.mark.parametrize("num_ranks", GPU_TIERS)
-def test_tracing_on_gpus(pool, tmp_path, num_ranks):
-    check_trace(pool, tmp_path, num_ranks, "cuda")
 
 
 def test_every_call_of_ccl_and_ops_is_shown():

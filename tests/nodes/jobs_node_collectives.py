@@ -12,7 +12,7 @@ import jobs_ccl
 import jobs_ops
 import torch
 import torch.distributed as dist
-from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
+from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_common import environment
 from jobs_nodes import die, refusal
 from ops_cases import Case as Product
@@ -36,30 +36,14 @@ def cases(size, which):
         for reduction in ("band", "avg", "bxor"):
             yield Case("all_reduce", "int16", reduction, shape=(5, 3))
     if "shapes" in which:
-        for op, shape in itertools.product(OPS, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5))):
-            yield Case(op, "bfloat16", shape=shape)
-            yield Case(op, "int8", shape=shape, place="ordinary")
+        yield from shape_cases()
         for op, dtype in itertools.product(OPS, ("float32", "float16")):
             yield Case(op, dtype, shape=(4999,))
-        for op in OPS:
-            if op != "reduce_scatter":
-                yield Case(op, shape=(4096,), place="ordinary")
+        yield from (Case(op, shape=(4096,), place="ordinary") for op in OPS if op != "reduce_scatter")
         for op in ("all_reduce", "broadcast", "reduce", "all_gather", "gather"):
             yield Case(op, "int32", shape=(), stacked=op.endswith("gather"))
     if "ways" in which:
-        for op, place in itertools.product(OPS, PLACES):
-            yield Case(op, "int32", shape=(9, 101), place=place)
-        for op, root in itertools.product(ROOTED, range(1, size)):
-            yield Case(op, root=root, shape=(1000,))
-        some = "all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter"
-        for op, place in itertools.product(some, ("heap", "ordinary")):
-            yield Case(op, in_place=True, place=place, root=size - 1, shape=(64, 40))
-        for op in ("all_gather", "reduce_scatter", "gather", "scatter"):
-            yield Case(op, stacked=True)
-        for place in ("heap", "ordinary", "strided"):
-            yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
-            yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
-            yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
+        yield from (case for case in (*place_cases(), *way_cases(size)) if not case.config)
         yield Case("all_to_all", "int32", shape=(40, 2000))  # which is not small
     if "lists" in which:
         for splits, place in itertools.product(("", "uneven", "one way"), PLACES):

@@ -24,6 +24,7 @@ PROGRAM = f"""
 import sys
 import {", ".join(LIGHT)}
 print([name for name in ("torch", "triton", "numpy", "pydantic") if name in sys.modules])
+from iris_core.bench import *
 from iris_core.cli import main
 from iris_core.registry import default_registry
 from iris_core.registry.select import select

@@ -186,7 +186,7 @@ def several_at_a_time(store, devices):
         ours, gloo = dist.new_group(ranks, pg_options=options), dist.new_group(ranks, backend="gloo")
         if rank not in ranks:
             continue
-        me, n, root = ranks.index(rank), len(ranks), ranks[-1]
+        me, n = ranks.index(rank), len(ranks)
 
         def mine(*shapes, me=me):
             return [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
@@ -221,20 +221,6 @@ def several_at_a_time(store, devices):
                 work.wait()
             return tensors
 
-        def objects(group, is_async, me=me, n=n, root=root, ranks=ranks):
-            everyone, one, part = [None] * n, [{"from": me}] * 2, [None]
-            dist.all_gather_object(everyone, ("a", me), group=group)
-            dist.broadcast_object_list(one, root, group=group)
-            dist.scatter_object_list(part, [str(each) * 50 for each in ranks] if rank == root else None, root, group)
-            at_root = [None] * n if rank == root else None
-            dist.gather_object({me: [1] * me}, at_root, root, group)
-            box = [None]
-            if me == 0:
-                dist.send_object_list([{"x": n}], ranks[1], group)
-            elif me == 1:
-                dist.recv_object_list(box, ranks[0], group)
-            return [everyone, one, part, at_root, box]
-
         cases = {
             "all_reduce": lambda g, a: in_one(dist.all_reduce, None, mine(*PARTS), g, a),
             "all_gather": lambda g, a: in_one(dist.all_gather_into_tensor, zeros(rows()), mine(*PARTS), g, a),
@@ -246,7 +232,6 @@ def several_at_a_time(store, devices):
                 dist.all_gather_coalesced(x := [zeros(PARTS) for _ in range(n)], mine(*PARTS), g, a), x
             ),
             "messages": messages,
-            "objects": objects,
         }
         for name, case in cases.items():
             for is_async in (False, True):

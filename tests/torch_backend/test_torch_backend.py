@@ -132,15 +132,14 @@ def test_every_method(pool, num_ranks, max_nbytes):
         assert pool.run(jobs_communicator.every_method, num_ranks, ranks, max_nbytes) == [[]] * num_ranks
 
 
-SELDOM = "DDP, allreduce", "DDP, post-local SGD"
 PROGRAMS = jobs_programs.PROGRAMS
+SELDOM = "DDP, allreduce", "DDP, post-local SGD"
 
 
-@pytest.mark.parametrize(
-    ("device", "num_ranks", "name"),
-    [pytest.param("cpu", 2, name, marks=[pytest.mark.exhaustive] * (name in SELDOM)) for name in PROGRAMS]
-    + [pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each],
-)
+@pytest.mark.parametrize(("device", "num_ranks", "name"), [
+    *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in SELDOM)) for each in PROGRAMS),
+    *(pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each),
+])  # fmt: skip
 def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
     """They compute what they compute on gloo, or NCCL; tests/examples trains transformers."""
     for is_equal, num_tensors in on_ranks(jobs_programs.as_on_the_peer, num_ranks, name, device):
