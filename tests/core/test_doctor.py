@@ -1,6 +1,7 @@
 """`iris doctor`: the report, what plugins add to it, GPUs that are stand-ins of torch's, the machine, self-tests."""
 
 import glob
+import inspect
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from iris_core.diagnosis import PairCheck, Verdict
 from iris_core.errors import error_text
 from iris_triton import _compat
 from iris_triton._plugin import plugin
+from iris_triton.testing import selftest
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -390,53 +392,24 @@ def self_test(self, context, begin):
 
 
 # -- the Triton backend's, with kernels that are wrong -----------------------------------------------------------------
-PROLOGUE = """
-import triton, triton.language as tl
-from iris_triton.testing import selftest
-from iris_triton.context import DeviceContext
-
-@triton.jit
-def wrong_move(source, target, numel, context, world_size: tl.constexpr, peer, reads: tl.constexpr,
-               BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < numel
-    if reads:
-        if ctx.rank == 0:
-            peer = ctx.rank
-        tl.store(target + i, ctx.load(source + i, peer, mask=mask), mask=mask)
-    else:
-        if ctx.rank == 1:
-            mask = i < numel - (peer == 0) * 3
-        ctx.store(target + i, tl.load(source + i, mask=mask), peer, mask=mask)
-
-@triton.jit
-def lossy_add(own, shared, additions, context, world_size: tl.constexpr, BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    same = tl.zeros((BLOCK,), tl.int32)
-    peer = tl.program_id(1)
-    if ctx.rank == 1:
-        additions = additions - (peer == 0) * 3
-    ctx.atomic_add(own + ctx.rank + same, 1, peer, mask=i < additions)
-    ctx.atomic_add(shared + same, 1, peer, mask=i < additions)
-
-@triton.jit
-def bad_hand_over(source, inbox, received, flag, context, world_size: tl.constexpr, peer, epoch, BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.arange(0, BLOCK)
-    if (ctx.rank == peer) | (ctx.rank == 0):
-        ctx.store(inbox + i, tl.load(source + i), peer)
-    if (ctx.rank == peer) | (ctx.rank == 1):
-        ctx.signal(flag, epoch, peer)
-    ctx.wait(flag, epoch, cmp="ge")
-    tl.store(received + i, tl.load(inbox + i))
-"""
+ODD = "3 * ((ctx.rank == 1) & (peer == 0))"
+WRONG = {
+    "ctx.load(source + i, peer, ": "ctx.load(source + i, tl.where(ctx.rank == 0, 0, peer), ",
+    "mask=i < numel), peer, mask=i < numel": f"mask=i < numel), peer, mask=i < numel - {ODD}",
+    "mask=i < additions": f"mask=i < additions - {ODD}",
+    "    ctx.store(inbox": "    if (ctx.rank == peer) | (ctx.rank == 0):\n        ctx.store(inbox",
+    "    ctx.signal(flag": "    if (ctx.rank == peer) | (ctx.rank == 1):\n        ctx.signal(flag",
+}
 
 
 def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
     monkeypatch.setattr(doctor, "DEVICE_TIMEOUT_S", 1.0)
-    kernels = {"move": "wrong_move", "add": "lossy_add", "hand_over": "bad_hand_over"}
+    text = inspect.getsource(selftest)
+    for right, wrong in WRONG.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    (site.folder / "wrong_selftest.py").write_text(text)
+    install(site, f"{DEFINED}yield from wrong_selftest.self_test(context, begin)", "import wrong_selftest\n")
     expected = [
         "rank 0 -> rank 1: read returned wrong values: 8192 of 8192 words, the first is word 0: ",
         "rank 0 -> rank 1: signal did not arrive in time",
@@ -444,8 +417,6 @@ def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
         "rank 1 -> rank 0: signal came before its data: 256 of 256 words, the first is word 0: -1 instead of ",
         "rank 1 -> rank 0: write arrived wrong: 3 of 8192 words, the first is word 8189: -1 instead of ",
     ]
-    replaced = "".join(f"selftest.{name} = {kernel}\n" for name, kernel in kernels.items())
-    install(site, "pass", prologue=f"{PROLOGUE}\n{replaced}")
     test = made()
     test.run(500)
     assert test.problems == []

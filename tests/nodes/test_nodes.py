@@ -2,13 +2,18 @@
 
 import ast
 import os
+from types import SimpleNamespace
 
+import jobs_network as network
 import jobs_nodes as jobs
 import pytest
+import torch
 from jobs_node_collectives import reduce_until
 
-from iris_core.errors import PeerLostError
+from iris_core.device.one_sided import OneSided
+from iris_core.errors import CapabilityError, PeerLostError
 from iris_core.testing import RankPool
+from iris_core.types import Network
 
 
 def nodes_of(*sizes):
@@ -134,3 +139,41 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
             assert kind == "PeerLostError" if victims == ALONE else kind in ("PeerLostError", "CollectiveTimeoutError")
             assert set(named) <= set(victims), text
             assert named, text
+
+
+# -- the emulated network of CPU ranks: kernels that put and signal to other nodes ------------------------------------
+TURNS, DELAY_S = 8, 0.1
+"""So much longer than a turn takes: what comes too early then is seen."""
+
+
+@pytest.mark.parametrize(("nodes", "job", "args", "answer"), [
+    ("2x2", network.exchanges, ("cpu", TURNS, 1, "put_signal", 0, DELAY_S), 0),
+    ("2x2", network.exchanges, ("cpu", TURNS, 2, "put and signal", 0, DELAY_S), 0),
+    ("2x2", network.put_shapes, (torch.int64,), []), ("2x2", network.put_shapes, (torch.bool,), []),
+    ("2x2", network.everyone, ("cpu", 3), True), ("2x1", network.refusals, (), ([], 0.0, [0, 0])),
+    ("2x1", network.host_rounds, ("cpu", 6, 1), []), ("3x2", network.host_rounds, ("cpu", 6, 2), []),
+    *(("2x2", network.host_refusals, (allocator,), ([], 0, [0.0])) for allocator in ("host", "nccl")),
+    # nothing is different with another allocator, and on one node
+    ("2x1", network.without_network, ("host",), ({}, 22)), ("1x2", network.without_network, ("nccl",), ({}, 22)),
+])  # fmt: skip
+def test_every_rank_says(pool, nodes, job, args, answer):
+    """What the job's docstring says."""
+    size = int(nodes[0]) * int(nodes[2])
+    assert pool.run(network.divided, size, nodes, job, *args) == [answer] * size
+
+
+@pytest.mark.parametrize(("wait", "flush", "found"), [
+    (True, True, [[11], [10]]), (False, False, [[-1]] * 2), (True, False, [[-5]] * 2),
+])  # fmt: skip
+def test_a_missing_wait_and_a_missing_flush_are_seen(pool, wait, flush, found):
+    """What was put has not arrived, or is what the source was changed to."""
+    assert pool.run(network.divided, 2, "2x1", network.careless, wait, flush) == found
+
+
+def test_a_backend_that_uses_no_network_is_named():
+    """Before anything is launched."""
+    here = OneSided()
+    here.heap = SimpleNamespace(network=Network((1, 1), (2, 32)))
+    here.backend = SimpleNamespace(info=SimpleNamespace(name="another"))
+    with pytest.raises(CapabilityError, match="'another'"):
+        here.launch_options()

@@ -1,4 +1,4 @@
-"""Imports stay light, and the core imports no plugin."""
+"""Imports stay light, the core imports no plugin, and every module and public name says what it is."""
 
 import ast
 import subprocess
@@ -6,6 +6,8 @@ import sys
 
 from packaging.requirements import Requirement
 from tables import table
+
+from iris_core import hooks
 
 from .workspace import FOLDERS, parsed, project, shown, sources
 
@@ -96,3 +98,36 @@ def test_what_is_imported_is_required(folder):
     offered = {Requirement(text).name for text in extras}
     assert needed - required - offered == set()
     assert required - needed == PLUGINS.get(folder, set()), "required and not imported"
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+ALSO_METHODS = ("iris_core/api.py", "iris_core/hooks.py", "iris_core/protocols.py")
+
+
+def public_without_docstring(path):
+    """Public functions and classes at the top of a file, some classes' methods, and the file itself."""
+    tree = parsed(path)
+    if not ast.get_docstring(tree):
+        yield shown(path)
+    if path.name.startswith("_") and path.name != "__init__.py":
+        return
+    nodes = list(tree.body)
+    if str(path).endswith(ALSO_METHODS):
+        nodes += [
+            each for node in nodes if isinstance(node, ast.ClassDef) and node.name[0] != "_" for each in node.body
+        ]
+    for node in nodes:
+        is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        if is_public and not ast.get_docstring(node):
+            yield f"{shown(path)}:{node.lineno} {node.name}"
+
+
+def test_modules_functions_and_classes():
+    assert [missing for path in sources() for missing in public_without_docstring(path)] == []
+
+
+def test_every_hook_is_specified_and_listed():
+    specified = {**vars(hooks.ProviderHooks), **vars(hooks.ObserverHooks)}
+    listed = {*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
+    assert {name for name in specified if hasattr(specified[name], f"{hooks.PROJECT_NAME}_spec")} == listed
+    assert listed == {name for name in specified if not name.startswith("_")}

@@ -51,7 +51,9 @@ def is_right(group, ranks):
 
 
 def groups_of_all_kinds(store, is_bound):
-    """Splits, splits of splits, new groups and a mesh of two dimensions, of 4 ranks; return what is wrong."""
+    """Splits, splits of splits, new groups, one that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a mesh of two
+    dimensions, of 4 ranks; return what is wrong.
+    """
     with an_accelerator() if is_bound else contextlib.nullcontext():
         bound, how = torch.device("cuda", 0), {}
         if is_bound:
@@ -71,6 +73,11 @@ def groups_of_all_kinds(store, is_bound):
             "three": (dist.new_group([1, 3, 0]), [0, 1, 3]),
             "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
         }
+        level = dist.get_debug_level()
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        groups["that torch examines"] = dist.new_group(backend="iris"), [0, 1, 2, 3]
+        dist.set_debug_level(level)
+        gc.collect()
         if is_bound:
             mine = [column, column + 2]
             half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
@@ -87,6 +94,8 @@ def groups_of_all_kinds(store, is_bound):
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
     wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
     wrong += [name for name in members if not is_right(*groups[name])]
+    assert torch_backend.context_of(groups["that torch examines"][0]).num_ranks == 4
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
     if torch_backend._operations(mesh.get_group("rows"))._options.heap_size != "8MiB":
         wrong.append("options of the mesh")
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
@@ -107,24 +116,6 @@ def refused(call, *args, error=ArgumentError, **more):
     except error:
         return True
     return False
-
-
-def debugged(store):
-    """Groups that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a barrier with a bound; return their values."""
-    start(store)
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        group = dist.new_group(backend="iris")
-    finally:
-        dist.set_debug_level(level)
-    gc.collect()
-    x = torch.ones(2)
-    dist.all_reduce(x, group=group)
-    num_ranks = torch_backend.context_of(group).num_ranks
-    dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
-    dist.destroy_process_group()
-    return x.tolist(), num_ranks
 
 
 def beside_another_backend(store):

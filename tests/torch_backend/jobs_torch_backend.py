@@ -130,33 +130,20 @@ def equal_to_peer(store, groups, device="cpu"):
     return wrong
 
 
-def uneven(store):
-    """Whether parts of different sizes, empty ones too, go in lists and rows, as with gloo where that has them."""
-    rank, size = start(store)
-    parts, sizes = [torch.zeros(each, 2) for each in range(size)], [(rank + each) % 3 for each in range(size)]
-    dist.all_gather(parts, torch.full((rank, 2), rank + 1.0))
-    sent, found = torch.arange(2.0 * sum(sizes)).view(-1, 2) + 100 * rank, []
-    for group in (None, dist.new_group(backend="gloo")):
-        found.append(torch.zeros(sum(sizes), 2))
-        dist.all_to_all_single(found[-1], sent, sizes, sizes, group=group)
-    lists = [torch.zeros(each) for each in sizes]
-    dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in sizes])
-    dist.destroy_process_group()
-    right = [each.unique().tolist() == [peer + 1.0] * (peer > 0) for peer, each in enumerate(parts)]
-    right += [each.tolist() == [peer] * sizes[peer] for peer, each in enumerate(lists)]
-    return all(right) and torch.equal(*found)
+def calls(store):
+    """Messages before any collective, and several at a time; sums with a factor, averages, futures, columns;
+    parts of different sizes, empty ones too, in lists and rows, as with gloo where that has them.
 
-
-def messages(store):
-    """Messages before any collective, from any rank, and several at a time; return what is said of those who serve."""
+    Return what is said of those who serve.
+    """
     rank, size = start(store)
     if rank == 0:
         dist.send(torch.full((3,), 7.0), 1)
     elif rank == 1:
         assert dist.recv(box := torch.empty(3)) == 0
         assert box.tolist() == [7.0] * 3
-    work = dist.all_reduce(torch.ones(2), async_op=True)
-    work.wait()
+    work = dist.all_reduce(x := torch.ones(4), async_op=True)
+    assert work.get_future().wait()[0].tolist() == x.tolist() == [size] * 4
     assert work.is_completed()
     again = torch.empty(2)
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as several:
@@ -164,22 +151,9 @@ def messages(store):
         dist.isend(torch.full((2,), rank + 5.0), (rank + 1) % size)
     several.wait()
     assert again.tolist() == [(rank - 1) % size + 5] * 2
-    dist.barrier()
-    text = torch_backend.explain()
-    dist.destroy_process_group()
-    return text
-
-
-def forms(store):
-    """Sums with a factor, futures, columns of matrices, and averages."""
-    rank, size = start(store)
-    total = size * (size + 1) / 2
-    halved = torch.full((4,), rank + 1.0)
-    dist.all_reduce(halved, torch.distributed._make_nccl_premul_sum(0.5))
-    assert halved.tolist() == [total / 2] * 4
-    x = torch.ones(4)
-    future = dist.all_reduce(x, async_op=True).get_future()
-    assert future.wait()[0].tolist() == [size] * 4
+    for op, factor in ((torch.distributed._make_nccl_premul_sum(0.5), 0.5), (dist.ReduceOp.AVG, 1 / size)):
+        dist.all_reduce(x := torch.full((4,), rank + 1.0), op)
+        assert x.tolist() == [size * (size + 1) / 2 * factor] * 4
     # of a matrix, whose columns are no contiguous tensors; gloo refuses them
     strided, gathered = whole((4, 3), torch.float32, rank), torch.zeros(3, 4 * size)
     dist.all_gather_into_tensor(gathered.t(), strided.t().contiguous().t())
@@ -189,10 +163,21 @@ def forms(store):
     assert torch.equal(strided, sum(everyone))
     dist.broadcast(strided[:, 1].fill_(rank), 1)
     assert strided[:, 1].tolist() == [1.0] * 4
-    averaged = torch.full((2,), rank + 1.0)
-    dist.all_reduce(averaged, dist.ReduceOp.AVG)
+    parts, sizes = [torch.zeros(each, 2) for each in range(size)], [(rank + each) % 3 for each in range(size)]
+    dist.all_gather(parts, torch.full((rank, 2), rank + 1.0))
+    assert [each.unique().tolist() for each in parts] == [[peer + 1.0] * (peer > 0) for peer in range(size)]
+    lists = [torch.zeros(each) for each in sizes]
+    dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in sizes])
+    assert [each.tolist() for each in lists] == [[peer] * sizes[peer] for peer in range(size)]
+    sent, found = torch.arange(2.0 * sum(sizes)).view(-1, 2) + 100 * rank, []
+    for group in (None, dist.new_group(backend="gloo")):
+        found.append(torch.zeros(sum(sizes), 2))
+        dist.all_to_all_single(found[-1], sent, sizes, sizes, group=group)
+    assert torch.equal(*found)
+    dist.barrier()
+    text = torch_backend.explain()
     dist.destroy_process_group()
-    return averaged.tolist()
+    return text
 
 
 def promising_bits(store):
