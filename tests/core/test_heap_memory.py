@@ -144,13 +144,12 @@ def meanwhile(do):
 
     class Meanwhile(ThreadWorld):
         def all_gather_ints(self, values):
-            rows = super().all_gather_ints(values)
-            if self.num_exchanges == 1:
-                do(self.rank)
-            return rows
+            return self.gathered(super().all_gather_ints(values))
 
         def all_gather_object(self, obj):
-            rows = super().all_gather_object(obj)
+            return self.gathered(super().all_gather_object(obj))
+
+        def gathered(self, rows):
             if self.num_exchanges == 1:
                 do(self.rank)
             return rows

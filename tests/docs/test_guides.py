@@ -152,10 +152,10 @@ def test_the_program_is_the_example_and_prints_what_is_shown(run_program, tmp_pa
     name, code = re.search(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL).groups()
     assert code == (ROOT / name).read_text()
     shown = re.search(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL).group(1)
-    assert run_program(ROOT / name) == shown
+    assert run_program(ROOT / name) == shown.splitlines()
     (snippet,) = fenced(README, "## On the host\n\n")
     (tmp_path / "snippet.py").write_text(snippet)
-    assert run_program(tmp_path / "snippet.py").startswith("0 ")
+    assert run_program(tmp_path / "snippet.py")[0].startswith("0 ")
 
 
 @table(("page", "printed"), [
@@ -166,7 +166,7 @@ def test_the_program_of_another_page_prints_what_it_should(run_program, tmp_path
     """That of the core runs in tests/packaging."""
     (program,) = fenced((ROOT / page).read_text())
     (tmp_path / "program.py").write_text(program)
-    assert run_program(tmp_path / "program.py").strip() == printed
+    assert run_program(tmp_path / "program.py") == [printed]
 
 
 def test_targets_of_make_and_commands_exist(capsys):

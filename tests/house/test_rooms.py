@@ -1,4 +1,4 @@
-"""The shape of the product: small rooms, imports that go downwards, and budgets of lines."""
+"""The shape of the product: small rooms, imports that go downwards, budgets of lines, and short routes of calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import collections
 import functools
 import pathlib
 
+import jobs_routes
 import pytest
+
+from iris_core.testing import RankPool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ("iris_core", "iris_allocators", "iris_triton", "iris_gluon")
@@ -157,3 +160,16 @@ def test_rooms_keep_to_their_budgets():
         found[room(name)] += lines(path)
     assert {name: count for name, count in found.items() if count > BUDGETS.get(name, 0)} == {}
     assert set(BUDGETS) - set(found) == set()
+
+
+# -- routes: how many files of the product a call goes through --------------------------------------------------------
+FILES = {"zeros": 8, "barrier": 10, "all_reduce": 22, "repeated all_reduce": 6, "Iris": 35}  # at most
+
+
+def test_calls_go_through_few_files(tmp_path):
+    environ = {"IRIS_CACHE_DIR": str(tmp_path)}  # without tables of this machine
+    with RankPool(environ=environ) as ranks:  # new ones: they call everything for the first time
+        routes, _ = ranks.run(jobs_routes.routes, 2)
+    assert routes.keys() == FILES.keys()
+    for call, files in routes.items():
+        assert len(files) <= FILES[call], (call, sorted(files))

@@ -1,14 +1,12 @@
 """Rank jobs whose kernels put and signal to other nodes: emulated on CPU ranks, by NCCL on GPUs."""
 
-import os
 import random
 import time
-from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
-from jobs_nodes import refusal
+from jobs_nodes import divided, refusal  # noqa: F401 - the first for tests/multigpu
 
 import iris_triton as iris
 from iris_core import Iris
@@ -20,14 +18,6 @@ from iris_triton.testing.selftest import self_test
 BLOCK = 256
 
 
-def divided(nodes, job, *args):
-    """Run a job on ranks that are divided into nodes, for NCCL as well."""
-    count = int(nodes.split("x")[1])
-    host = f"node {int(os.environ['RANK']) // count}"
-    with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
-        return job(*args)
-
-
 def opened(device, delay=0.002):
     """A context whose kernels reach other nodes."""
     return Iris("8MiB", device=device, allocator="nccl", options={"nccl": {"emulated_delay": delay}})
@@ -37,10 +27,11 @@ def opened(device, delay=0.002):
 @triton.jit
 def exchange(
     data, box, flags, places, wrong, context, to, source, turns, rank: tl.constexpr, world: tl.constexpr,
-    BLOCK: tl.constexpr, FORM: tl.constexpr
+    BLOCK: tl.constexpr, FORM: tl.constexpr, CARELESS: tl.constexpr
 ):  # fmt: skip
     """Every turn: fill a piece of `data`, put it, wait for the one of `source`, look at it, and say so.
 
+    One that is careless does not wait, or changes what it has put without having flushed that.
     `places` has (first, count) for every rank and turn; `flags` are two words, of data and of thanks.
     """
     ctx = iris.DeviceContext.initialize(context, rank, world)
@@ -55,7 +46,10 @@ def exchange(
         else:
             ctx.put(data + first + i, box + first + i, to, mask=i < count)
             ctx.signal(flags, 1, to, op="add")
-        ctx.wait(flags, turn)
+        if CARELESS == "flush":
+            tl.store(data + first + i, -5, mask=i < count)
+        if CARELESS != "wait":
+            ctx.wait(flags, turn)
         theirs = places + 2 * (source * turns + turn - 1)
         first, count = tl.load(theirs), tl.load(theirs + 1)
         found = tl.load(box + first + i, mask=i < count, other=0)
@@ -67,7 +61,7 @@ def exchange(
     tl.store(wrong, missing)
 
 
-def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005):
+def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005, careless=""):
     """How many elements were wrong that the rank at a distance has sent, in random pieces."""
     with opened(device, delay) as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
@@ -80,43 +74,10 @@ def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005):
         ctx.barrier()
         exchange[(1,)](
             data, box, flags, places, wrong, ctx.get_device_context(), to, source, turns, me, world, BLOCK, form,
-            **ctx.launch_options(),
+            careless, **ctx.launch_options(),
         )  # fmt: skip
         ctx.barrier()
         return int(wrong)
-
-
-# -- what is missing --------------------------------------------------------------------------------------------------
-@triton.jit
-def send(
-    data, box, flags, found, context, to, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr,
-    WAIT: tl.constexpr, FLUSH: tl.constexpr
-):  # fmt: skip
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    i = tl.arange(0, BLOCK)
-    ctx.put_signal(data + i, box + i, flags, 1, to, op="add")
-    if FLUSH:
-        ctx.flush()
-    tl.store(data + i, -5)
-    if WAIT:
-        ctx.wait(flags, 1)
-    tl.store(found + i, tl.load(box + i))
-
-
-def careless(wait, flush):
-    """What a rank finds whose kernel waits and flushes, or does not."""
-    with opened("cpu", delay=1.0) as ctx:
-        me, world = ctx.cur_rank, ctx.num_ranks
-        data, box = ctx.full((BLOCK,), 10 + me, dtype=torch.int32), ctx.full((BLOCK,), -1, dtype=torch.int32)
-        flags, found = ctx.zeros(1, dtype=torch.int64), torch.zeros(BLOCK, dtype=torch.int32)
-        ctx.barrier()
-        to = (me + 1) % world
-        send[(1,)](
-            data, box, flags, found, ctx.get_device_context(), to, me, world, BLOCK, wait, flush,
-            **ctx.launch_options(),
-        )  # fmt: skip
-        ctx.barrier()
-        return found.unique().tolist()
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -268,11 +229,10 @@ def without_network(allocator):
 
 # -- the host's own ---------------------------------------------------------------------------------------------------
 def host_rounds(device, rounds, distance, delay=0.002):
-    """Each rank puts to the one at a distance and takes from it, with delays; return what was wrong.
+    """Each rank puts to the one at a distance and takes from it, with delays.
 
     A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
     """
-    wrong = []
     with opened(device, delay) as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
         after, before = (me + distance) % world, (me - distance) % world
@@ -286,21 +246,20 @@ def host_rounds(device, rounds, distance, delay=0.002):
             ctx.put(box[turn % 3 :], after, source.fill_(100.0 * turn + me)[turn % 3 :], signal=arrived, op="add")
             source.fill_(-1.0)  # a put has read it
             ctx.signal_wait(arrived, turn)
-            if box[turn % 3 :].unique().tolist() != [100.0 * turn + before]:
-                wrong.append(("put", turn, box.unique().tolist()))
+            assert box[turn % 3 :].unique().tolist() == [100.0 * turn + before], turn
             if turn % 2:
                 ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
             else:
                 ctx.signal(taken, before, 1, op="add")
-            if ctx.get(own, after, copy.fill_(-1.0)) is not copy or copy.unique().tolist() != [after]:
-                wrong.append(("get", turn, copy.tolist()))
+            assert ctx.get(own, after, copy.fill_(-1.0)) is copy
+            assert copy.unique().tolist() == [after], turn
         ctx.signal_wait(taken, rounds)
         ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
         ctx.signal(arrived, after, op="add")
         ctx.signal_wait(arrived, rounds + 1)
-        wrong += [] if box.unique().tolist() == [-2.0 - before] else [("put, and a signal", box.unique().tolist())]
+        assert box.unique().tolist() == [-2.0 - before]
         ctx.barrier()
-    return wrong
+    return []
 
 
 def host_refusals(allocator):

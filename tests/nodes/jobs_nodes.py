@@ -18,13 +18,14 @@ from iris_allocators.host import HostAllocator
 from iris_core import Iris
 from iris_core.errors import IrisError
 from iris_core.world import World, arrive, connect
-from iris_core.world.rendezvous import private_folder
+from iris_core.world.rendezvous import divide, private_folder
 from iris_triton.clocks import compare
 
 
 def divided(nodes, job, *args):
-    """Run a job, which may set further variables, on ranks that are divided into nodes."""
-    with mock.patch.dict(os.environ, IRIS_NODES=nodes):
+    """Run a job, which may set further variables, on ranks that are divided into nodes, for NCCL as well."""
+    host = f"node {divide(nodes, int(os.environ['WORLD_SIZE']))[int(os.environ['RANK'])]}"
+    with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
         return job(*args)
 
 
@@ -39,9 +40,7 @@ def refusal(call):
 
 
 def heap():
-    """Allocate, free and import, and compare clocks, which are one; returns how this rank sees the nodes, and what was
-    wrong.
-    """
+    """Allocate, free and import, and compare clocks, which are one; returns how this rank sees the nodes."""
     with Iris("4MiB", device="cpu") as ctx:
         me, node = ctx.cur_rank, ctx.node_ranks
         tensors = [ctx.full((256,), float(me)) for _ in range(3)]
@@ -51,22 +50,18 @@ def heap():
         tensors.append(ctx.as_symmetric(torch.full((16,), float(me))))
         big = [ctx.empty(1 << 18) for _ in range(2)]  # beyond the half that allocations have at first
         offsets = [ctx.heap.offset_of(each) for each in (*tensors, *big)]
-        everyone = ctx._world.all_gather_object(offsets)
-        wrong = [("offsets", row) for row in everyone if row != offsets]
+        assert ctx._world.all_gather_object(offsets) == [offsets] * ctx.num_ranks
         ctx.barrier()
         for peer in node:
             for each in (tensors[0], tensors[3]):
-                if ctx.as_remote(each, peer).unique().tolist() != [float(peer)]:
-                    wrong.append(("as_remote", peer))
+                assert ctx.as_remote(each, peer).unique().tolist() == [float(peer)]
         bases = ctx.get_heap_bases().tolist()
         near, far = ({bases[peer] for peer in range(ctx.num_ranks) if (peer in node) == is_near} for is_near in (1, 0))
-        if len(near) != len(node) or len(far) != (ctx.num_nodes > 1) or near & far:
-            wrong.append(("bases", bases))
+        assert (len(near), len(far), near & far) == (len(node), ctx.num_nodes > 1, set()), bases
         clock = compare(ctx)
-        if not abs(clock.ahead) <= clock.error < 1e9:
-            wrong.append(clock)
+        assert abs(clock.ahead) <= clock.error < 1e9
         ctx.barrier()
-        return (ctx.node, ctx.num_nodes, node, ctx.rail_group), wrong
+        return ctx.node, ctx.num_nodes, node, ctx.rail_group
 
 
 def cannot_map(what):
@@ -161,8 +156,7 @@ def exchanges():
     with Iris("4MiB", device="cpu") as ctx:
         me, size, world = ctx.cur_rank, ctx.num_ranks, ctx._world
         for length in (0, 5000, 9 << 20):  # the last one is more than a value of torch's store may have
-            if ctx.broadcast(bytes([me]) * length, src=size - 1) != bytes([size - 1]) * length:
-                wrong.append(("broadcast", length))
+            assert ctx.broadcast(bytes([me]) * length, src=size - 1) == bytes([size - 1]) * length
         pairs = [dist.new_group([rank, (rank + 1) % size]) for rank in range(size)]
         for rank in range(size):
             if me in (rank, (rank + 1) % size):
@@ -189,10 +183,8 @@ def exchanges():
             each.join()
         late = refusal(lambda: world.compare_calls(me, 0.0)) if me == 0 else ("nothing", (), "")
         ctx._world.subworld(everyone[::-1]).barrier()
-        if me != 0 and world.compare_calls(me) != [*everyone]:
-            wrong.append("what rank 0 has left behind")
-        if me == 0 and late[:2] != ("CollectiveTimeoutError", everyone[1:]):
-            wrong.append(late)
+        assert me == 0 or world.compare_calls(me) == [*everyone], "what rank 0 has left behind"
+        assert me != 0 or late[:2] == ("CollectiveTimeoutError", everyone[1:])
         ctx.barrier()
     return wrong
 

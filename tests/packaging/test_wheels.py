@@ -7,12 +7,24 @@ import zipfile
 
 import pytest
 
-from .installation import EXAMPLE
+from .installation import EXAMPLE, Environment, build_wheels
 from .workspace import FOLDERS, ROOT, pyproject
 
 pytestmark = pytest.mark.slow
 
 PACKAGE = "iris_example_backend"
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """A folder with wheels of the four distributions and of the example."""
+    return build_wheels(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory, wheels):
+    """An environment in which a user has installed all of them."""
+    return Environment(tmp_path_factory.mktemp("installed"), wheels)
 
 
 def test_the_wheels_have_every_file_and_nothing_else(wheels):
