@@ -99,9 +99,6 @@ def test_common_metadata_and_files(folder):
     assert "```python" in text
     assert "MIT licence" in text
     assert "](" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-
-
-def test_the_root_has_no_project_table_and_knows_all_members():
-    root = pyproject(".")
+    root = pyproject(".")  # which is no project and knows all members
     assert "project" not in root
     assert root["tool"]["uv"]["workspace"]["members"] == list(FOLDERS)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from jobs_torch_backend import IS_211, start, trained, whole
+from jobs_torch_backend import IS_211, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -156,85 +156,53 @@ def what_a_group_refuses(store):
     dist.destroy_process_group()
 
 
+def at_once(group, ranks, is_async, device):
+    """Yield the tensors that forms of several calls at a time give; one form is of calls within a device."""
+    me, n = ranks.index(dist.get_rank()), len(ranks)
+    rows = [(n * shape[0], *shape[1:]) for shape in PARTS]
+    mine = lambda shapes: [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
+    zeros = lambda shapes: [torch.zeros(shape) for shape in shapes]
+    for call, outputs, inputs, within in (
+        (dist.all_reduce, None, mine(PARTS), None), (dist.all_gather_into_tensor, zeros(rows), mine(PARTS), None),
+        (dist.reduce_scatter_tensor, zeros(PARTS), mine(rows), None), (dist.all_reduce, None, mine(PARTS), device),
+    ):  # fmt: skip
+        with dist._coalescing_manager(group, within, async_ops=is_async) as several:
+            for each in zip(*filter(None, (outputs, inputs)), strict=True):
+                call(*each, group=group)
+        if is_async:
+            several.wait()
+        yield outputs or inputs
+    x, parts = mine(PARTS), [zeros(PARTS) for _ in range(n)]
+    works = [dist.all_reduce_coalesced(x, dist.ReduceOp.MAX, group, is_async)]
+    works.append(dist.all_gather_coalesced(parts, mine(PARTS), group, is_async))
+    boxes = zeros(PARTS)
+    for work in works if is_async else ():
+        work.wait()
+    yield [x, *parts]
+    operations = []
+    for i, (box, given) in enumerate(zip(boxes, mine(PARTS), strict=True)):
+        step = 1 + i % (n - 1)
+        operations.append(dist.P2POp(dist.isend, given, ranks[(me + step) % n], group, tag=i))
+        operations.append(dist.P2POp(dist.irecv, box, ranks[(me - step) % n], group, tag=i))
+    for each in dist.batch_isend_irecv(operations):
+        each.wait()
+    yield boxes
+
+
 def several_at_a_time(store, devices):
-    """Compare forms of several calls at a time, on all ranks and on two of them; return the wrong ones.
+    """Compare several calls at a time with gloo's, on all ranks and on two of them.
 
     With other devices than the CPU for Iris, all of it goes to gloo inside.
     """
     rank, _ = start(store)
-    options, wrong = torch_backend.Options(devices=devices), []
+    options = torch_backend.Options(devices=devices)
     for ranks in ([0, 1, 2], [0, 2]):
         ours, gloo = dist.new_group(ranks, pg_options=options), dist.new_group(ranks, backend="gloo")
-        if rank not in ranks:
-            continue
-        me, n = ranks.index(rank), len(ranks)
-
-        def mine(*shapes, me=me):
-            return [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
-
-        def rows(n=n):
-            return [(n * shape[0], *shape[1:]) for shape in PARTS]
-
-        def zeros(shapes):
-            return [torch.zeros(shape) for shape in shapes]
-
-        def in_one(call, outputs, inputs, group, is_async, device=None):
-            with dist._coalescing_manager(group, device, async_ops=is_async) as several:
-                for each in zip(*filter(None, (outputs, inputs)), strict=True):
-                    call(*each, group=group)
-            if is_async:
-                several.wait()
-            return outputs or inputs
-
-        def messages(group, is_async, ranks=ranks, me=me, n=n):
-            boxes = zeros(PARTS)
-            operations = []
-            for i, (box, given) in enumerate(zip(boxes, mine(*PARTS), strict=True)):
-                step = 1 + i % (n - 1)
-                operations.append(dist.P2POp(dist.isend, given, ranks[(me + step) % n], group, tag=i))
-                operations.append(dist.P2POp(dist.irecv, box, ranks[(me - step) % n], group, tag=i))
-            for each in dist.batch_isend_irecv(operations):
-                each.wait()
-            return boxes
-
-        def waited(work, tensors):
-            if work is not None:
-                work.wait()
-            return tensors
-
-        cases = {
-            "all_reduce": lambda g, a: in_one(dist.all_reduce, None, mine(*PARTS), g, a),
-            "all_gather": lambda g, a: in_one(dist.all_gather_into_tensor, zeros(rows()), mine(*PARTS), g, a),
-            "reduce_scatter": lambda g, a: in_one(dist.reduce_scatter_tensor, zeros(PARTS), mine(*rows()), g, a),
-            "all_reduce_coalesced": lambda g, a: waited(
-                dist.all_reduce_coalesced(x := mine(*PARTS), dist.ReduceOp.MAX, g, a), x
-            ),
-            "all_gather_coalesced": lambda g, a, n=n: waited(
-                dist.all_gather_coalesced(x := [zeros(PARTS) for _ in range(n)], mine(*PARTS), g, a), x
-            ),
-            "messages": messages,
-        }
-        for name, case in cases.items():
-            for is_async in (False, True):
-                found = [case(group, is_async) for group in (ours, gloo)]
-                if not same(*found):
-                    wrong.append((ranks, name, is_async))
-        # gloo has no calls between begin and end of a device; their works are those of all calls within
-        for is_async in (False, True):
-            found = in_one(dist.all_reduce, None, mine(*PARTS), ours, is_async, CPU)
-            if not same(found, in_one(dist.all_reduce, None, mine(*PARTS), gloo, is_async)):
-                wrong.append((ranks, "within a device", is_async))
+        for is_async in (False, True) if rank in ranks else ():
+            # gloo has no calls between begin and end of a device; their works are those of all calls within
+            pairs = zip(at_once(ours, ranks, is_async, CPU), at_once(gloo, ranks, is_async, None), strict=True)
+            assert all(all(map(torch.equal, flat(found), flat(wanted))) for found, wanted in pairs)
     dist.destroy_process_group()
-    return wrong
-
-
-def same(ours, others):
-    """Whether nested lists of tensors and other objects are equal, bit for bit."""
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, others)
-    if isinstance(ours, list | tuple) and len(ours) == len(others):
-        return all(map(same, ours, others))
-    return ours == others
 
 
 def events(store, profiler):

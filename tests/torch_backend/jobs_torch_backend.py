@@ -95,7 +95,8 @@ def flat(tensors):
 def equal_to_peer(store, groups, device="cpu"):
     """Compare every collective, called both ways, in the groups that have this rank, with gloo's or NCCL's.
 
-    In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn.
+    In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn; on the CPU
+    with every second dtype and shape, in turn: which ones `ctx.ccl` takes, tests/ccl tries.
     """
     rank, _ = start(store, device=device)
     wrong, on_gpu = [], device == "cuda"
@@ -103,12 +104,13 @@ def equal_to_peer(store, groups, device="cpu"):
         ours, others = dist.new_group(ranks), dist.new_group(ranks, backend="nccl" if on_gpu else "gloo")
         if rank not in ranks:
             continue
-        for name, (call, make, reduces) in collectives(ranks, device).items():
+        for place, (name, (call, make, reduces)) in enumerate(collectives(ranks, device).items()):
+            dtypes, shapes = (each if on_gpu else each[place % 2 :: 2] for each in (DTYPES[1:], SHAPES))
             usual = torch.float32, SHAPES[-1], "SUM"  # the peers' sum of bool is any
             cases = [usual]
             if number == 0:
-                cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
-                cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
+                cases += [(dtype, *usual[1:]) for dtype in dtypes] + [(*usual[:2], "MAX")] * reduces
+                cases += [(usual[0], shape, "PRODUCT") for shape in shapes]
                 bitwise = [] if on_gpu else ["BAND", "BOR", "BXOR"]  # NCCL has none
                 cases += [(torch.int64, (5,), each) for each in ("MIN", *bitwise)] * reduces
             for turn, (dtype, shape, op) in enumerate(cases):
