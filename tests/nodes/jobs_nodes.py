@@ -103,7 +103,7 @@ def fetch_by_address(out, addresses, peer):
 
 
 def kernels():
-    """Kernels reach the ranks of their node; what they and the host are told of another rank."""
+    """Kernels reach the ranks of their node; they and the host are refused another rank by name."""
     with Iris("4MiB", device="cpu") as ctx:
         me, bases = ctx.cur_rank, ctx.get_heap_bases()
         x, addresses = ctx.allocate_symmetric(8, dtype=torch.float32)
@@ -115,15 +115,22 @@ def kernels():
             assert out.tolist() == [float(peer)] * 8
         stranger = next(peer for peer in range(ctx.num_ranks) if not ctx.is_reachable(peer))
         fetch[(1,)](out, x, bases, me, stranger, True)  # masked off
-        said = [
-            refusal(lambda: fetch[(1,)](out, x, bases, me, stranger, False)),
-            refusal(lambda: fetch_by_address[(1,)](out, addresses, stranger)),
-            refusal(lambda: ctx.as_remote(x, stranger)),
-            refusal(lambda: ctx.heap.translate(x.data_ptr(), me, stranger)),
-            refusal(ctx.device_barrier),
-        ]
+        node, far = ctx.node, f"rank {stranger} is on node {1 - ctx.node}"
+        kernel, _, text = refusal(lambda: fetch[(1,)](out, x, bases, me, stranger, False))
+        assert kernel == "OutOfBoundsError"
+        assert f"{far}, which kernels of rank {me} (node {node}) cannot address" in text
+        assert "in kernel 'fetch', program (0, 0, 0)" in text
+        assert f"rank {me} of 4, at {__file__}:" in text
+        kernel, _, text = refusal(lambda: fetch_by_address[(1,)](out, addresses, stranger))
+        assert (kernel, "a rank on another node" in text) == ("OutOfBoundsError", True)
+        for call, part in (
+            (lambda: ctx.as_remote(x, stranger), f"{far}, this rank on node {node}"),
+            (lambda: ctx.heap.translate(x.data_ptr(), me, stranger), f"{far}, this rank on node {node}"),
+            (ctx.device_barrier, "use ctx.ccl.barrier() or ctx.barrier()"),
+        ):
+            kind, _, text = refusal(call)
+            assert (kind, part in text) == ("UnsupportedError", True), text
         ctx.barrier()
-        return stranger, said
 
 
 class Code:

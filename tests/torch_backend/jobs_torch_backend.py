@@ -7,10 +7,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from jobs_common import said
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
-from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 
@@ -183,28 +183,25 @@ def calls(store):
 
 
 def promising_bits(store):
-    """In groups that promise bits, by options and by torch's setting: which ones do, what is refused, and sums."""
+    """Groups that promise bits, by options and by torch's setting, refuse what goes to others, and give those bits."""
     rank, size = start(store, torch_backend.Options(deterministic=True))
     torch.use_deterministic_algorithms(True)
     groups = [None, dist.new_group(), dist.new_group(pg_options=torch_backend.Options(deterministic=False))]
     torch.use_deterministic_algorithms(False)
     groups.append(dist.new_group())
-    said = []
-    for group in groups:
-        try:
-            dist.reduce(torch.ones(3, dtype=torch.complex64), 0, group=group)
-            said.append("")
-        except UnsupportedError as error:
-            said.append(str(error))
+    refusals = [said(lambda each=each: dist.reduce(torch.ones(3).cfloat(), 0, group=each)) for each in groups]
+    promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
+    assert promises == [bool(each) for each in refusals] == [True, True, False, False]
+    assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in refusals[:2])
     flags = torch.ones(3, dtype=torch.bool)
     dist.all_reduce(flags)  # gloo's, in whatever order
+    assert flags.all()
     case = Case("all_reduce", dtype="bfloat16", reduction="sum")
     inputs = [source(case, each, 0, size) for each in range(size)]
     x = inputs[rank].clone()
     dist.all_reduce(x)
-    promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
+    assert torch.equal(x, promised(case, inputs)[rank])
     dist.destroy_process_group()
-    return promises, said, bool(flags.all()), torch.equal(x, promised(case, inputs)[rank])
 
 
 def die(store, folder):
@@ -294,7 +291,7 @@ def trained(prepare, after):
 
 
 def fsdp_on_the_heap(store):
-    """Return whether FSDP2 trains alike with buffers on the heap, and how many blocks there are after each step."""
+    """FSDP2 trains alike with buffers on the heap; what the first step has made is used again."""
     start(store)
     ctx = torch_backend.context_of()
     parameters, blocks = [], []
@@ -307,5 +304,7 @@ def fsdp_on_the_heap(store):
                 fsdp.use_heap(net, ctx)
 
         parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
+    assert all(map(torch.equal, *parameters))
+    assert blocks[:4] == [blocks[0]] * 4
+    assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3
     dist.destroy_process_group()
-    return all(map(torch.equal, *parameters)), blocks

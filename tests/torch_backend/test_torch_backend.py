@@ -53,7 +53,8 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks):
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.gradients, 2, (), {}),
+    (jobs.gradients, 2, (), {}), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
+    (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
     (groups.what_a_group_refuses, 3, (), None), (groups.several_at_a_time, 3, (("cpu",),), None),
@@ -69,31 +70,6 @@ def test_every_rank_says(on_ranks, job, num_ranks, args, answer):
 
 def test_calls_of_all_kinds(on_ranks):
     assert all("gloo" in text for text in on_ranks(jobs.calls, 3))
-
-
-def test_groups_that_promise_bits_refuse_what_goes_to_others(on_ranks):
-    for promises, said, flags, is_equal in on_ranks(jobs.promising_bits, 3):
-        assert promises == [True, True, False, False]
-        assert [bool(each) for each in said] == promises
-        assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in said[:2])
-        assert flags
-        assert is_equal
-
-
-def test_memory_of_the_group(on_ranks):
-    for is_equal, taken, is_right in on_ranks(groups.memory_of_the_group, 4):
-        assert is_equal
-        assert is_right
-        assert taken[1:] == [taken[1]] * 3  # what the first steps have made is used again
-        assert taken[0][0] > 0
-        assert all(is_on_heap for _, is_on_heap in taken)
-
-
-def test_fsdp_with_buffers_on_the_heap(on_ranks):
-    for is_equal, blocks in on_ranks(jobs.fsdp_on_the_heap, 3):
-        assert is_equal
-        assert blocks[:4] == [blocks[0]] * 4
-        assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3  # what the first step has made is used again
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -8,8 +8,11 @@ from jobs_common import environment, said
 from trace_kernels import MINE, everything, record, record_gluon
 
 from iris_core import Iris
+from iris_core.tracing import TraceEvent
 from iris_gluon import IrisDeviceCtx
 from iris_triton.clocks import measure
+
+OF_RECORD = TraceEvent.COMPUTE, TraceEvent.LOAD, TraceEvent.STORE, TraceEvent.ATOMIC_ADD
 
 
 def _launch(ctx, language, tracing=True, programs=2):
@@ -30,32 +33,51 @@ def _run(ctx, language, tracing, programs, x, y, word):
 
 
 def events(device, language):
-    """Events of two programs, with the places of the tensors; and what other kernels record."""
-    found = {}
+    """What kernels record, and when."""
     with Iris("4MiB", device=device, backend=language) as ctx:
         launch, (x, y, word) = _launch(ctx, language)
-        untraced = lambda: _run(ctx, language, False, 2, x, y, word)
         launch()
         ctx.tracing.enable(100)
-        found["before"] = len(ctx.tracing.events())
-        untraced()
-        found["without"] = len(ctx.tracing.events())
+        assert len(ctx.tracing.events()) == 0
+        _run(ctx, language, False, 2, x, y, word)
+        assert len(ctx.tracing.events()) == 0
         launch()
-        events = ctx.tracing.events()
-        found["columns"] = {name: values.tolist() for name, values in events.columns.items()}
-        found["places"] = x.data_ptr(), y.data_ptr(), word.data_ptr()
-        found["dropped"] = events.dropped
+        _check(ctx.tracing.events(), ctx, x, y, word)
         ctx.tracing.reset()
-        found["reset"] = len(ctx.tracing.events())
+        assert len(ctx.tracing.events()) == 0
         ctx.tracing.enable(7)
         launch()
         events = ctx.tracing.events()
-        found["few"] = len(events), events.dropped
+        assert (len(events), events.dropped) == (7, 3)
         ctx.tracing.disable()
         launch()  # nobody writes into buffers that are gone
-        found["word"] = int(word)
+        assert int(word) == 10  # two programs, five launches: recorded or not, they do their work
         ctx.barrier()
-    return found
+
+
+def _check(events, ctx, x, y, word):
+    """The events of two programs."""
+    rank, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    columns = {name: values.tolist() for name, values in events.columns.items()}
+    assert events.dropped == 0
+    for program in (0, 1):
+        rows = [i for i, pid in enumerate(columns["pid"]) if pid == program]
+        of = {name: [values[i] for i in rows] for name, values in columns.items()}
+        assert of["event_id"] == [*map(int, OF_RECORD), MINE]
+        assert of["cur_rank"] == [rank] * 5
+        assert of["target_rank"] == [rank, peer, peer, peer, rank]
+        places = [x.data_ptr() + 128 * program, y.data_ptr() + 128 * program, word.data_ptr(), x.data_ptr()]
+        assert of["address"] == [7, *places]
+        assert of["payload_size"] == [0, 4 * (32 if program == 0 else 28), 128, 4, 4]
+        assert of["pid_m"] == [3, program, program, program, 5]
+        assert of["pid_n"] == [4, 0, 0, 0, 6]
+        assert of["timestamp"] == sorted(of["timestamp"])
+        whole, *parts, moment = of["duration_cycles"]
+        assert moment == -1
+        assert all(each >= 0 for each in parts)
+        assert of["timestamp"][0] + whole >= of["timestamp"][3] + parts[2]  # nested
+    operations = [n for n, event in zip(columns["op_index"], columns["event_id"], strict=True) if event < 1024]
+    assert sorted(operations) == list(range(6))
 
 
 def every_operation(device):
