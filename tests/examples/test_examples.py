@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from rank_counts import GPU_TIERS
 from tables import table
 
 import iris_core
@@ -65,11 +66,6 @@ MISTAKES = [
     ("35_collectives.py", "op=ReduceOp.MAX", "op=ReduceOp.MIN"),
     ("36_operations.py", "gather_dim=0)  # shards are rows", "gather_dim=0, bias=on(bias))  # shards are rows"),
     ("38_jacobi.py", "column[None, :] == COLUMNS - 1", "column[None, :] == 0"),
-]
-
-GPU_TIERS = [
-    pytest.param(1, marks=pytest.mark.gpu),
-    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
 ]
 
 

@@ -5,16 +5,12 @@ import json
 import jobs_examples
 import jobs_models
 import pytest
+from rank_counts import GPU_TIERS
 from tables import table
 
 from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
-
-GPU_TIERS = [
-    pytest.param(1, marks=pytest.mark.gpu),
-    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
-]
 
 
 @table(("name", "num_ranks", "args"), [
