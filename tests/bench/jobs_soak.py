@@ -1,18 +1,15 @@
 """Rank jobs of test_soak."""
 
-import importlib.util
 import os
 import pathlib
 import threading
 
+import jobs_examples
+
 
 def load():
     """The benchmark, as a module."""
-    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "soak.py"
-    spec = importlib.util.spec_from_file_location("soak", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return jobs_examples.load(pathlib.Path(__file__).parents[2] / "benchmarks" / "soak.py")
 
 
 def part(name, *how):

@@ -1,10 +1,16 @@
 """Benchmarks that test_session runs on ranks."""
 
+import ctypes
+import pathlib
+import sys
 import time
 
 import torch
 import triton
 import triton.language as tl
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+from rma_signals import EngineTurns
 
 from iris_core import bench
 from iris_triton import DeviceContext
@@ -75,6 +81,13 @@ def resets(state, ctx):
     check()
     state.set_repeat(4)
     state.exec(call, preamble_fn=preamble, check=check)
+
+
+@bench.register
+def turns(state, ctx):
+    """Three round trips by signals of the copy engine, for which the host's memory copy stands in, from rank 1 to 0."""
+    state.set_repeat(2)
+    EngineTurns(ctx, 1, 0, 3, ctypes.memmove).declare(state, "copy")
 
 
 @bench.register(by_default=False)

@@ -175,6 +175,8 @@ def test_reported_times_are_taken_as_they_are(measure):
     slowly = itertools.cycle([3e-3, 1e-3, 2e-3])
 
     def reported(state, ctx):
+        state.add_counter("fixed", 3)
+        state.add_counter("next", lambda: next(slowly))  # read when everything is measured
         state.set_timer("reported")
         state.set_warmup(0)
         state.set_bytes(4_000_000)
@@ -191,18 +193,7 @@ def test_reported_times_are_taken_as_they_are(measure):
     assert (slow.ratio, slow.ratio_to_best_peer, slow.best_peer) == (0.125, 0.125, "quick")
     assert quick.ratio_to_best_peer is None  # it is the only peer
     assert [each.reached for each in slow.targets] == [False, True]
-
-
-def test_counters_are_read_when_everything_is_measured(measure):
-    calls = []
-
-    def counts(state, ctx):
-        state.add_counter("fixed", 3)
-        state.add_counter("calls", lambda: len(calls))
-        state.provider("a", lambda: calls.append(1), check=None)
-
-    (result,) = measure(counts)
-    assert result.counters == {"fixed": 3.0, "calls": len(calls)}
+    assert slow.counters == {"fixed": 3, "next": 3e-3}
 
 
 def test_what_was_entered_is_left_after_measuring_and_after_an_error(measure):
@@ -223,25 +214,6 @@ def test_what_was_entered_is_left_after_measuring_and_after_an_error(measure):
 
 
 # -- numbers of pretended ranks ---------------------------------------------------------------------------------------
-def summary(*times):
-    """The result of one provider."""
-    state = State("copy", {"a": 1.5, "b": None, "c": (1, 2)}, RunOptions(), False, nothing)
-    state.provider("ours", None, check=None)
-    state.providers["ours"].times = list(times)
-    (result,) = summarize(state, len(times))
-    return result
-
-
-def test_one_provider_of_several_ranks():
-    """The slowest rank counts in each round; skew compares medians of those that took part."""
-    assert summary([1.0, 5.0], [4.0, 2.0], IDLE).rounds_us == (4e6, 5e6)
-    assert summary([3.0, 4.0, 9.0], [5.0, 5.0, 1.0], IDLE).skew_pct == pytest.approx(20)
-    assert summary([3.0], IDLE).skew_pct is None
-    assert summary([1.0]).params == {"a": 1.5, "b": None, "c": "(1, 2)"}  # what JSON does not know is text
-    with pytest.raises(BenchmarkError, match="no rank took part"):
-        summary(IDLE, IDLE)
-
-
 def test_a_result_of_three_ranks():
     state = State("copy", {"nbytes": 8}, RunOptions(), False, nothing)
     state.set_bytes(6_000_000, bus_factor=4 / 3)
@@ -261,3 +233,9 @@ def test_a_result_of_three_ranks():
     assert (mine.best_peer, mine.ratio_to_best_peer) == ("theirs", 1)
     assert baseline.best_peer == "others"
     assert (last.best_peer, last.ratio_to_best_peer) == ("theirs", pytest.approx(4 / 7, rel=1e-5))
+    assert last.skew_pct is None  # of the medians of those that took part
+    state.params.update(b=None, c=(1, 2))
+    assert summarize(state, 3)[0].params == {"nbytes": 8, "b": None, "c": "(1, 2)"}  # what JSON does not know is text
+    state.providers["others"].times = [IDLE] * 3
+    with pytest.raises(BenchmarkError, match="no rank took part"):
+        summarize(state, 3)

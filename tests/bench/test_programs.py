@@ -70,7 +70,7 @@ def runs(monkeypatch, gpus, suite, *arguments):
     return suite.options(parser.parse_args(arguments))
 
 
-def test_ranks_on_gpus(monkeypatch):
+def test_ranks_on_gpus_and_on_the_cpu(monkeypatch):
     options = {"device": "cuda", "allocator": "torch", "heap_size": "2GiB"}
     suite = Suite(about="", source="s.py", min_ranks=2, max_ranks=4, **options)
     found = runs(monkeypatch, 8, suite)
@@ -82,9 +82,6 @@ def test_ranks_on_gpus(monkeypatch):
             runs(monkeypatch, 8, suite, "--ranks", wrong)
     with pytest.raises(BenchmarkError, match=r"2 ranks need as many GPUs, and 2 at least; torch sees 1 .*--device cpu"):
         runs(monkeypatch, 1, suite)
-
-
-def test_ranks_on_the_cpu(monkeypatch):
     on_cpu = {"heap_size": "1MiB", "environ": {"B": "2"}}
     how = {"device": "cuda", "allocator": "torch", "environ": {"A": "1"}, "min_ranks": 3, "on_cpu": on_cpu}
     suite = Suite(about="", source="s.py", **how)

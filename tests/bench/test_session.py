@@ -6,11 +6,14 @@ import runpy
 import sys
 import types
 
+import jobs_soak
 import pytest
 import torch
 
+import iris_core
 from iris_core import bench
 from iris_core.bench import registry
+from iris_core.bench.results import Report
 from iris_core.bench.runner import DEVICE_TIMEOUT_S
 from iris_core.errors import PeerLostError
 
@@ -29,8 +32,7 @@ def of_file(fork_ranks):
         fork_ranks(patch)
         patch.setattr(registry, "BENCHMARKS", {})
         patch.setattr(sys, "path", list(sys.path))
-        for path in (HERE / "rank_benchmarks.py", HERE / "rank_signals.py"):
-            bench.load(path)
+        bench.load(HERE / "rank_benchmarks.py")
         for name in ("rma", "ccl_launch", "ops_launch", "torch_backend"):
             bench.load(BENCHMARKS / f"{name}.py")
         report = bench.run([*bench.registered(), *bench.registered(pattern="resets")], OPTIONS, name="ranks")
@@ -41,7 +43,7 @@ def of_file(fork_ranks):
 
 
 def test_two_ranks(of_file):
-    right, wrong, alone, *frees, resets = of_file("rank_benchmarks")
+    right, wrong, alone, *frees, turns, resets = of_file("rank_benchmarks")
     assert right.params == {"nbytes": 8}
     assert right.local_us == (2000, 4000)
     assert (right.time_us, right.min_us, right.skew_pct) == (4000, 2000, 50)
@@ -50,7 +52,8 @@ def test_two_ranks(of_file):
     assert (wrong.error, wrong.time_us) == ("rank 1: the data is wrong", None)
     assert (alone.local_us[0], alone.skew_pct, alone.ratio) == (None, None, 1)
     assert [each.params for each in frees] == [{"point": 0}, {"point": 1}]
-    assert all(each.verified for each in (*frees, resets))
+    assert all(each.verified for each in (*frees, turns, resets))
+    assert None not in turns.local_us  # the protocol of the copy engine's latency, whose copies need a GPU
 
 
 def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
@@ -82,8 +85,6 @@ def test_other_benchmarks_on_cpu_ranks(of_file):
     for name in ("ccl_launch", "ops_launch"):  # what launches cost the CPU: on CPU ranks, Python's part
         (result,) = (each for each in of_file(name) if each.provider == "iris, to the launcher")
         assert result.time_us > 0
-    (turns,) = of_file("rank_signals")  # the protocol of the copy engine's latency, whose copies need a GPU
-    assert (turns.error, turns.verified, None in turns.local_us) == ("", True, False)
     results = of_file("torch_backend")
     skipped = {each.provider: each.skipped for each in results if not each.verified}
     assert skipped == {"nccl async-tp": "it needs GPUs"}
@@ -135,3 +136,25 @@ def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
     monkeypatch.setattr(step, "_optimizer", torch.optim.SGD(task.net().parameters()))
     with pytest.raises(AssertionError, match="no parameter has changed"):
         step.check(wanted)
+
+
+# -- the soak: a few turns of each part, and that it sees what grows --------------------------------------------------
+def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
+    """On ranks that are started already."""
+    run = lambda soak, size, part, most, *how: pool.run(jobs_soak.part, size, part.__name__, most // 1000, *how)
+    monkeypatch.setattr(iris_core, "run", run)
+    path = tmp_path / "soak.json"
+    status = jobs_soak.load().main(["--seconds", "1e9", "--output", str(path), "--device", "cpu"])
+    report = Report.read(path)
+    assert status == bool(report.errors)
+    assert capsys.readouterr().out.count("soak.") == 4
+    assert [each.benchmark for each in report.results] == ["soak.allocations", "soak.contexts", "soak.collectives"]
+    for each in report.results:
+        assert each.counters["turns"] >= each.counters["samples"] >= 8
+
+
+@pytest.mark.parametrize("leaks", [["descriptors", "threads", "private_kib"], []])
+def test_what_grows_is_seen(pool, leaks):
+    error = jobs_soak.load().judge("leak", "cpu", pool.run(jobs_soak.leaking, 2, leaks)).error
+    assert all(f"{leak}, of rank 0" in error for leak in leaks)
+    assert bool(error) == bool(leaks)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import table
 
 from iris_core.errors import HeapError, HeapExhaustedError, SymmetryError
 from iris_core.heap.blocks import HISTORY_LENGTH, History, Op
+from iris_core.types import Block
 
 from .fakes import Cluster
 
@@ -27,65 +28,35 @@ def keep(heap, n, dtype=F32):
 
 
 # -- divergence -------------------------------------------------------------------------------------------------------
-def one_more(heap):
-    keep(heap, 4)
-    if heap.rank == 1:
-        keep(heap, 7, torch.int8)
-    heap.barrier_agreement()
-
-
-def another_size(heap):
-    keep(heap, 4)
-    keep(heap, 4 + (heap.rank == 1))
-    keep(heap, 9)
-    heap.barrier_agreement()
-
-
-def another_free(heap):
-    pair = keep(heap, 4), keep(heap, 5)
-    heap.free(pair[heap.rank == 1])
-    heap.barrier_agreement()
-
-
-def no_room(heap):
-    keep(heap, 1 << 14)
-    if heap.rank == 1:
-        keep(heap, 3)
-    else:
-        heap.barrier_agreement()
-
-
-def other_requests_without_room(heap):
-    keep(heap, 1 << 14)
-    keep(heap, 1 + (heap.rank == 1))
-
-
-def refresh(heap):
-    keep(heap, 4)
-    if heap.rank == 1:
-        heap.refresh_peer_access()
-    heap.barrier_agreement()
-
-
-def kept(heap):
+def kept(heap, odd):
     with heap.scope() as scope:
         t = keep(heap, 4)
-        if heap.rank != 1:
+        if not odd:
             scope.keep(t)
-    heap.barrier_agreement()
 
 
-@table(("body", "call", "mine", "others"), [
-    (one_more, 2, "allocate(7, int8), 7 bytes aligned to 256, at offset 256", "barrier()"),
-    (another_size, 2, "allocate(5, float32), 20 bytes aligned to 256, at offset 256",
+@table(("n", "step", "call", "mine", "others"), [  # a step gets the heap, and whether this is rank 1
+    (4, lambda heap, odd: odd and keep(heap, 7, torch.int8), 2,
+     "allocate(7, int8), 7 bytes aligned to 256, at offset 256", "barrier()"),
+    (4, lambda heap, odd: (keep(heap, 4 + odd), keep(heap, 9)), 2,
+     "allocate(5, float32), 20 bytes aligned to 256, at offset 256",
      "allocate(4, float32), 16 bytes aligned to 256, at offset 256"),
-    (another_free, 3, "free of allocate(5, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
-    (no_room, 2, "allocate(3, float32), 12 bytes aligned to 256, which finds no free block", "barrier()"),
-    (other_requests_without_room, 2, "allocate(2, float32), 8 bytes", "allocate(1, float32), 4 bytes"),
-    (refresh, 2, "refresh_peer_access()", "barrier()"),
-    (kept, 2, "free of allocate(4, float32) at offset 0", "barrier()"),
+    (0, lambda heap, odd: heap.free((keep(heap, 4), keep(heap, 5))[odd]), 3,
+     "free of allocate(5, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
+    (1 << 14, lambda heap, odd: odd and keep(heap, 3), 2,
+     "allocate(3, float32), 12 bytes aligned to 256, which finds no free block", "barrier()"),
+    (1 << 14, lambda heap, odd: keep(heap, 1 + odd), 2,
+     "allocate(2, float32), 8 bytes", "allocate(1, float32), 4 bytes"),
+    (4, lambda heap, odd: odd and heap.refresh_peer_access(), 2, "refresh_peer_access()", "barrier()"),
+    (0, kept, 2, "free of allocate(4, float32) at offset 0", "barrier()"),
 ])  # fmt: skip
-def test_what_one_rank_does_differently_is_named_on_all(body, call, mine, others):
+def test_what_one_rank_does_differently_is_named_on_all(n, step, call, mine, others):
+    def body(heap):
+        if n:
+            keep(heap, n)
+        step(heap, heap.rank == 1)
+        heap.barrier_agreement()
+
     KEPT.clear()
     with Cluster(3) as c:
         text = c.refused(SymmetryError, f"diverged at call {call}", body)
@@ -154,27 +125,30 @@ def test_the_digest_is_the_same_in_every_process():
 
 # -- any sequence of calls --------------------------------------------------------------------------------------------
 NBYTES = 1 << 14
+DTYPES = [torch.uint8, torch.int16, torch.float32, torch.complex128]
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("allocate"), st.integers(0, 5000), st.sampled_from([256, 512, 2048])),
+        st.tuples(
+            st.just("allocate"), st.integers(0, 1500), st.sampled_from(DTYPES), st.sampled_from([256, 512, 2048])
+        ),
         st.tuples(st.just("free"), st.integers(0, 30)),
         st.tuples(st.just("drop"), st.integers(0, 30), st.integers(1, 7)),
         st.tuples(st.just("barrier")),
     ),
     max_size=30,
-)
+)  # fmt: skip
 
 
 class Model:
     """What must be true of the heaps, worked out without them."""
 
     def __init__(self, cluster):
-        self.cluster = cluster
-        self.world_size = len(cluster.heaps)
+        self.cluster, self.world_size = cluster, len(cluster.heaps)
         self.live = {}  # offset -> tensor by rank, None where dropped
         self.sizes = {}  # offset -> rounded size, of everything that must not be handed out
-        self.values = {}
+        self.blocks, self.values = {}, {}
         self.freed = []  # their storages go later, when other blocks may be in their place
+        self.peak, self.seen = 0, ((), -1)
 
     def agreed(self):
         """All ranks have agreed: what was freed or dropped everywhere is gone."""
@@ -182,23 +156,33 @@ class Model:
             del self.live[offset]
         self.sizes = {offset: size for offset, size in self.sizes.items() if offset in self.live}
 
-    def allocate(self, nbytes, alignment):
-        before = self.cluster.num_exchanges
-        results = self.cluster.attempt(lambda heap: heap.allocate(nbytes, torch.uint8, alignment=alignment))
+    def allocate(self, n, dtype, alignment):
+        before, nbytes = self.cluster.num_exchanges, n * dtype.itemsize
+        calm = self.sizes.keys() == self.live.keys() and not any(t is None for row in self.live.values() for t in row)
+        results = self.cluster.attempt(lambda heap: heap.allocate(n, dtype, alignment=alignment))
         if self.world_size == 1 or self.cluster.num_exchanges != before:
             self.agreed()
-        size = max(256, -(-nbytes // 256) * 256)
+        size, label = max(256, -(-nbytes // 256) * 256), f"allocate({n}, {str(dtype)[6:]})"
         if isinstance(results[0], Exception):
             assert [type(e) for e in results] == [HeapExhaustedError] * self.world_size
+            assert all(f"{label} needs {size} bytes" in str(e) and e.requested_bytes == size for e in results)
             assert not self._holes(size, alignment), "there was room"
+            if size <= NBYTES:
+                assert {(e.free_bytes, e.largest_free_bytes) for e in results} == {self._free()}
+            else:
+                assert self.cluster.num_exchanges == before, "the others need not be asked"
             return
         offsets = {heap.offset_of(t) for heap, t in zip(self.cluster.heaps, results, strict=True)}
         assert len(offsets) == 1, "offsets differ between ranks"
         offset = offsets.pop()
         assert offset in self._holes(size, alignment), "handed out although in use, or not aligned"
+        assert not calm or offset + size > NBYTES // 2 or self.cluster.num_exchanges == before, "it communicates"
         self.live[offset], self.sizes[offset] = list(results), size
-        self.values[offset] = len(self.values) % 200
+        self.blocks[offset], self.values[offset] = Block(offset, nbytes, label), len(self.values) % 200
+        self.peak = max(self.peak, sum(self.sizes.values()))
         for rank, t in enumerate(results):
+            assert (t.shape, t.dtype, t._is_view()) == ((n,), dtype, False)
+            assert t.untyped_storage().nbytes() == (nbytes or 256)
             t.fill_(self.values[offset] + rank)
 
     def free(self, index):
@@ -208,13 +192,13 @@ class Model:
         offset = held[index % len(held)]
         tensors = self.live.pop(offset)
         self.freed.append((offset, tensors))
-        self.cluster.each(lambda heap: heap.free(tensors[heap.rank]))
+        self.cluster.each(lambda heap: heap.free(tensors[heap.rank][index % 2 :]))  # or a view in its place
         if self.world_size == 1:
             del self.sizes[offset]
 
     def drop(self, index, ranks):
         for offset, tensors in self.freed:
-            words = rf"free: allocate\(\d+, uint8\) at offset {offset} was freed before"
+            words = rf"free: allocate\(\d+, \w+\) at offset {offset} was freed before"
             self.cluster.refused(HeapError, words, lambda heap, tensors=tensors: heap.free(tensors[heap.rank]))
         self.freed.clear()
         if self.live:
@@ -224,18 +208,40 @@ class Model:
                     tensors[rank] = None
 
     def barrier(self):
+        self.check_pending()
         self.cluster.each(lambda heap: heap.barrier_agreement())
         self.agreed()
+        self.check_pending()
+        free, largest = self._free()
         for heap in self.cluster.heaps:
-            assert [b.offset_bytes for b in heap.live_blocks()] == sorted(self.live)
+            assert heap.live_blocks() == tuple(self.blocks[offset] for offset in sorted(self.live))
+            assert heap.live_blocks() is heap.live_blocks()
             stats = heap.stats()
             assert stats.allocated + stats.pending == sum(self.sizes.values()) == NBYTES - stats.free
+            assert (stats.free, stats.largest_free, stats.peak) == (free, largest, self.peak)
+            assert (stats.reserved, stats.committed) == (NBYTES, NBYTES)
+            assert stats.fragmentation == pytest.approx(1 - largest / free if free else 0)
+        self.seen, before = (heap.live_blocks(), heap.version), self.seen
+        assert (self.seen[0] == before[0]) or self.seen[1] != before[1]
+
+    def check_pending(self):
+        """What a rank alone has dropped is pending in its own figures at once, in the others' not at all."""
+        for rank, heap in enumerate(self.cluster.heaps):
+            gone = [offset for offset, tensors in self.live.items() if tensors[rank] is None]
+            freed = self.sizes.keys() - self.live.keys()
+            assert heap.stats().pending == sum(self.sizes[offset] for offset in {*gone, *freed})
+            assert heap.stats().num_blocks == len(self.live) - len(gone)
 
     def check(self):
         for offset, tensors in self.live.items():
             for rank, t in enumerate(tensors):
-                if t is not None:
-                    assert torch.all(t == self.values[offset] + rank), "somebody wrote over a live block"
+                assert t is None or torch.all(t == self.values[offset] + rank), "somebody wrote over a live block"
+
+    def _free(self):
+        """How many bytes are free, and the most of them in a row."""
+        ends = [0, *(offset + size for offset, size in sorted(self.sizes.items()))]
+        holes = [start - end for end, start in zip(ends, [*sorted(self.sizes), NBYTES], strict=True)]
+        return sum(holes), max(holes)
 
     def _holes(self, size, alignment):
         """Offsets at which a block of this size would touch nothing that is in use."""
@@ -246,8 +252,13 @@ class Model:
         }
 
 
+FULL, EVERY_SECOND = [("allocate", 1024, torch.uint8, 256)] * 16, [("free", index) for index in range(8)]
+
+
 @settings(deadline=None, max_examples=80)
 @given(st.integers(1, 3), STEPS)
+@example(1, [*FULL, *EVERY_SECOND, ("allocate", 1025, torch.uint8, 256)])
+@example(2, [*FULL, *EVERY_SECOND, ("allocate", 1025, torch.uint8, 256)])
 def test_any_sequence_of_calls(world_size, steps):
     with Cluster(world_size, NBYTES) as cluster:
         model = Model(cluster)

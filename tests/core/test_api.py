@@ -74,18 +74,20 @@ def test_close_is_idempotent_and_final():
     gc.collect()  # what other tests have left must not go meanwhile
     before = descriptors()
     ctx = opened()
-    t = ctx.ones(3)
+    t, heap = ctx.ones(3), ctx.heap
     ctx.close()
     ctx.close()
     assert t.sum() == 3
     assert repr(ctx) == "<Iris, closed>"
     for use, *given in (
         (ctx.barrier,), (ctx.get_device_context,), (ctx.get_heap_bases,), (ctx.stats,), (ctx.scope,), (ctx.__enter__,),
-        (ctx.zeros, 1), (ctx.broadcast, 1), (ctx.is_symmetric, t), (ctx.free, t),
+        (ctx.zeros, 1), (ctx.broadcast, 1), (ctx.is_symmetric, t), (ctx.free, t), (heap.allocate, 1, torch.int8),
+        (heap.free, t), (heap.barrier_agreement,), (heap.stats,), (heap.is_symmetric, t), (heap.translate, 0, 0, 0),
+        (heap.as_symmetric, t), (heap.scope,), (heap.refresh_peer_access,), (heap.allocate_symmetric, 1),
     ):  # fmt: skip
-        with pytest.raises(HeapClosedError):
+        with pytest.raises(HeapClosedError, match="closed"):
             use(*given)
-    del t, use, given  # the last tensor takes the memory with it
+    del t, use, given, heap  # the last tensor takes the memory with it
     gc.collect()
     assert descriptors() == before
 

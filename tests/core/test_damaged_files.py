@@ -169,15 +169,10 @@ def as_text(rows):
 
 
 @settings(deadline=None, max_examples=60)
-@given(content=damaged(COLLECTIVES))
-def test_a_table_of_collectives_is_used_as_it_is_or_left_out(content):
-    check_table(content, COLLECTIVES, REQUESTS)
-
-
-@settings(deadline=None, max_examples=60)
-@given(content=damaged(OPERATIONS))
-def test_a_table_of_operations_is_used_as_it_is_or_left_out(content):
-    check_table(content, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
+@given(of_collectives=damaged(COLLECTIVES), of_operations=damaged(OPERATIONS))
+def test_a_table_is_used_as_it_is_or_left_out(of_collectives, of_operations):
+    check_table(of_collectives, COLLECTIVES, REQUESTS)
+    check_table(of_operations, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
 @settings(deadline=None, max_examples=50)

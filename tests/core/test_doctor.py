@@ -1,6 +1,7 @@
 """`iris doctor`: the report, what plugins add to it, GPUs that are stand-ins of torch's, the machine, self-tests."""
 
 import glob
+import inspect
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from iris_core.diagnosis import PairCheck, Verdict
 from iris_core.errors import error_text
 from iris_triton import _compat
 from iris_triton._plugin import plugin
+from iris_triton.testing import selftest
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -113,6 +115,8 @@ plugin = Plugin()"""
 def test_a_plugin_brings_its_own_findings_about_its_own_devices(capsys, here, site):
     body = "return [Finding('wires', Verdict.BROKEN, 'loose', {'devices': [t.torch_device for t in targets]})]"
     site.provider("mine", source=diagnosing("mine", body))
+    observer = diagnosing("watch", "return []").replace("PluginKind.ALLOCATOR", "PluginKind.OBSERVER")
+    site.observer("watch", source=observer)  # which have no such hook
     elsewhere = "devices=frozenset({DeviceType.HIP}), provides=frozenset()"
     site.provider("other", source=diagnosing("other", "assert not targets; return []", info=elsewhere))
     status, document, found = report(capsys, "--no-self-test")
@@ -121,6 +125,7 @@ def test_a_plugin_brings_its_own_findings_about_its_own_devices(capsys, here, si
     (finding,) = (each for each in document["findings"] if each["subject"] == "wires")
     assert finding["data"] == {"devices": ["cpu"]}
     assert found["allocator other"][0] == "ok" or "unavailable" in found["allocator other"][1]
+    assert "no hook of the kind observer" in found["observer watch"][1]
 
 
 @table(("body", "text"), [
@@ -134,13 +139,6 @@ def test_a_diagnosis_that_fails_is_a_finding(capsys, here, site, body, text):
     assert status == 1
     assert [text in each["text"] for each in document["findings"] if each["verdict"] == "broken"] == [True]
     assert found["allocator mine"] == ("ok", "iris-mine 1.0: loaded")
-
-
-def test_a_diagnosis_is_no_hook_of_observers(site):
-    source = diagnosing("mine", "return []").replace("PluginKind.ALLOCATOR", "PluginKind.OBSERVER")
-    site.install("iris-mine", entry_points={"iris.plugins": {"mine": "mine:plugin"}}, modules={"mine": source})
-    (record,) = site.registry().load_all()
-    assert "no hook of the kind observer" in record.reason
 
 
 def test_a_plugin_that_crashes_is_not_the_end(capsys, clean_environment, monkeypatch):
@@ -325,10 +323,6 @@ def made(ranks=2):
     return SelfTest("theirs", "host", "cpu", ranks)
 
 
-def lines(test):
-    return test.finding().text.splitlines()
-
-
 # -- one rank ---------------------------------------------------------------------------------------------------------
 DEFINED = "def self_test(self, context, begin):\n    "
 PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
@@ -360,7 +354,7 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
     test = made(1)
     test.run(60)
     assert (test.state, test.finding().verdict, test.problems) == (*verdict, problems)
-    assert line is None or lines(test) == [line]
+    assert line is None or test.finding().text == line
     document = json.loads(json.dumps(test.to_json()))
     assert list(document) == ["backend", "allocator", "device", "ranks", "state", "problems", "checks"]
     if verdict == PASSED:
@@ -368,101 +362,54 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
 
 
 # -- two ranks, in processes of their own -----------------------------------------------------------------------------
-def test_a_rank_that_crashes(site, monkeypatch, forked_ranks):
-    install(
-        site,
-        """
+@table(("of_rank_0", "ending", "problems"), [
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 0 ended with exit code -11", ["rank 0 was in touch with rank 1"]),
+    ("begin('barrier', None)", "", ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]),
+])  # fmt: skip
+def test_a_rank_that_crashes_or_hangs_is_ended_and_named(site, monkeypatch, forked_ranks, of_rank_0, ending, problems):
+    source = f"""
 def self_test(self, context, begin):
-    import os, signal
+    import faulthandler, os, pathlib, signal, time
     begin("touch", 1 - context.cur_rank)
     if context.cur_rank == 0:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    begin("barrier", None)
+        {of_rank_0}
     context.barrier()
-    yield PairCheck("touch", 1, 0)
-""",
-    )
+    pathlib.Path(__file__).with_name(f"hangs-{{context.cur_rank}}").write_text(str(os.getpid()))
+    faulthandler.dump_traceback_later(1, exit=True)  # sooner than the doctor has asked for
+    time.sleep(600)
+"""
+    install(site, source)
     for name, value in {"IRIS_HEAP_SIZE": "big", "IRIS_ALLOCATOR": "nope", "WORLD_SIZE": "7"}.items():
         monkeypatch.setenv(name, value)  # the caller's environment plays no part
     test = made()
     test.run(500)
-    problem, *at = test.problems
-    assert problem.startswith("rank 0 ended with exit code -11")
-    assert at[0] == "rank 0 was in touch with rank 1"
     assert test.state == "failed"
-
-
-def test_a_rank_that_hangs_is_ended_and_named(site, forked_ranks):
-    install(
-        site,
-        """
-def self_test(self, context, begin):
-    import faulthandler, os, pathlib, time
-    begin("touch", 1 - context.cur_rank)
-    if context.cur_rank == 0:
-        begin("barrier", None)
-    context.barrier()
-    pathlib.Path(__file__).with_name(f"hangs-{context.cur_rank}").write_text(str(os.getpid()))
-    faulthandler.dump_traceback_later(1, exit=True)  # sooner than the doctor has asked for
-    time.sleep(600)
-""",
-    )
-    test = made()
-    test.run(500)
-    assert test.problems[1:] == ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]
-    assert test.state == "failed"
-    for rank in range(2):
-        assert not pathlib.Path("/proc", (site.folder / f"hangs-{rank}").read_text()).exists()
+    assert test.problems[0].startswith(ending)
+    assert test.problems[1 : 1 + len(problems)] == problems
+    for started in site.folder.glob("hangs-*"):
+        assert not pathlib.Path("/proc", started.read_text()).exists()
+    assert ending or len(list(site.folder.glob("hangs-*"))) == 2
 
 
 # -- the Triton backend's, with kernels that are wrong -----------------------------------------------------------------
-PROLOGUE = """
-import triton, triton.language as tl
-from iris_triton.testing import selftest
-from iris_triton.context import DeviceContext
-
-@triton.jit
-def wrong_move(source, target, numel, context, world_size: tl.constexpr, peer, reads: tl.constexpr,
-               BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < numel
-    if reads:
-        if ctx.rank == 0:
-            peer = ctx.rank
-        tl.store(target + i, ctx.load(source + i, peer, mask=mask), mask=mask)
-    else:
-        if ctx.rank == 1:
-            mask = i < numel - (peer == 0) * 3
-        ctx.store(target + i, tl.load(source + i, mask=mask), peer, mask=mask)
-
-@triton.jit
-def lossy_add(own, shared, additions, context, world_size: tl.constexpr, BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    same = tl.zeros((BLOCK,), tl.int32)
-    peer = tl.program_id(1)
-    if ctx.rank == 1:
-        additions = additions - (peer == 0) * 3
-    ctx.atomic_add(own + ctx.rank + same, 1, peer, mask=i < additions)
-    ctx.atomic_add(shared + same, 1, peer, mask=i < additions)
-
-@triton.jit
-def bad_hand_over(source, inbox, received, flag, context, world_size: tl.constexpr, peer, epoch, BLOCK: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.arange(0, BLOCK)
-    if (ctx.rank == peer) | (ctx.rank == 0):
-        ctx.store(inbox + i, tl.load(source + i), peer)
-    if (ctx.rank == peer) | (ctx.rank == 1):
-        ctx.signal(flag, epoch, peer)
-    ctx.wait(flag, epoch, cmp="ge")
-    tl.store(received + i, tl.load(inbox + i))
-"""
+ODD = "3 * ((ctx.rank == 1) & (peer == 0))"
+WRONG = {
+    "ctx.load(source + i, peer, ": "ctx.load(source + i, tl.where(ctx.rank == 0, 0, peer), ",
+    "mask=i < numel), peer, mask=i < numel": f"mask=i < numel), peer, mask=i < numel - {ODD}",
+    "mask=i < additions": f"mask=i < additions - {ODD}",
+    "    ctx.store(inbox": "    if (ctx.rank == peer) | (ctx.rank == 0):\n        ctx.store(inbox",
+    "    ctx.signal(flag": "    if (ctx.rank == peer) | (ctx.rank == 1):\n        ctx.signal(flag",
+}
 
 
 def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
     monkeypatch.setattr(doctor, "DEVICE_TIMEOUT_S", 1.0)
-    kernels = {"move": "wrong_move", "add": "lossy_add", "hand_over": "bad_hand_over"}
+    text = inspect.getsource(selftest)
+    for right, wrong in WRONG.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    (site.folder / "wrong_selftest.py").write_text(text)
+    install(site, f"{DEFINED}yield from wrong_selftest.self_test(context, begin)", "import wrong_selftest\n")
     expected = [
         "rank 0 -> rank 1: read returned wrong values: 8192 of 8192 words, the first is word 0: ",
         "rank 0 -> rank 1: signal did not arrive in time",
@@ -470,8 +417,6 @@ def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
         "rank 1 -> rank 0: signal came before its data: 256 of 256 words, the first is word 0: -1 instead of ",
         "rank 1 -> rank 0: write arrived wrong: 3 of 8192 words, the first is word 8189: -1 instead of ",
     ]
-    replaced = "".join(f"selftest.{name} = {kernel}\n" for name, kernel in kernels.items())
-    install(site, "pass", prologue=f"{PROLOGUE}\n{replaced}")
     test = made()
     test.run(500)
     assert test.problems == []
@@ -494,8 +439,9 @@ def judged(ranks, problem="", idle=()):
 def test_many_failures_are_not_all_lines_but_all_in_json_and_a_rank_that_reports_nothing_is_broken():
     assert judged(8).finding().verdict is Verdict.OK
     test = judged(8, problem="is wrong")
-    assert lines(test)[:2] == ["8 ranks on cpu:", "rank 0 -> rank 1: write is wrong"]
-    assert lines(test)[-1] == "and 101 more; --json lists all"
+    first, second, *_, last = test.finding().text.splitlines()
+    assert (first, second) == ("8 ranks on cpu:", "rank 0 -> rank 1: write is wrong")
+    assert last == "and 101 more; --json lists all"
     assert sum(not each["ok"] for each in test.to_json()["checks"]) == 112
     test = judged(8, idle=[6])
     assert test.problems == ["the self-test of backend 'theirs' reported nothing"]

@@ -1,10 +1,13 @@
-"""The symmetric heap on threads: allocation, free, drops, exhaustion, addresses, close."""
+"""The symmetric heap on threads, and its ranges: what is handed out, committed and given back."""
 
 import gc
+import itertools
 import threading
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tables import table
 
 from iris_core.errors import (
@@ -14,39 +17,23 @@ from iris_core.errors import (
     NotOnHeapError,
     UnsupportedError,
 )
+from iris_core.heap.backing import Backing, RangeSet
 from iris_core.heap.heap import SymmetricHeap
-from iris_core.types import Block
+from iris_core.heap.offsets import SubAllocator
+from iris_core.types import Capability
+from iris_core.world import SingleWorld
 
-from .fakes import Cluster
+from .fakes import Cluster, MemoryAllocator
 
 F32, U8 = torch.float32, torch.uint8
 
 
 # -- allocation -------------------------------------------------------------------------------------------------------
-def test_same_offsets_on_every_rank():
-    with Cluster(3) as c:
-        held = []
-        for n, dtype in [(10, F32), (100, torch.int8), (0, F32), (3, torch.complex128), (65, torch.bool)]:
-            held.append(c.allocate(n, dtype))
-            assert set(c.offsets(held[-1])) == {256 * (len(held) - 1)}
-            assert {(t.shape, t.dtype, t._is_view()) for t in held[-1]} == {((n,), dtype, False)}
-            assert {t.untyped_storage().nbytes() for t in held[-1]} == {n * dtype.itemsize or 256}
-        assert c.blocks() == [[0, 256, 512, 768, 1024]] * 3
-        assert c.num_exchanges == 4, "allocation must not communicate (opening takes four exchanges)"
-
-
 def test_what_cannot_be_allocated(heap):
     for words, n, alignment in (("begin at multiples", 1, 1 << 40), ("two, not 300", 1, 300), ("-1 elements", -1, 1)):
         with pytest.raises((UnsupportedError, ValueError), match=words):
             heap.allocate(n, F32, alignment=alignment)
     assert heap.live_blocks() == ()
-
-
-def test_empty_tensors_have_blocks_and_are_symmetric(heap):
-    a, b = heap.allocate(0, F32), heap.allocate(0, torch.int64)
-    assert [heap.is_symmetric(t) for t in (a, b, torch.empty(0))] == [True, True, False]
-    heap.free(a)
-    assert [block.offset_bytes for block in heap.live_blocks()] == [heap.offset_of(b)] == [256]
 
 
 def test_strided_tensors(heap):
@@ -90,14 +77,6 @@ def test_a_failing_allocator_leaves_the_heap_unchanged(name):
 
 
 # -- free -------------------------------------------------------------------------------------------------------------
-def test_views_may_stand_for_their_tensor_and_keep_its_block(heap):
-    row = heap.allocate(100, F32).view(10, 10)[2]
-    heap.barrier_agreement()
-    assert heap.offset_of(row) == 80
-    heap.free(row[4:])
-    assert heap.live_blocks() == ()
-
-
 def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())
@@ -110,25 +89,6 @@ def test_free_of_tensors_that_are_not_the_heaps_own(heap):
 
 
 # -- dropped ----------------------------------------------------------------------------------------------------------
-def test_a_drop_counts_when_all_ranks_have_dropped():
-    """In the figures of a rank it is pending as soon as that rank has dropped."""
-    with Cluster(3) as c:
-        tensors = c.allocate(10)
-        dropped = [False] * 3
-        for rank in (2, 0, 1):
-            assert c.blocks() == [[0]] * 3
-            tensors[rank], dropped[rank] = None, True
-            if not all(dropped):
-                for _ in range(2):  # before and after the others know
-                    assert c.stats("pending") == [256 * each for each in dropped]
-                    assert c.stats("allocated") == [256 * (not each) for each in dropped]
-                    assert c.stats("num_blocks") == [not each for each in dropped]
-                    c.barrier()
-        c.barrier()
-        assert c.blocks() == [[]] * 3
-        assert c.stats("free") == [c.heap.nbytes] * 3
-
-
 @table("world_size", [1, 2])
 def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
     # in one process a collection returns at once while another thread collects; ranks are processes
@@ -150,27 +110,6 @@ def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
             assert [t.numel() for t in c.allocate(1024, F32)] == [1024] * world_size
         finally:
             gc.enable()
-
-
-# -- exhaustion -------------------------------------------------------------------------------------------------------
-@table("world_size", [1, 2])
-def test_exhaustion_says_what_there_is_and_leaves_the_heap_usable(world_size):
-    with Cluster(world_size, 1 << 12) as c:
-        held = c.each(lambda heap: [heap.allocate(256, U8) for _ in range(16)])
-        c.each(lambda heap: [heap.free(t) for t in held[heap.rank][::2]])
-        errors = c.attempt(lambda heap: heap.allocate(257, U8))
-        assert {type(e) for e in errors} == {HeapExhaustedError}
-        assert {(e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in errors} == {(512, 2048, 256)}
-        assert all("allocate(257, uint8) needs 512 bytes" in str(e) for e in errors)
-        assert len(c.each(lambda heap: [heap.allocate(256, U8) for _ in range(8)])[0]) == 8
-        c.barrier()
-
-
-def test_what_cannot_fit_at_all_fails_without_asking_the_others():
-    with Cluster(2, 1 << 12) as c:
-        before = c.num_exchanges
-        c.refused(HeapExhaustedError, "4097", lambda heap: heap.allocate(4097, U8))
-        assert c.num_exchanges == before
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -276,51 +215,145 @@ def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
         assert "dropped by some ranks" not in text, "the vote went with the block"
 
 
-# -- description and end ----------------------------------------------------------------------------------------------
-def test_live_blocks_and_version(heap):
-    a, b = heap.allocate(10, F32), heap.allocate(3, torch.int8)
-    first, second = Block(0, 40, "allocate(10, float32)"), Block(256, 3, "allocate(3, int8)")
-    assert heap.live_blocks() == (first, second)
-    assert heap.live_blocks() is heap.live_blocks()
-    versions = [heap.version]
-    heap.free(a)
-    versions.append(heap.version)
-    assert heap.live_blocks() == (second,)
-    del b
-    heap.barrier_agreement()
-    assert heap.live_blocks() == ()
-    assert len({*versions, heap.version}) == 3
-
-
-def test_stats():
-    with Cluster(1, 1 << 12) as c:
-        held = [c.heap.allocate(256, U8) for _ in range(8)]
-        c.heap.free(held[1])
-        s = c.heap.stats()
-        assert (s.reserved, s.committed, s.allocated, s.pending, s.free) == (4096, 4096, 1792, 0, 2304)
-        assert (s.largest_free, s.peak, s.num_blocks) == (2048, 2048, 7)
-        assert s.fragmentation == pytest.approx(1 - 2048 / 2304)
-        _rest = [c.heap.allocate(2048, U8), c.heap.allocate(256, U8)]
-        assert c.stats("fragmentation") == [0]
-
-
-def test_a_heap_is_opened_once_and_closed_for_good():
+def test_a_heap_is_opened_once():
+    """And closed for good, which test_api tries."""
     with Cluster(1) as c:
         with pytest.raises(HeapClosedError, match="not open yet"):
             SymmetricHeap(c.allocators[0], c.worlds[0]).allocate(1, F32)
-        heap = c.heap
-        t = heap.allocate(10, F32).fill_(3)
-        heap.close()
-        heap.close()
+        c.heap.close()
+        c.heap.close()
         assert c.allocators[0].closed
-        calls = [
-            lambda: heap.allocate(1, F32), lambda: heap.free(t), lambda: heap.barrier_agreement(), lambda: heap.stats(),
-            lambda: heap.is_symmetric(t), lambda: heap.translate(0, 0, 0), lambda: heap.as_symmetric(t),
-            lambda: heap.scope(), lambda: heap.refresh_peer_access(), lambda: heap.allocate_symmetric(1),
-        ]  # fmt: skip
-        for call in calls:
-            with pytest.raises(HeapClosedError, match="closed before this call"):
-                call()
-        assert t.sum() == 30
         with pytest.raises(HeapError, match="opened once"):
-            heap.open()
+            c.heap.open()
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+NBYTES = 1 << 14
+
+# what to do: (size, alignment) allocates, a number frees the live block at that place of the list
+CALLS = st.lists(
+    st.one_of(st.tuples(st.integers(0, 3000), st.sampled_from([1, 64, 256, 512, 4096])), st.integers(0, 50)),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(CALLS)
+def test_blocks_partition_the_range_and_are_the_smallest_that_fit(calls):
+    """Of equals the first; what does not fit changes nothing."""
+    sub, live = SubAllocator(NBYTES), {}  # offset -> requested size
+    for call in calls:
+        if isinstance(call, int):
+            if live:
+                offset = sorted(live)[call % len(live)]
+                assert sub.free(offset) == sub.rounded(live.pop(offset))
+            continue
+        (size, alignment), fitting = call, []
+        before = dict(sub._live), sub.free_blocks(), sub.peak_bytes
+        for start, free in sub.free_blocks():
+            aligned = -(-start // max(alignment, 256)) * max(alignment, 256)
+            if aligned + sub.rounded(size) <= start + free:
+                fitting.append((free, start, aligned))
+        if fitting:
+            assert sub.allocate(size, alignment) == min(fitting)[2]
+            live[min(fitting)[2]] = size
+        else:
+            with pytest.raises(HeapExhaustedError) as caught:
+                sub.allocate(size, alignment)
+            found = caught.value.requested_bytes, caught.value.free_bytes, caught.value.largest_free_bytes
+            assert found == (sub.rounded(size), *sub.free_below(NBYTES))
+            assert before == (sub._live, sub.free_blocks(), sub.peak_bytes)
+    assert {offset: max(256, -(-size // 256) * 256) for offset, size in live.items()} == sub._live
+    position, free = 0, sub.free_blocks()
+    for offset, size in sorted([*sub._live.items(), *free]):
+        assert (offset, sub._live.get(offset, size)) == (position, size)
+        position += size
+    assert position == NBYTES
+    assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(free)), "adjacent free blocks"
+    assert sub.allocated_bytes == sum(sub._live.values()) <= sub.peak_bytes <= NBYTES
+    assert sub.free_below(NBYTES) == (NBYTES - sub.allocated_bytes, max((size for _, size in free), default=0))
+
+
+def test_requests_for_nothing_get_blocks_of_their_own_and_the_peak_is_the_most_at_any_time():
+    sub = SubAllocator(1024)
+    sub.free(sub.allocate(512))
+    assert [sub.allocate(0), sub.peak_bytes, sub.allocated_bytes] == [0, 512, 256]
+    assert [sub.allocate(0) for _ in range(3)] == [256, 512, 768]
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(0)
+
+
+def test_blocks_end_below_the_limit():
+    sub = SubAllocator(4096)
+    sub.limit = 2048
+    first = sub.allocate(1024)
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(1280)
+    sub.limit = 4096
+    assert sub.allocate(1280) == 1024
+    sub.limit = 2560
+    sub.free(first)
+    assert sub.allocate(768) == 0
+
+
+def test_what_is_no_block_no_alignment_and_no_range():
+    sub = SubAllocator(1000)
+    assert sub.nbytes == 768, "a tail smaller than a block is not used"
+    with pytest.raises(HeapExhaustedError):
+        sub.allocate(769)
+    sub.free(sub.allocate(512))
+    for offset in (0, 256, 300, -256):
+        with pytest.raises(HeapError, match=f"offset {offset}"):
+            sub.free(offset)
+    for alignment in (0, -256, 3, 768):
+        with pytest.raises(ValueError, match=f"power of two, not {alignment}"):
+            sub.allocate(16, alignment)
+    assert sub.free_blocks() == [(0, 768)]
+    with pytest.raises(ValueError, match="too small"):
+        SubAllocator(255)
+
+
+# -- sets of ranges, and what is committed ----------------------------------------------------------------------------
+RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), RANGE), max_size=30), RANGE)
+def test_a_range_set_is_a_set(steps, query):
+    ranges, plain = RangeSet(), set()
+    for name, (start, end) in steps:
+        getattr(ranges, name)(start, end)
+        plain = plain | set(range(start, end)) if name == "add" else plain - set(range(start, end))
+    pieces = list(ranges)
+    assert {i for start, end in pieces for i in range(start, end)} == plain
+    assert all(start < end for start, end in pieces)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
+    assert bool(ranges) == bool(plain)
+    wanted = set(range(*query))
+    assert {i for start, end in ranges.intersection(*query) for i in range(start, end)} == plain & wanted
+    assert ranges.covers(*query) == (wanted <= plain)
+
+
+END = 10 * 4096 + 512
+WHOLE, FIRST, LAST = (0, END), (0, 8 * 4096), (10 * 4096, END)
+
+
+@table(("committed", "idle", "between", "given_back"), [
+    ([(100, 3 * 4096 + 100)], (4000, 4000 + 3 * 4096), [], [(4096, 2 * 4096)]),  # whole granules, if committed
+    ([LAST], WHOLE, [], [(10 * 4096, 512)]),  # the last one may be shorter
+    # used and free again before the next look: the second granule; of what is left, nothing is a whole granule
+    ([FIRST], FIRST, [(4096, 4196)], [(0, 4096), (2 * 4096, 6 * 4096)]),
+    ([WHOLE], WHOLE, [(0, 4196), (5000, END)], []),
+])  # fmt: skip
+def test_what_was_idle_at_two_looks_is_given_back(committed, idle, between, given_back):
+    allocator = MemoryAllocator(END, Capability.DECOMMIT)
+    backing = Backing(allocator, SingleWorld())
+    for start, end in committed:
+        backing.commit(start, end - start)
+    assert not backing.release_idle([idle])
+    for start, end in between:
+        backing.commit(start, end - start)
+    before = backing.committed_bytes
+    assert backing.release_idle([idle]) == bool(given_back)
+    assert [call[1:] for call in allocator.calls if call[0] == "decommit"] == given_back
+    assert before - backing.committed_bytes == sum(4096 * -(-nbytes // 4096) for _, nbytes in given_back)

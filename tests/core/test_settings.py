@@ -6,9 +6,7 @@ from pydantic import ByteSize, ValidationError
 from tables import table
 
 from iris_core import Iris
-from iris_core.cli.config import survey
 from iris_core.errors import SettingsError
-from iris_core.registry import Registry
 from iris_core.registry.select import check_options
 from iris_core.settings import (
     IrisSettings,
@@ -180,13 +178,6 @@ def test_describe_lists_every_setting_with_its_source(monkeypatch):
         assert getattr(rows[f"IRIS_{variable}"], column) == value
 
 
-def test_every_setting_is_described():
-    rows, problems, _ = survey(Registry())
-    assert problems == []
-    assert {"IRIS_HEAP_SIZE", "IRIS_HOST__HUGE_PAGES", "IRIS_TRITON__BOUNDS_CHECK"} <= {row.variable for row in rows}
-    assert [row.variable for row in rows if not row.help.endswith(".")] == []
-
-
 # -- Iris(options=...): every option is checked, and none is ignored without a word -----------------------------------
 def open_with(options):
     Iris("1MiB", device="cpu", allocator="host", backend="triton", options=options).close()
@@ -219,28 +210,21 @@ CREATE = "raise AssertionError('never created here')"
 CHUNK = "type('Chunk', (PluginSettings,), {'__annotations__': {'chunk': int}, 'chunk': 1})"
 
 
-def test_collectives_are_made_later_so_their_options_have_an_effect(site, recwarn):
+def test_options_of_what_is_made_later_or_cannot_be_asked_or_has_none(site, recwarn):
+    """Those of collectives, which are made later, have an effect; observers have none."""
     site.provider("rings", "COLLECTIVE", settings=CHUNK, create=CREATE)
-    check_options(site.registry(), {"rings": {"chunk": 3}}, [])
-    assert not recwarn.list
-    with pytest.raises(SettingsError, match="did you mean chunk"):
-        check_options(site.registry(), {"rings": {"chunks": 3}}, [])
-
-
-def test_a_plugin_that_cannot_be_asked_is_told_with_its_reason(site):
-    site.provider("rings", "COLLECTIVE", settings="open('/absent/settings')", create=CREATE)
-    registry = site.registry()
-    with pytest.warns(IrisSettingsWarning, match="which have no effect: .*No such file"):
-        check_options(registry, {"rings": {"chunk": 3}}, [])
-    registry.block(["rings"])
-    with pytest.warns(IrisSettingsWarning, match="which have no effect: .* is blocked"):
-        check_options(registry, {"rings": {"chunk": 3}}, [])
-
-
-def test_observers_have_no_options(site):
+    site.provider("odd", "COLLECTIVE", settings="open('/absent/settings')", create=CREATE)
     site.observer("watches")
-    with pytest.raises(SettingsError, match="'watches', which is an observer"):
-        check_options(site.registry(), {"watches": {}}, [])
+    registry = site.registry()
+    check_options(registry, {"rings": {"chunk": 3}}, [])
+    assert not recwarn.list
+    for name, option, words in (("rings", "chunks", "did you mean chunk"), ("watches", "x", "which is an observer")):
+        with pytest.raises(SettingsError, match=words):
+            check_options(registry, {name: {option: 3}}, [])
+    for words in ("No such file", "is blocked"):
+        with pytest.warns(IrisSettingsWarning, match=f"which have no effect: .*{words}"):
+            check_options(registry, {"odd": {"chunk": 3}}, [])
+        registry.block(["odd"])
 
 
 # -- anything as text: it counts, or is refused by name ---------------------------------------------------------------

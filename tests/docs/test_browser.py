@@ -45,15 +45,7 @@ def test_pages_fit(tmp_path):
     changed = max(path.stat().st_mtime for path in sources if path.suffix != ".pyc")
     if not index.exists() or index.stat().st_mtime < changed:
         site = tmp_path / "site"
-        build = [
-            "-q",
-            "-d",
-            str(tmp_path / "trees"),
-            "-D",
-            "exclude_patterns=reference/*",
-            str(ROOT / "docs"),
-            str(site),
-        ]
+        build = ["-q", "-d", f"{tmp_path}/trees", "-D", "exclude_patterns=reference/*", f"{ROOT}/docs", str(site)]
         # it ends as incomplete, for the reference is not there
         subprocess.run([sys.executable, "-m", "sphinx", *build], capture_output=True, timeout=600, check=False)
     no_pages = {"genindex.html", "search.html", "py-modindex.html"}

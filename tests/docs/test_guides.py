@@ -1,4 +1,4 @@
-"""What the guides name is there."""
+"""What the guides, the pages on writing plugins and the README say is there, and what they show is what happens."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ import pytest
 from tables import table
 
 import iris_triton
-from iris_core import Iris, errors
+from iris_core import Iris, cli, errors, hooks, protocols
 from iris_core.ccl.api import Collectives
 from iris_core.cli import doctor
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, STATUS_WORDS, Status
@@ -15,6 +15,7 @@ from iris_core.device.reports import Meaning, Report, timeout_text
 from iris_core.diagnosis import PairCheck
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.ops.api import Operations
+from iris_core.testing.conformance.backend import FUNCTIONS
 from iris_triton.context import DeviceContext
 
 from .excerpts import ROOT, fenced, shown
@@ -106,3 +107,86 @@ def test_the_keys_of_a_report_are_on_the_page(monkeypatch):
     keys |= set(re.findall(r'"([a-z_]+)"[]:]', inspect.getsource(doctor.survey_gpus)))
     assert keys >= {"arch", "access", "cuda_of_torch", "gpus"}
     assert [key for key in sorted(keys) if f"`{key}`" not in DOCTOR] == []
+
+
+# -- the pages on writing plugins: what is in the example's files, and every member of the protocols ------------------
+OF_PLUGINS = ("write_an_allocator", "write_a_backend", "write_a_collective")
+TEXT_OF_PLUGINS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in OF_PLUGINS}
+PROSE = {name: re.sub(r"```.*?```", "", text, flags=re.DOTALL) for name, text in TEXT_OF_PLUGINS.items()}
+
+REQUIRED = {
+    "write_an_allocator": "Allocator SupportsGrowth SupportsDecommit SupportsImportTensor",
+    "write_a_backend": "DeviceBackend MemoryMap SupportsDemos SupportsDeviceBarrier SupportsSelfTest",
+    "write_a_collective": "Collective Work",
+}
+
+
+@table("page", OF_PLUGINS)
+def test_code_blocks_are_the_files(page):
+    blocks = list(shown(TEXT_OF_PLUGINS[page]))
+    assert len(blocks) == len(re.findall(r"^```\w+$", TEXT_OF_PLUGINS[page], re.MULTILINE)), "every block has a marker"
+    for marker, there, file in blocks:
+        assert there == file, f"{marker}: write the pages again with python tests/docs/excerpts.py docs/{page}.md"
+
+
+@table("page", OF_PLUGINS)
+def test_every_member_of_the_protocols_is_named(page):
+    known = {"info", "rank", "version", "nbytes"}  # of the plugin, and of any memory
+    for protocol in REQUIRED[page].split():
+        for name, value in inspect.getmembers_static(getattr(protocols, protocol)):
+            named = name.startswith("_") or name in known or re.search(rf"\b{name}\b", PROSE[page])
+            assert named or not (inspect.isroutine(value) or isinstance(value, property)), f"{protocol}.{name}"
+
+
+def test_every_hook_and_every_device_function_is_named():
+    for hook in (*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS):
+        assert f"| `{hook}` |" in PROSE["write_an_allocator"]
+    assert [name for name in FUNCTIONS if f"`{name}`" not in PROSE["write_a_backend"]] == []
+
+
+# -- the README, and what the changelog is made of --------------------------------------------------------------------
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_program_is_the_example_and_prints_what_is_shown(run_program, tmp_path):
+    name, code = re.search(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, re.DOTALL).groups()
+    assert code == (ROOT / name).read_text()
+    shown = re.search(r"<!-- output -->\n```text\n(.*?)```", README, re.DOTALL).group(1)
+    assert run_program(ROOT / name) == shown.splitlines()
+    (snippet,) = fenced(README, "## On the host\n\n")
+    (tmp_path / "snippet.py").write_text(snippet)
+    assert run_program(tmp_path / "snippet.py")[0].startswith("0 ")
+
+
+@table(("page", "printed"), [
+    ("docs/cpu_execution.md", "[0.0, 2.0, 4.0, 6.0, 8.0]"), ("iris_allocators/README.md", "host [0.0, 0.0, 0.0, 0.0]"),
+    ("iris_triton/README.md", "[1.0, 0.0]"), ("iris_gluon/README.md", "[0.0, 1.0, 2.0, 3.0]"),
+])  # fmt: skip
+def test_the_program_of_another_page_prints_what_it_should(run_program, tmp_path, page, printed):
+    """That of the core runs in tests/packaging."""
+    (program,) = fenced((ROOT / page).read_text())
+    (tmp_path / "program.py").write_text(program)
+    assert run_program(tmp_path / "program.py") == [printed]
+
+
+def test_targets_of_make_and_commands_exist(capsys):
+    targets, commands = (re.findall(rf"^{program} (\w+)", README, re.MULTILINE) for program in ("make", "iris"))
+    assert targets
+    assert commands
+    for target in targets:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+    for command in commands:
+        assert cli.main([command, "--help"]) == 0
+        assert f"iris {command}" in capsys.readouterr().out
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) < 220
+    assert len(README.split()) <= 900
+    assert README.index("make demo") < README.index("## ")
+
+
+def test_fragments_of_the_changelog_are_lines_of_it():
+    for path in (ROOT / "changes").glob("*.md"):
+        if path.name != "README.md":
+            assert re.fullmatch(r"(- \S.*\n(  \S.*\n)*){1,3}", path.read_text()), path.name

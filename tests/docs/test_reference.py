@@ -1,4 +1,4 @@
-"""The reference has everything public: names, members, errors, hooks, settings, commands.  Needs no Sphinx."""
+"""The reference has everything public, and what pages name is there: modules and what is in them, files, variables."""
 
 import argparse
 import importlib.util
@@ -7,9 +7,12 @@ import re
 import sys
 import tomllib
 
-from iris_core.cli import COMMANDS, build_parser
+from tables import table
 
-from .excerpts import ROOT
+from iris_core.cli import COMMANDS, build_parser
+from iris_core.settings import IrisSettings
+
+from .excerpts import ROOT, links
 
 sys.path.insert(0, str(ROOT / "docs"))
 import inventory
@@ -77,3 +80,51 @@ def test_the_command_line_is_made_from_its_parser():
                 assert all(helps.values()), parser.prog
             else:
                 assert action.help or action.metavar, f"{parser.prog}: {action.dest} is not explained"
+
+
+# -- names, files and links -------------------------------------------------------------------------------------------
+sys.path.insert(0, str(ROOT / "docs"))
+
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+OTHERS = ("IRIS_EXAMPLE", "IRIS_MY", "IRIS_SIMULATION", "IRIS_HEAP_BASES_PREFIX")  # of examples, of AMD's Iris
+
+
+def is_there(name):
+    """Whether a dotted name is a module of ours, something in one, or a member of a class."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        module, rest = ".".join(parts[:count]), parts[count:]
+        if module not in inventory.sources():
+            continue
+        source = inventory.sources()[module]
+        if not rest:
+            return True
+        if rest[0] not in {*source.defined, *source.imported, *source.public}:
+            return False
+        return len(rest) == 1 or rest[1] in inventory.attributes(inventory.home(f"{module}.{rest[0]}"))
+    return False
+
+
+@table("page", PAGES)
+def test_names_files_and_links(page):
+    assert not is_there("iris_core.heap.heap.SymmetricHeap.teleport")
+    for name in set(re.findall(r"(?<![\w/.-])(iris_(?:core|triton|gluon|allocators)(?:\.\w+)+)", PAGES[page])):
+        assert is_there(name), name
+    for name in set(re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w/.-]+\w/?)`", PAGES[page])):
+        assert (ROOT / name).exists(), name
+    for link in links(PAGES[page]):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_variables():
+    known = {f"IRIS_{name.upper()}" for name in IrisSettings.model_fields}
+    for kind, argument, _ in inventory.directives():
+        if kind == "iris-settings":
+            plugin = re.search(rf"{re.escape(argument)} (\w+)", inventory.pages())
+            known |= {row[0] for row in settings_tables.rows(argument, plugin.group(1) if plugin else "")}
+    for page, text in PAGES.items():
+        for name in set(re.findall(r"\bIRIS_[A-Z]\w*[A-Z]\b", text)):
+            assert name in known or name.startswith(OTHERS), f"{page}: {name}"

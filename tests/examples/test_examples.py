@@ -2,12 +2,10 @@
 
 import pathlib
 import re
-import runpy
-import sys
 
-import jobs_examples
 import pytest
 import torch
+from rank_counts import GPU_TIERS
 from tables import table
 
 import iris_core
@@ -70,31 +68,6 @@ MISTAKES = [
     ("38_jacobi.py", "column[None, :] == COLUMNS - 1", "column[None, :] == 0"),
 ]
 
-GPU_TIERS = [
-    pytest.param(1, marks=pytest.mark.gpu),
-    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
-]
-
-
-@pytest.fixture
-def run_example(pool, monkeypatch, capsys):
-    """Returns a function (path, *arguments, device): run a script, with the pool's processes for `iris_core.run`.
-
-    Everything else is as a reader has it: its arguments, the number of ranks that it asks for, what it prints.
-    """
-
-    def run(path, *arguments, device="cpu"):
-        def on_pool(fn, num_ranks, *args):
-            return pool.run(jobs_examples.call, num_ranks, str(path), fn.__name__, args, device)
-
-        monkeypatch.setattr(iris_core, "run", on_pool)
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-        monkeypatch.syspath_prepend(str(ROOT / "examples"))
-        runpy.run_path(str(path), run_name="__main__")
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
 
 @table("path", EXAMPLES)
 def test_an_example_has_a_number_and_a_test_and_says_how_it_is_run(path):
@@ -120,35 +93,35 @@ def check(name, lines, device="cpu"):
 
 # -- running them -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", EXPECTED)
-def test_example(run_example, name):
+def test_example(run_program, name):
     arguments = (1,) if name == "38_jacobi.py" else ()  # four ranks need many steps: test_models has a small plate
-    check(name, run_example(ROOT / "examples" / name, *arguments))
+    check(name, run_program(ROOT / "examples" / name, *arguments))
 
 
 @table("count", [1, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (3, 5))])
 @table("name", ANY_NUMBER)
-def test_on_other_numbers_of_ranks(run_example, name, count):
+def test_on_other_numbers_of_ranks(run_program, name, count):
     """A rank alone is its own neighbour."""
-    lines = run_example(ROOT / "examples" / name, count)
+    lines = run_program(ROOT / "examples" / name, count)
     assert len(lines) == count
     check(name, lines)
 
 
 @table(("name", "right", "wrong"), MISTAKES)
-def test_an_example_notices_its_mistakes(run_example, tmp_path, name, right, wrong):
+def test_an_example_notices_its_mistakes(run_program, tmp_path, name, right, wrong):
     text = (ROOT / "examples" / name).read_text()
     assert right in text
     path = tmp_path / name
     path.write_text(text.replace(right, wrong))
     with pytest.raises(iris_core.errors.IrisError, match="AssertionError"):
-        run_example(path, 1 if name == "38_jacobi.py" else 2)
+        run_program(path, 1 if name == "38_jacobi.py" else 2)
 
 
 # -- on GPUs ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name[:2] not in ("02", "07", "10", "11", "40", "54")])
-def test_on_gpus(run_example, name, num_ranks):
-    lines = run_example(ROOT / "examples" / name, num_ranks, device="cuda")
+def test_on_gpus(run_program, name, num_ranks):
+    lines = run_program(ROOT / "examples" / name, num_ranks, device="cuda")
     assert len(lines) == num_ranks
     check(name, lines, "cuda")
     if name.startswith("24") and torch.cuda.get_device_capability() == (9, 0):
@@ -157,5 +130,5 @@ def test_on_gpus(run_example, name, num_ranks):
 
 @pytest.mark.multigpu(2)
 @pytest.mark.parametrize("name", ["10_message_passing_load_store.py", "11_message_passing_put.py"])
-def test_message_passing_between_gpus(run_example, name):
-    check(name, run_example(ROOT / "examples" / name, device="cuda"), "cuda")
+def test_message_passing_between_gpus(run_program, name):
+    check(name, run_program(ROOT / "examples" / name, device="cuda"), "cuda")

@@ -1,18 +1,16 @@
-"""Examples 31 to 38: with other shapes than those they show, in a row without waits, and traced."""
+"""Examples 31 to 60: with other shapes than those they show, in a row without waits, traced, and trained."""
 
 import json
 
 import jobs_examples
 import jobs_models
 import pytest
+from rank_counts import GPU_TIERS
 from tables import table
 
-EXAMPLES = jobs_examples.EXAMPLES
+from iris_core.testing import RankPool
 
-GPU_TIERS = [
-    pytest.param(1, marks=pytest.mark.gpu),
-    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
-]
+EXAMPLES = jobs_examples.EXAMPLES
 
 
 @table(("name", "num_ranks", "args"), [
@@ -28,23 +26,17 @@ def test_other_shapes(pool, name, num_ranks, args):
         assert line.startswith(f"rank {rank} of {num_ranks} on cpu")
 
 
-def check_trace(pool, folder, num_ranks, device):
+@pytest.mark.parametrize(
+    ("device", "num_ranks"), [("cpu", 3), *(pytest.param("cuda", *tier.values, marks=tier.marks) for tier in GPU_TIERS)]
+)
+def test_tracing(pool, tmp_path, device, num_ranks):
     path = str(EXAMPLES / "37_gluon_tracing.py")
-    lines = pool.run(jobs_examples.call, num_ranks, path, "main", (str(folder),), device)
+    lines = pool.run(jobs_examples.call, num_ranks, path, "main", (str(tmp_path),), device)
     events = 4 + 4 * 3 * (num_ranks - 1)
     assert all(f": {events} events" in line for line in lines)
-    assert f"open {folder}/trace.json" in lines[0]
-    trace = json.loads((folder / "trace.json").read_text())
+    assert f"open {tmp_path}/trace.json" in lines[0]
+    trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace["metadata"]["total_events"] == events * num_ranks
-
-
-def test_tracing(pool, tmp_path):
-    check_trace(pool, tmp_path, 3, "cpu")
-
-
-@pytest.mark.parametrize("num_ranks", GPU_TIERS)
-def test_tracing_on_gpus(pool, tmp_path, num_ranks):
-    check_trace(pool, tmp_path, num_ranks, "cuda")
 
 
 def test_every_call_of_ccl_and_ops_is_shown():
@@ -81,3 +73,41 @@ def test_calls_in_a_row_on_gpus(pool, name, num_ranks, calls, again):
     """Eagerly, and as a graph that is replayed with changing data while each rank's device rests now and then."""
     path = str(EXAMPLES / name)
     assert all(pool.run(jobs_models.in_a_row, num_ranks, path, calls, "cuda", again, timeout_s=600.0))
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+TRAINED = {
+    "50_ddp.py": "DDP",
+    "51_fsdp2.py": "FSDP2",
+    "52_tensor_parallel.py": "tensor and sequence parallel",
+    "53_compile.py": "compiled",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Rank processes for which torch.distributed is not initialised: the examples do that."""
+    with RankPool(timeout_s=600.0, environ={"IRIS_HEAP_SIZE": "256MiB"}) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [
+    (2, 3), pytest.param(4, 20, marks=pytest.mark.exhaustive),
+    pytest.param(2, 20, marks=pytest.mark.multigpu(2), id="cuda-2"),
+    pytest.param(4, 20, marks=pytest.mark.multigpu(4), id="cuda-4"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_is_as_alone(ranks, name, num_ranks, steps):
+    lines = ranks.run(jobs_examples.train, num_ranks, name, steps, jobs_examples.free_port())
+    assert [line.partition(": ")[2] for line in lines] == [f"{TRAINED[name]}, {steps} losses as alone"] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")])
+def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, tmp_path):
+    """Layers are divided within the nodes, and parameters between them."""
+    for steps in (1, 2):
+        train = (
+            jobs_examples.train, num_ranks, "60_two_nodes.py", steps, jobs_examples.free_port(), "2x2", str(tmp_path),
+        )  # fmt: skip
+        lines = ranks.run(*train)
+        assert [line.partition(": ")[2] for line in lines] == ["2 nodes, 1 losses as alone"] * num_ranks

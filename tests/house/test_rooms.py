@@ -1,4 +1,7 @@
-"""The shape of the product: small rooms, imports that go downwards, and budgets of lines."""
+"""The shape of the product: small rooms, imports that go downwards, budgets of lines, short routes of calls.
+
+And what it makes of bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,15 @@ import ast
 import collections
 import functools
 import pathlib
+from typing import TYPE_CHECKING
 
+import jobs_routes
 import pytest
+
+from iris_core.testing import RankPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ("iris_core", "iris_allocators", "iris_triton", "iris_gluon")
@@ -80,12 +90,18 @@ def modules() -> dict[str, pathlib.Path]:
 
 
 @functools.cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    """The syntax tree of a file; nobody changes it."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Modules of ours that each module imports, those under TYPE_CHECKING and inside functions included."""
     graph: dict[str, set[str]] = {}
     for name, path in modules().items():
         found = graph.setdefault(name, set())
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 found |= {each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -157,3 +173,76 @@ def test_rooms_keep_to_their_budgets():
         found[room(name)] += lines(path)
     assert {name: count for name, count in found.items() if count > BUDGETS.get(name, 0)} == {}
     assert set(BUDGETS) - set(found) == set()
+
+
+# -- routes: how many files of the product a call goes through --------------------------------------------------------
+FILES = {"zeros": 8, "barrier": 10, "all_reduce": 22, "repeated all_reduce": 6, "Iris": 35}  # at most
+
+
+def test_calls_go_through_few_files(tmp_path):
+    environ = {"IRIS_CACHE_DIR": str(tmp_path)}  # without tables of this machine
+    with RankPool(environ=environ) as ranks:  # new ones: they call everything for the first time
+        routes, _ = ranks.run(jobs_routes.routes, 2)
+    assert routes.keys() == FILES.keys()
+    for call, files in routes.items():
+        assert len(files) <= FILES[call], (call, sorted(files))
+
+
+# -- bytes: who may run code, or make objects of any kind, and where the bytes come from -------------------------------
+# Every use of what can make any object of bytes, or run text, and why that is not for others to choose.
+EXPLAINED = {
+    ("world/launch.py", "import", "pickle"),
+    ("world/group.py", "import", "pickle"),
+    # a pipe that the launcher has made for its own child process, in both directions
+    ("world/launch.py", "serve", "pipe.recv"),
+    ("world/launch.py", "serve", "pickle.loads"),
+    ("world/launch.py", "_collect", "each.pipe.recv"),
+    ("world/launch.py", "_collect", "pickle.loads"),
+    # text that this module makes itself, in a process that it has forked; the launcher's child evaluates the same
+    ("world/launch.py", "_main", "eval"),
+    ("world/launch.py", "__reduce__", "eval"),
+    # `ctx.broadcast`: within a host, of ranks that the kernel and a token have proved; between nodes `_Plain`
+    ("world/group.py", "broadcast_object", "pickle.loads"),
+    ("world/group.py", "", "pickle.Unpickler"),
+    # a fixture of that name, which compiles kernels
+    ("conformance/backend.py", "test_compile_cases_compile", "compile"),
+    # the user's own kernel, rewritten; its source is this program's
+    ("interpreter/rewrite.py", "rewrite", "compile"),
+}
+ANYTHING = {"eval", "exec", "compile", "__import__"}
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "jsonpickle"}
+LOADERS = {"load", "loads", "Unpickler", "run_path", "run_module", "unsafe_load", "open"}
+
+
+def name_of(node: ast.expr) -> str:
+    """The dotted name of what is called; empty if it has none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{name_of(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def suspicious(name: str) -> bool:
+    """Whether a function can run what it is given, or make any object of it."""
+    head, _, last = name.rpartition(".")
+    if name in ANYTHING or (head in MODULES and last in LOADERS):
+        return True
+    return name in ("torch.load", "torch.jit.load", "np.load", "numpy.load") or (last == "recv" and "pipe" in head)
+
+
+def uses(node: ast.AST, where: str, inside: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every use of such a function, as (file, innermost function, name); and imports of such modules."""
+    if isinstance(node, ast.FunctionDef):
+        inside = node.name
+    if isinstance(node, ast.Attribute | ast.Name) and suspicious(name_of(node)):
+        yield where, inside, name_of(node)
+    names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    yield from ((where, "import", each) for each in names if each.partition(".")[0] in MODULES)
+    for child in ast.iter_child_nodes(node):
+        yield from uses(child, where, inside)
+
+
+def test_every_use_of_what_could_run_what_others_wrote_is_explained():
+    """And modules that load objects are imported there alone; tests/core has damaged files of every kind refused."""
+    files = [(path, "/".join(path.parts[-2:])) for path in modules().values()]
+    assert {each for path, where in files for each in uses(parsed(path), where)} == EXPLAINED

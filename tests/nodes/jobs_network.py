@@ -1,13 +1,12 @@
 """Rank jobs whose kernels put and signal to other nodes: emulated on CPU ranks, by NCCL on GPUs."""
 
-import os
 import random
 import time
-from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
+from jobs_nodes import divided, refusal  # noqa: F401 - the first for tests/multigpu
 
 import iris_triton as iris
 from iris_core import Iris
@@ -19,14 +18,6 @@ from iris_triton.testing.selftest import self_test
 BLOCK = 256
 
 
-def divided(nodes, job, *args):
-    """Run a job on ranks that are divided into nodes, for NCCL as well."""
-    count = int(nodes.split("x")[1])
-    host = f"node {int(os.environ['RANK']) // count}"
-    with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
-        return job(*args)
-
-
 def opened(device, delay=0.002):
     """A context whose kernels reach other nodes."""
     return Iris("8MiB", device=device, allocator="nccl", options={"nccl": {"emulated_delay": delay}})
@@ -36,10 +27,11 @@ def opened(device, delay=0.002):
 @triton.jit
 def exchange(
     data, box, flags, places, wrong, context, to, source, turns, rank: tl.constexpr, world: tl.constexpr,
-    BLOCK: tl.constexpr, FORM: tl.constexpr
+    BLOCK: tl.constexpr, FORM: tl.constexpr, CARELESS: tl.constexpr
 ):  # fmt: skip
     """Every turn: fill a piece of `data`, put it, wait for the one of `source`, look at it, and say so.
 
+    One that is careless does not wait, or changes what it has put without having flushed that.
     `places` has (first, count) for every rank and turn; `flags` are two words, of data and of thanks.
     """
     ctx = iris.DeviceContext.initialize(context, rank, world)
@@ -54,7 +46,10 @@ def exchange(
         else:
             ctx.put(data + first + i, box + first + i, to, mask=i < count)
             ctx.signal(flags, 1, to, op="add")
-        ctx.wait(flags, turn)
+        if CARELESS == "flush":
+            tl.store(data + first + i, -5, mask=i < count)
+        if CARELESS != "wait":
+            ctx.wait(flags, turn)
         theirs = places + 2 * (source * turns + turn - 1)
         first, count = tl.load(theirs), tl.load(theirs + 1)
         found = tl.load(box + first + i, mask=i < count, other=0)
@@ -66,7 +61,7 @@ def exchange(
     tl.store(wrong, missing)
 
 
-def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005):
+def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005, careless=""):
     """How many elements were wrong that the rank at a distance has sent, in random pieces."""
     with opened(device, delay) as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
@@ -79,43 +74,10 @@ def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005):
         ctx.barrier()
         exchange[(1,)](
             data, box, flags, places, wrong, ctx.get_device_context(), to, source, turns, me, world, BLOCK, form,
-            **ctx.launch_options(),
+            careless, **ctx.launch_options(),
         )  # fmt: skip
         ctx.barrier()
         return int(wrong)
-
-
-# -- what is missing --------------------------------------------------------------------------------------------------
-@triton.jit
-def send(
-    data, box, flags, found, context, to, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr,
-    WAIT: tl.constexpr, FLUSH: tl.constexpr
-):  # fmt: skip
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    i = tl.arange(0, BLOCK)
-    ctx.put_signal(data + i, box + i, flags, 1, to, op="add")
-    if FLUSH:
-        ctx.flush()
-    tl.store(data + i, -5)
-    if WAIT:
-        ctx.wait(flags, 1)
-    tl.store(found + i, tl.load(box + i))
-
-
-def careless(wait, flush):
-    """What a rank finds whose kernel waits and flushes, or does not."""
-    with opened("cpu", delay=1.0) as ctx:
-        me, world = ctx.cur_rank, ctx.num_ranks
-        data, box = ctx.full((BLOCK,), 10 + me, dtype=torch.int32), ctx.full((BLOCK,), -1, dtype=torch.int32)
-        flags, found = ctx.zeros(1, dtype=torch.int64), torch.zeros(BLOCK, dtype=torch.int32)
-        ctx.barrier()
-        to = (me + 1) % world
-        send[(1,)](
-            data, box, flags, found, ctx.get_device_context(), to, me, world, BLOCK, wait, flush,
-            **ctx.launch_options(),
-        )  # fmt: skip
-        ctx.barrier()
-        return found.unique().tolist()
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -185,6 +147,10 @@ def refusals():
                     wrong.append((what, said))
             else:
                 wrong.append((what, "nothing"))
+        words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
+        ctx.tracing.enable()  # which leaves the words of the network as they are
+        if ctx.get_device_context()[-NETWORK_WORDS:].tolist() != words or len(set(words) - {0}) != 2:
+            wrong.append(("words", words))
         ctx.barrier()
         return wrong, float(x.sum() + y.sum()), flags.tolist()
 
@@ -202,7 +168,7 @@ def tell_all(flags, total, context, far, near, rank: tl.constexpr, world: tl.con
 
 
 def everyone(device, programs):
-    """What all programs of other nodes have added to a word of this rank, what those of its node; what they should."""
+    """Whether all programs of other nodes have added to a word of this rank, and those of its node to another one."""
     with opened(device) as ctx:
         flags, total = ctx.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=ctx.device)
         ctx.barrier()
@@ -213,7 +179,7 @@ def everyone(device, programs):
             flags, total, ctx.get_device_context(), far, near, me, world, len(node), **ctx.launch_options()
         )  # fmt: skip
         ctx.barrier()
-        return total.tolist(), flags.tolist(), [far, near]
+        return total.tolist() == flags.tolist() == [far, near]
 
 
 @triton.jit
@@ -261,22 +227,12 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-def traced():
-    """Whether tracing leaves the words of the network as they are."""
-    with opened("cpu") as ctx:
-        words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
-        ctx.tracing.enable()
-        now = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
-        return words == now, len(set(words) - {0})
-
-
 # -- the host's own ---------------------------------------------------------------------------------------------------
 def host_rounds(device, rounds, distance, delay=0.002):
-    """Each rank puts to the one at a distance and takes from it, with delays; return what was wrong.
+    """Each rank puts to the one at a distance and takes from it, with delays.
 
     A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
     """
-    wrong = []
     with opened(device, delay) as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
         after, before = (me + distance) % world, (me - distance) % world
@@ -290,59 +246,57 @@ def host_rounds(device, rounds, distance, delay=0.002):
             ctx.put(box[turn % 3 :], after, source.fill_(100.0 * turn + me)[turn % 3 :], signal=arrived, op="add")
             source.fill_(-1.0)  # a put has read it
             ctx.signal_wait(arrived, turn)
-            if box[turn % 3 :].unique().tolist() != [100.0 * turn + before]:
-                wrong.append(("put", turn, box.unique().tolist()))
+            assert box[turn % 3 :].unique().tolist() == [100.0 * turn + before], turn
             if turn % 2:
                 ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
             else:
                 ctx.signal(taken, before, 1, op="add")
-            if ctx.get(own, after, copy.fill_(-1.0)) is not copy or copy.unique().tolist() != [after]:
-                wrong.append(("get", turn, copy.tolist()))
+            assert ctx.get(own, after, copy.fill_(-1.0)) is copy
+            assert copy.unique().tolist() == [after], turn
         ctx.signal_wait(taken, rounds)
         ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
         ctx.signal(arrived, after, op="add")
         ctx.signal_wait(arrived, rounds + 1)
-        wrong += [] if box.unique().tolist() == [-2.0 - before] else [("put, and a signal", box.unique().tolist())]
+        assert box.unique().tolist() == [-2.0 - before]
         ctx.barrier()
-    return wrong
+    return []
 
 
 def host_refusals(allocator):
-    """What calls of the host say that another node is not reached by, and what they have changed."""
+    """Calls of the host that another node is not reached by, and do not say so; and what they have changed."""
+    wrong = []
     with Iris("4MiB", device="cpu", allocator=allocator) as ctx:
         far = (ctx.cur_rank + ctx.num_ranks // 2) % ctx.num_ranks
-        x, y, word, small = (
-            ctx.zeros(8, 8),
-            ctx.ones(8, 8),
-            ctx.zeros(1, dtype=torch.int64),
-            torch.zeros(1, dtype=torch.int64),
-        )
-        short = ctx.zeros(1, dtype=torch.int32)
-        calls = {
-            "put": lambda: ctx.put(x, far, y),
-            "get": lambda: ctx.get(x, far, y),
-            "signal": lambda: ctx.signal(word, far, op="add"),
-            "columns": lambda: ctx.put(x[:, :2], far, y[:, :2]),
-            "transposed": lambda: ctx.get(x, far, y.t()),
-            "ordinary": lambda: ctx.put(x, far, torch.ones(8, 8)),
-            "new": lambda: ctx.get(x, far),
-            "set": lambda: ctx.put(x, far, y, signal=word),
-            "32 bits": lambda: ctx.signal(short, far, op="add"),
-            "no signal": lambda: ctx.signal(x, far, op="add"),
-            "another shape": lambda: ctx.put(x, far, y[:4]),
-            "off the heap": lambda: ctx.signal(small, far, op="add"),
-        }
-        said = {}
-        for name, call in calls.items():
-            if allocator == "nccl" and name in ("put", "get", "signal"):
-                continue
-            try:
-                call()
-                said[name] = "nothing"
-            except (IrisError, ValueError) as error:
-                said[name] = f"{type(error).__name__}: {error}"
+        x, y, word, short = (
+            ctx.zeros(8, 8), ctx.ones(8, 8), ctx.zeros(1, dtype=torch.int64), ctx.zeros(1, dtype=torch.int32),
+        )  # fmt: skip
+        where = f"rank {far} is on another node, "
+        adds = f"{where}where the network adds to signals of 64 bits only"
+        of_network = [
+            (lambda: ctx.put(x[:, :2], far, y[:, :2]), f"Unsupported put: {where}and the network copies contiguous"),
+            (lambda: ctx.get(x, far, y.t()), f"Unsupported get: {where}and the network copies contiguous"),
+            (lambda: ctx.get(x, far), "Unsupported get: from a rank on another node only a tensor on the heap"),
+            (lambda: ctx.put(x, far, y, signal=word), f"Unsupported put: {adds}"),
+            (lambda: ctx.signal(short, far, op="add"), f"Unsupported signal: {adds}"),
+            (lambda: ctx.put(x, far, torch.ones(8, 8)), "NotOnHeap put: the source"),
+            (lambda: ctx.signal(torch.zeros(1, dtype=torch.int64), far, op="add"), "NotOnHeap signal: the signal"),
+            (lambda: ctx.signal(x, far, op="add"), "Argument signal: a signal is one element"),
+            (lambda: ctx.put(x, far, y[:4]), "Argument put: the source is (4, 8)"),
+        ]
+        way = "use a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
+        of_all = [
+            (call, f"Unsupported {name}: rank {far} is on node ... {way}") for name, call in (
+                ("put", lambda: ctx.put(x, far, y)), ("get", lambda: ctx.get(x, far, y)),
+                ("signal", lambda: ctx.signal(word, far, op="add")),
+            )
+        ]  # fmt: skip
+        for call, expected in of_network if allocator == "nccl" else of_all:
+            kind, _, text = refusal(call)
+            said, (begin, _, part) = f"{kind.removesuffix('Error')} {text}", expected.partition(" ... ")
+            if not said.startswith(begin) or part not in said:
+                wrong.append((expected, said))
         ctx.barrier()
-        return far, said, int(word), x.unique().tolist()
+        return wrong, int(word), x.unique().tolist()
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------

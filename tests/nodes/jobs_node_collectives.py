@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import tempfile
 import time
@@ -13,7 +12,7 @@ import jobs_ccl
 import jobs_ops
 import torch
 import torch.distributed as dist
-from ccl_cases import OPS, PLACES, ROOTED, Case, moving_cases, reducing_cases
+from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_common import environment
 from jobs_nodes import die, refusal
 from ops_cases import Case as Product
@@ -37,30 +36,14 @@ def cases(size, which):
         for reduction in ("band", "avg", "bxor"):
             yield Case("all_reduce", "int16", reduction, shape=(5, 3))
     if "shapes" in which:
-        for op, shape in itertools.product(OPS, ((0,), (1,), (3, 0, 2), (1003,), (2, 3, 5))):
-            yield Case(op, "bfloat16", shape=shape)
-            yield Case(op, "int8", shape=shape, place="ordinary")
+        yield from shape_cases()
         for op, dtype in itertools.product(OPS, ("float32", "float16")):
             yield Case(op, dtype, shape=(4999,))
-        for op in OPS:
-            if op != "reduce_scatter":
-                yield Case(op, shape=(4096,), place="ordinary")
+        yield from (Case(op, shape=(4096,), place="ordinary") for op in OPS if op != "reduce_scatter")
         for op in ("all_reduce", "broadcast", "reduce", "all_gather", "gather"):
             yield Case(op, "int32", shape=(), stacked=op.endswith("gather"))
     if "ways" in which:
-        for op, place in itertools.product(OPS, PLACES):
-            yield Case(op, "int32", shape=(9, 101), place=place)
-        for op, root in itertools.product(ROOTED, range(1, size)):
-            yield Case(op, root=root, shape=(1000,))
-        some = "all_reduce", "all_gather", "reduce_scatter", "reduce", "gather", "scatter"
-        for op, place in itertools.product(some, ("heap", "ordinary")):
-            yield Case(op, in_place=True, place=place, root=size - 1, shape=(64, 40))
-        for op in ("all_gather", "reduce_scatter", "gather", "scatter"):
-            yield Case(op, stacked=True)
-        for place in ("heap", "ordinary", "strided"):
-            yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
-            yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
-            yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
+        yield from (case for case in (*place_cases(), *way_cases(size)) if not case.config)
         yield Case("all_to_all", "int32", shape=(40, 2000))  # which is not small
     if "lists" in which:
         for splits, place in itertools.product(("", "uneven", "one way"), PLACES):
@@ -194,8 +177,10 @@ def measured_chunks():
 
 
 def messages():
-    """Messages to all ranks and from all, of every kind of tensor, in order; returns what was wrong."""
-    wrong = []
+    """Messages to all ranks and from all, of every kind of tensor, in order.
+
+    Then rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards.
+    """
     with Iris("4MiB", device="cpu") as ctx:
         me, size = ctx.cur_rank, ctx.num_ranks
 
@@ -217,35 +202,22 @@ def messages():
                 works += [] if work is None else [work]
             for work in works:
                 work.wait()
-            wrong += [
-                (before, number)
-                for number, each in enumerate(received)
-                if not torch.equal(each, data(before, me, number))
-            ]
-        ctx.barrier()
-    return wrong
-
-
-def other_messages():
-    """Rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards."""
-    with Iris("4MiB", device="cpu") as ctx:
+            assert all(torch.equal(each, data(before, me, number)) for number, each in enumerate(received))
         told = []
         for sent, expected in ((torch.ones(5), torch.zeros(4)), (torch.ones(4), torch.zeros(4).int())):
-            if ctx.cur_rank == 0:
+            if me == 0:
                 ctx.ccl.send(sent, 3)
                 ctx.ccl.send(torch.full((3,), 7.0), 3)
-            if ctx.cur_rank == 3:
-                told.append(attempt(partial(ctx.ccl.recv, expected, 0)))
+            if me == 3:
                 later = torch.zeros(3)
+                said = attempt(partial(ctx.ccl.recv, expected, 0))
                 ctx.ccl.recv(later, 0)
-                told.append((expected.unique().tolist(), later.unique().tolist()))
-        splits = [2] * ctx.num_ranks
-        mine = [3, 2, 2, 2] if ctx.cur_rank == 1 else splits
-        x, y = torch.ones(sum(mine)), torch.zeros(8)
-        how = {"input_split_sizes": mine, "output_split_sizes": splits}
-        told.append(attempt(lambda: ctx.ccl.all_to_all(y, x, **how)))
+                told.append((said, expected.unique().tolist(), later.unique().tolist()))
+        mine = [3, 2, 2, 2] if me == 1 else [2] * size
+        how = {"input_split_sizes": mine, "output_split_sizes": [2] * size}
+        splits = attempt(lambda: ctx.ccl.all_to_all(torch.zeros(8), torch.ones(sum(mine)), **how))
         ctx.barrier()
-        return told
+    return told, splits
 
 
 def attempt(call):
@@ -271,8 +243,7 @@ def barriers(members, turns=6):
 
 
 def beside_each_other():
-    """Calls of all ranks in a thread, while this one calls with its node and its rail; what was wrong."""
-    wrong = []
+    """Calls of all ranks in a thread, while this one calls with its node and its rail."""
     with small_chunks(), Iris("16MiB", device="cpu") as ctx, late(ctx.cur_rank):
         me, chance = float(ctx.cur_rank), random.Random(ctx.cur_rank)
         groups = [None, ctx.node_group, ctx.rail_group]
@@ -285,12 +256,11 @@ def beside_each_other():
                 time.sleep(chance.random() * 0.02)
             for work in reversed(works):
                 work.wait()
-            wrong += [(y.unique().tolist(), total) for y, total in zip(ys, sums, strict=True) if y.unique() != total]
+            assert [y.unique().tolist() for y in ys] == [[total] for total in sums]
         ctx.ccl.reset()
         ctx.ccl.all_reduce(ys[0].fill_(me), ys[0])
-        wrong += [] if ys[0].unique() == sums[0] else ["after a reset"]
+        assert ys[0].unique() == sums[0], "after a reset"
         ctx.barrier()
-    return wrong
 
 
 def node_refuses(how):
@@ -323,7 +293,10 @@ def _refusing(how):
 
 
 def bits():
-    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch."""
+    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch.
+
+    And what of the algorithm by levels is refused, and of experts, which no ranks of several nodes have.
+    """
     found = []
     with Iris("8MiB", device="cpu", deterministic=True) as ctx:
         for dtype, op in itertools.product((torch.bfloat16, torch.float32), ("sum", "avg", "product")):
@@ -335,9 +308,10 @@ def bits():
                 total = total * each.float() if op == "product" else total + each.float()
             right = (total / 4 if op == "avg" else total).to(dtype)
             found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
-        found.append(attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical"))))
+        levels = attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
+        experts = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
         ctx.barrier()
-    return found
+    return found, levels, experts
 
 
 def products(members, names):
@@ -401,27 +375,13 @@ def order_of_chunks(op):
     return wrong, log
 
 
-def no_experts():
-    """What a group of experts says that is on several nodes."""
-    with Iris("4MiB", device="cpu") as ctx:
-        told = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
-        ctx.barrier()
-        return told
-
-
-def lose(members, phase, folder):
-    """Rank 3, or its node, dies in a collective; the others write what they are told into a folder."""
-    rank = int(os.environ["RANK"])
-    with open(os.path.join(folder, str(rank)), "w") as file:
-        file.write(repr(refusal(lambda: _use(members, phase))))
-
-
-def _use(members, phase):
+def reduce_until(is_victim, phase, members):
+    """Call a collective of a group; then victims die, before another one or in the middle of it."""
     with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0) as ctx:
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
-            if ctx.cur_rank == 3 or (phase == "a node" and ctx.cur_rank == 2):
+            if is_victim:
                 if phase != "in the middle":
                     die()
                 Hierarchical._end_chunk = die
@@ -429,23 +389,17 @@ def _use(members, phase):
         ctx.barrier()
 
 
-def keeps_an_old_group():
-    """Whether a group is made without waiting for the destructor of that of an earlier torch.distributed."""
+def groups_of_torch():
+    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on.
+
+    And whether a group is made without waiting for the destructor of that of an earlier torch.distributed.
+    """
     dropped = []
 
     class Old:
         def __del__(self):
             dropped.append(self)
 
-    with Iris("1MiB", device="cpu") as ctx:
-        torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
-        made = torch_distributed._group_of((0, 1), None, "gloo", ctx._world, "tests of old groups")
-        ctx.barrier()
-        return made.size(), dropped
-
-
-def stays_away():
-    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on."""
     with Iris("4MiB", device="cpu") as ctx:
         world, raised = ctx._world, ""
         if ctx.cur_rank == 0:
@@ -455,4 +409,7 @@ def stays_away():
         ctx.barrier()
         x = torch.ones(3)
         ctx.ccl.all_reduce(x, x)
-        return raised, x.tolist()
+        torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
+        made = torch_distributed._group_of((0, 1), None, "gloo", world, "tests of old groups")
+        ctx.barrier()
+        return raised, x.tolist(), made.size(), dropped

@@ -18,13 +18,14 @@ from iris_allocators.host import HostAllocator
 from iris_core import Iris
 from iris_core.errors import IrisError
 from iris_core.world import World, arrive, connect
-from iris_core.world.rendezvous import private_folder
+from iris_core.world.rendezvous import divide, private_folder
 from iris_triton.clocks import compare
 
 
 def divided(nodes, job, *args):
-    """Run a job, which may set further variables, on ranks that are divided into nodes."""
-    with mock.patch.dict(os.environ, IRIS_NODES=nodes):
+    """Run a job, which may set further variables, on ranks that are divided into nodes, for NCCL as well."""
+    host = f"node {divide(nodes, int(os.environ['WORLD_SIZE']))[int(os.environ['RANK'])]}"
+    with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
         return job(*args)
 
 
@@ -39,7 +40,7 @@ def refusal(call):
 
 
 def heap():
-    """Allocate, free and import; returns how this rank sees the nodes, and what was wrong."""
+    """Allocate, free and import, and compare clocks, which are one; returns how this rank sees the nodes."""
     with Iris("4MiB", device="cpu") as ctx:
         me, node = ctx.cur_rank, ctx.node_ranks
         tensors = [ctx.full((256,), float(me)) for _ in range(3)]
@@ -49,26 +50,18 @@ def heap():
         tensors.append(ctx.as_symmetric(torch.full((16,), float(me))))
         big = [ctx.empty(1 << 18) for _ in range(2)]  # beyond the half that allocations have at first
         offsets = [ctx.heap.offset_of(each) for each in (*tensors, *big)]
-        everyone = ctx._world.all_gather_object(offsets)
-        wrong = [("offsets", row) for row in everyone if row != offsets]
+        assert ctx._world.all_gather_object(offsets) == [offsets] * ctx.num_ranks
         ctx.barrier()
         for peer in node:
             for each in (tensors[0], tensors[3]):
-                if ctx.as_remote(each, peer).unique().tolist() != [float(peer)]:
-                    wrong.append(("as_remote", peer))
+                assert ctx.as_remote(each, peer).unique().tolist() == [float(peer)]
         bases = ctx.get_heap_bases().tolist()
         near, far = ({bases[peer] for peer in range(ctx.num_ranks) if (peer in node) == is_near} for is_near in (1, 0))
-        if len(near) != len(node) or len(far) != (ctx.num_nodes > 1) or near & far:
-            wrong.append(("bases", bases))
+        assert (len(near), len(far), near & far) == (len(node), ctx.num_nodes > 1, set()), bases
+        clock = compare(ctx)
+        assert abs(clock.ahead) <= clock.error < 1e9
         ctx.barrier()
-        return (ctx.node, ctx.num_nodes, node, ctx.rail_group), wrong
-
-
-def diverge():
-    """Rank 1 allocates something else; what all are told."""
-    with Iris("1MiB", device="cpu") as ctx:
-        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
-        return refusal(ctx.barrier)
+        return ctx.node, ctx.num_nodes, node, ctx.rail_group
 
 
 def cannot_map(what):
@@ -110,7 +103,7 @@ def fetch_by_address(out, addresses, peer):
 
 
 def kernels():
-    """Kernels reach the ranks of their node; what they and the host are told of another rank."""
+    """Kernels reach the ranks of their node; they and the host are refused another rank by name."""
     with Iris("4MiB", device="cpu") as ctx:
         me, bases = ctx.cur_rank, ctx.get_heap_bases()
         x, addresses = ctx.allocate_symmetric(8, dtype=torch.float32)
@@ -122,15 +115,22 @@ def kernels():
             assert out.tolist() == [float(peer)] * 8
         stranger = next(peer for peer in range(ctx.num_ranks) if not ctx.is_reachable(peer))
         fetch[(1,)](out, x, bases, me, stranger, True)  # masked off
-        said = [
-            refusal(lambda: fetch[(1,)](out, x, bases, me, stranger, False)),
-            refusal(lambda: fetch_by_address[(1,)](out, addresses, stranger)),
-            refusal(lambda: ctx.as_remote(x, stranger)),
-            refusal(lambda: ctx.heap.translate(x.data_ptr(), me, stranger)),
-            refusal(ctx.device_barrier),
-        ]
+        node, far = ctx.node, f"rank {stranger} is on node {1 - ctx.node}"
+        kernel, _, text = refusal(lambda: fetch[(1,)](out, x, bases, me, stranger, False))
+        assert kernel == "OutOfBoundsError"
+        assert f"{far}, which kernels of rank {me} (node {node}) cannot address" in text
+        assert "in kernel 'fetch', program (0, 0, 0)" in text
+        assert f"rank {me} of 4, at {__file__}:" in text
+        kernel, _, text = refusal(lambda: fetch_by_address[(1,)](out, addresses, stranger))
+        assert (kernel, "a rank on another node" in text) == ("OutOfBoundsError", True)
+        for call, part in (
+            (lambda: ctx.as_remote(x, stranger), f"{far}, this rank on node {node}"),
+            (lambda: ctx.heap.translate(x.data_ptr(), me, stranger), f"{far}, this rank on node {node}"),
+            (ctx.device_barrier, "use ctx.ccl.barrier() or ctx.barrier()"),
+        ):
+            kind, _, text = refusal(call)
+            assert (kind, part in text) == ("UnsupportedError", True), text
         ctx.barrier()
-        return stranger, said
 
 
 class Code:
@@ -141,21 +141,19 @@ class Code:
 
 
 def broadcasts(folder):
-    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused."""
+    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused.
+
+    At last rank 1 allocates something else; what all are told of that.
+    """
     os.environ["IRIS_X_TEST"] = folder
     data = {"a": [1, 2.5, ("x", None)], "b": {3, 4}, "c": 1j, "d": slice(1, 2)}
     with Iris("1MiB", device="cpu") as ctx:
         same = ctx.broadcast(data, 3) == data
         array = ctx.broadcast(torch.arange(3), 3).tolist()
         said = [refusal(lambda each=each: ctx.broadcast(each, 3)) for each in (Code(), [os.path.join], {"x": Code})]
-        return same, array, said, ctx.broadcast(ctx.cur_rank, 3)
-
-
-def clocks():
-    """Compare this rank's clock with rank 0's, where they are one: how far that is off, and by how much it may be."""
-    with Iris("1MiB", device="cpu") as ctx:
-        found = compare(ctx)
-        return abs(found.ahead) <= found.error < 1e9
+        after = ctx.broadcast(ctx.cur_rank, 3)
+        ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
+        return (same, array, after), said, refusal(ctx.barrier)
 
 
 # -- exchanges --------------------------------------------------------------------------------------------------------
@@ -165,8 +163,7 @@ def exchanges():
     with Iris("4MiB", device="cpu") as ctx:
         me, size, world = ctx.cur_rank, ctx.num_ranks, ctx._world
         for length in (0, 5000, 9 << 20):  # the last one is more than a value of torch's store may have
-            if ctx.broadcast(bytes([me]) * length, src=size - 1) != bytes([size - 1]) * length:
-                wrong.append(("broadcast", length))
+            assert ctx.broadcast(bytes([me]) * length, src=size - 1) == bytes([size - 1]) * length
         pairs = [dist.new_group([rank, (rank + 1) % size]) for rank in range(size)]
         for rank in range(size):
             if me in (rank, (rank + 1) % size):
@@ -193,24 +190,27 @@ def exchanges():
             each.join()
         late = refusal(lambda: world.compare_calls(me, 0.0)) if me == 0 else ("nothing", (), "")
         ctx._world.subworld(everyone[::-1]).barrier()
-        if me != 0 and world.compare_calls(me) != [*everyone]:
-            wrong.append("what rank 0 has left behind")
-        if me == 0 and late[:2] != ("CollectiveTimeoutError", everyone[1:]):
-            wrong.append(late)
+        assert me == 0 or world.compare_calls(me) == [*everyone], "what rank 0 has left behind"
+        assert me != 0 or late[:2] == ("CollectiveTimeoutError", everyone[1:])
         ctx.barrier()
     return wrong
 
 
-def late():
-    """Rank 3 waits for rank 0 elsewhere; what the others are told."""
+def exchanges_that_fail():
+    """Rank 1 is in another exchange, rank 3 waits for rank 0 elsewhere, rank 3 closes its world while others need it.
+
+    What all are told of each; they go on after the first two.
+    """
     world = connect(None, 30.0)
-    world.barrier()
+    different = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
+    seen = world.all_gather_object(world.rank)
     world.timeout_s = 2.0 if world.rank != 3 else 6.0  # it still waits when the others give up
-    said = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
+    late = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
     world.timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
+    early = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
     world.close()
-    return said
+    return different, seen, late, early
 
 
 def stay_away():
@@ -220,24 +220,6 @@ def stay_away():
         said = refusal(lambda: connect(None, 4.0)) if rank < 2 else ("nothing", (), "")
         dist.barrier()
         return refusal(lambda: connect(None, 4.0)) if rank == 3 else said
-
-
-def different_calls():
-    """Rank 1 is in another exchange; afterwards all go on."""
-    world = connect(None, 30.0)
-    said = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
-    seen = world.all_gather_object(world.rank)
-    world.close()
-    return said, seen
-
-
-def leave():
-    """Rank 3 closes its world while others need it."""
-    world = connect(None, 30.0)
-    world.barrier()
-    said = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
-    world.close()
-    return said
 
 
 def open_and_close(times, folder):
@@ -284,12 +266,14 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose(victims, phase, folder, run):
-    """Some ranks die in a phase; the others write what they are told into a folder; `run` is for files of Iris."""
+def lose(victims, folder, run, use, *args):
+    """Some ranks die while they use something; the others write what they are told into a folder.
+
+    `run` is for files of Iris.
+    """
     os.environ["XDG_RUNTIME_DIR"] = run
     rank = int(os.environ["RANK"])
-    timeout_s = 600.0 if len(victims) == 1 else 4.0  # of a node nobody can say more than that it is missing
-    said = refusal(lambda: use(rank in victims, phase, timeout_s))
+    said = refusal(lambda: use(rank in victims, *args))
     if rank in victims:  # the other one was faster
         die()
     with open(os.path.join(folder, str(rank)), "w") as file:

@@ -1,6 +1,5 @@
 """Wheels of the distributions, and environments that have nothing but wheels: no checkout, no editable installation."""
 
-import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -11,10 +10,8 @@ import sysconfig
 import venv
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from .workspace import FOLDERS, ROOT, project
+from .workspace import FOLDERS, ROOT
 
 EXAMPLE = ROOT / "examples" / "plugins" / "iris_example_backend"
 
@@ -43,26 +40,26 @@ def build_wheels(folder):
 
 
 class Environment:
-    """A virtual environment with wheels, and with those distributions of other people that they require.
+    """A virtual environment with our wheels, in front of the distributions of other people that are installed here.
 
     Args:
         folder: an empty folder.
-        wheels: folder with wheels.
-        requirements: what to install from them; pip finds what they require, or fails.
+        wheels: folder with wheels; what they require must be installed, or be among them.
     """
 
-    def __init__(self, folder, wheels, *requirements):
+    def __init__(self, folder, wheels):
         self.folder = folder
         venv.create(folder / "venv", symlinks=True)
         self.scripts = folder / "venv" / "bin"
         self.site_packages = pathlib.Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
-        third_party = _third_party(folder / "third_party", requirements)
-        (self.site_packages / "third_party.pth").write_text(f"{third_party}\n")
-        python = ("--python", self.scripts / "python")
-        command = [*_PIP, *python, "install", "--no-compile", "--no-index", "--find-links", wheels, *requirements]
+        (self.site_packages / "third_party.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
-        assert done.returncode == 0, done.stdout + done.stderr
+        install = ("install", "--no-compile", "--no-index", "--no-deps", "--force-reinstall", *wheels.glob("*.whl"))
+        for command in (install, ("check",)):
+            run = [*_PIP, "--python", self.scripts / "python", *command]
+            done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
+            assert done.returncode == 0 or command == ("check",), done.stdout + done.stderr
+        self.problems = done.stdout.splitlines()
 
     def output(self, program, *arguments, **variables):
         """What one of the environment's programs prints; it must succeed.
@@ -85,51 +82,3 @@ class Environment:
         done = subprocess.run(command, check=False, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-
-_UNDECLARED = ("triton",)  # ROCm's has another name, so nobody requires it; users have it from torch's GPU wheels
-
-
-def _third_party(folder, requirements):
-    """A folder with links to other people's distributions: what the requirements lead to, and nothing else.
-
-    So an import of what nobody requires fails there, though the package is installed here.
-    """
-    folder.mkdir()
-    for distribution in _closure([*requirements, *_UNDECLARED]):
-        for file in distribution.files or ():
-            top = file.parts[0]
-            if top not in ("..", "__pycache__", "/") and not (folder / top).exists():
-                (folder / top).symlink_to(pathlib.Path(distribution.locate_file(top)))
-    return folder
-
-
-def _closure(requirements):
-    """The installed distributions, other people's, that requirements lead to; ours are read from their pyproject files.
-
-    What is declared and not installed here is left out: pip then says that it is missing.
-    """
-    ours = {project(each)["name"]: project(each) for each in (*FOLDERS, EXAMPLE.relative_to(ROOT))}
-    waiting = [Requirement(text) for text in requirements]
-    seen, found = set(), {}
-    while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        extras = {"", *requirement.extras}
-        if (name, *sorted(extras)) in seen:
-            continue
-        seen.add((name, *sorted(extras)))
-        if name in ours:
-            about = ours[name]
-            optional = about.get("optional-dependencies", {})
-            texts = [*about["dependencies"], *(text for extra in requirement.extras for text in optional[extra])]
-        else:
-            try:
-                found[name] = importlib.metadata.distribution(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            texts = found[name].requires or ()
-        for each in map(Requirement, texts):
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
-                waiting.append(each)
-    return found.values()

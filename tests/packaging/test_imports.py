@@ -1,23 +1,15 @@
-"""Imports stay light, and the core imports no plugin."""
+"""Imports stay light, the core imports no plugin, and every module and public name says what it is."""
 
 import ast
-import json
 import subprocess
 import sys
 
 from packaging.requirements import Requirement
 from tables import table
 
+from iris_core import hooks
+
 from .workspace import FOLDERS, parsed, project, shown, sources
-
-HEAVY = ("torch", "triton", "numpy")
-
-
-def modules_after(program):
-    """Names of the modules that a fresh interpreter has imported after a program."""
-    program += "\nimport sys, json; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stderr.splitlines()[-1]))
 
 
 def entry_point_modules():
@@ -29,31 +21,28 @@ def entry_point_modules():
             yield from (value.partition(":")[0] for value in points.values())
 
 
-@table("module", sorted({*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"}))
-def test_light_modules_import_nothing_heavy(module):
-    loaded = modules_after(f"import {module}")
-    assert module in loaded
-    assert not loaded & {*HEAVY, "pydantic"}
-
-
-CHOOSE = """
+LIGHT = sorted({*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"})
+PROGRAM = f"""
+import sys
+import {", ".join(LIGHT)}
+print([name for name in ("torch", "triton", "numpy", "pydantic") if name in sys.modules])
+from iris_core.bench import *
+from iris_core.cli import main
 from iris_core.registry import default_registry
 from iris_core.registry.select import select
 from iris_core.settings import load_settings
 from iris_core.types import DeviceTarget, DeviceType
+assert main(["plugins"]) == main(["config"]) == 0
 select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU)])
+print({{"iris_triton._plugin", "iris_triton.settings"}} <= sys.modules.keys())
+print([name for name in ("torch", "triton", "numpy") if name in sys.modules])
 """
 
 
-@table(("program", "module"), [
-    ("from iris_core.cli import main; assert main(['plugins']) == 0", "iris_triton._plugin"),
-    ("from iris_core.cli import main; assert main(['config']) == 0", "iris_triton.settings"),
-    (CHOOSE, "iris_core.registry.select"),
-])  # fmt: skip
-def test_listing_and_choosing_plugins_imports_nothing_heavy(program, module):
-    loaded = modules_after(program)
-    assert module in loaded
-    assert not loaded & set(HEAVY)
+def test_light_modules_and_listing_and_choosing_plugins_import_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    light, *_, is_listed, chosen = done.stdout.splitlines()
+    assert (light, is_listed, chosen) == ("[]", "True", "[]")
 
 
 def test_modules_with_aggregates_do_not_postpone_annotations():
@@ -109,3 +98,36 @@ def test_what_is_imported_is_required(folder):
     offered = {Requirement(text).name for text in extras}
     assert needed - required - offered == set()
     assert required - needed == PLUGINS.get(folder, set()), "required and not imported"
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+ALSO_METHODS = ("iris_core/api.py", "iris_core/hooks.py", "iris_core/protocols.py")
+
+
+def public_without_docstring(path):
+    """Public functions and classes at the top of a file, some classes' methods, and the file itself."""
+    tree = parsed(path)
+    if not ast.get_docstring(tree):
+        yield shown(path)
+    if path.name.startswith("_") and path.name != "__init__.py":
+        return
+    nodes = list(tree.body)
+    if str(path).endswith(ALSO_METHODS):
+        nodes += [
+            each for node in nodes if isinstance(node, ast.ClassDef) and node.name[0] != "_" for each in node.body
+        ]
+    for node in nodes:
+        is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        if is_public and not ast.get_docstring(node):
+            yield f"{shown(path)}:{node.lineno} {node.name}"
+
+
+def test_modules_functions_and_classes():
+    assert [missing for path in sources() for missing in public_without_docstring(path)] == []
+
+
+def test_every_hook_is_specified_and_listed():
+    specified = {**vars(hooks.ProviderHooks), **vars(hooks.ObserverHooks)}
+    listed = {*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
+    assert {name for name in specified if hasattr(specified[name], f"{hooks.PROJECT_NAME}_spec")} == listed
+    assert listed == {name for name in specified if not name.startswith("_")}

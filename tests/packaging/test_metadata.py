@@ -5,9 +5,9 @@ these tests fail until `pip install -e` has run again.
 """
 
 import importlib.metadata
-import importlib.util
 import re
 
+import jobs_examples
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -72,9 +72,7 @@ def test_the_extra_for_cpus_is_the_pair_of_the_demo_and_of_torch_s_own_metadata(
 
 
 def test_the_installed_torch_requires_what_the_readme_says():
-    spec = importlib.util.spec_from_file_location("triton_versions", ROOT / "docs" / "triton_versions.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = jobs_examples.load(ROOT / "docs" / "triton_versions.py")
     found = script.required(importlib.metadata.requires("torch"))
     torch = Version(importlib.metadata.version("torch"))
     if not found:
@@ -101,9 +99,6 @@ def test_common_metadata_and_files(folder):
     assert "```python" in text
     assert "MIT licence" in text
     assert "](" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-
-
-def test_the_root_has_no_project_table_and_knows_all_members():
-    root = pyproject(".")
+    root = pyproject(".")  # which is no project and knows all members
     assert "project" not in root
     assert root["tool"]["uv"]["workspace"]["members"] == list(FOLDERS)

@@ -2,6 +2,12 @@
 
 import pytest
 
+GPU_TIERS = [
+    pytest.param(1, marks=pytest.mark.gpu),
+    *(pytest.param(count, marks=pytest.mark.multigpu(count)) for count in (2, 4, 8)),
+]
+"""Values of `num_ranks` on GPUs alone."""
+
 
 def rank_counts(*counts, seldom=()):
     """Values of `num_ranks` for `pytest.mark.parametrize`, in order.

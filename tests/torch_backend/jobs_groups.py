@@ -7,10 +7,10 @@ import gc
 import os
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from jobs_torch_backend import IS_211, start, trained, whole
+from jobs_torch_backend import IS_211, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -52,7 +52,9 @@ def is_right(group, ranks):
 
 
 def groups_of_all_kinds(store, is_bound):
-    """Splits, splits of splits, new groups and a mesh of two dimensions, of 4 ranks; return what is wrong."""
+    """Splits, splits of splits, new groups, one that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a mesh of two
+    dimensions, of 4 ranks; return what is wrong.
+    """
     with an_accelerator() if is_bound else contextlib.nullcontext():
         bound, how = torch.device("cuda", 0), {}
         if is_bound:
@@ -72,6 +74,11 @@ def groups_of_all_kinds(store, is_bound):
             "three": (dist.new_group([1, 3, 0]), [0, 1, 3]),
             "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
         }
+        level = dist.get_debug_level()
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        groups["that torch examines"] = dist.new_group(backend="iris"), [0, 1, 2, 3]
+        dist.set_debug_level(level)
+        gc.collect()
         if is_bound:
             mine = [column, column + 2]
             half = dist.split_group(split_ranks=[[0, 2], [1, 3]], group_desc="half")
@@ -88,6 +95,8 @@ def groups_of_all_kinds(store, is_bound):
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
     wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
     wrong += [name for name in members if not is_right(*groups[name])]
+    assert is_bound or torch_backend.context_of(groups["that torch examines"][0]).num_ranks == 4
+    dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
     if torch_backend._operations(mesh.get_group("rows"))._options.heap_size != "8MiB":
         wrong.append("options of the mesh")
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
@@ -101,180 +110,99 @@ def groups_of_all_kinds(store, is_bound):
     return wrong
 
 
-def refused(call, *args, error=ArgumentError, **more):
-    """Whether a call raises an error of a kind."""
-    try:
-        call(*args, **more)
-    except error:
-        return True
-    return False
-
-
-def debugged(store):
-    """Groups that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a barrier with a bound; return their values."""
-    start(store)
-    level = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        group = dist.new_group(backend="iris")
-    finally:
-        dist.set_debug_level(level)
-    gc.collect()
-    x = torch.ones(2)
-    dist.all_reduce(x, group=group)
-    num_ranks = torch_backend.context_of(group).num_ranks
-    dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
-    dist.destroy_process_group()
-    return x.tolist(), num_ranks
-
-
 def beside_another_backend(store):
-    """Return what is wrong in a group of two backends, and in one that torch's hooks look at; from torch 2.14 on."""
+    """A group of two backends, and one that torch's hooks look at; from torch 2.14 on."""
     _, size = start(store)
     mixed, hooked = (dist.new_group(backend=each) for each in ("meta:gloo,cpu:iris", "iris"))
     seen = []
     hooked.register_pre_hook(7, lambda *_: seen.append("before"))
     hooked.register_post_hook(7, lambda *_: seen.append("after"))
-    wrong = [] if is_right(hooked, list(range(size))) else ["hooked"]
-    wrong += [] if seen == ["before", "after"] * 4 else [seen]
-    wrong += [] if is_right(mixed, list(range(size))) else ["mixed"]
-    wrong += [] if isinstance(mixed._get_backend(torch.device("meta")), dist.ProcessGroupGloo) else ["gloo"]
+    assert is_right(hooked, list(range(size)))
+    assert seen == ["before", "after"] * 4
+    assert is_right(mixed, list(range(size)))
+    assert isinstance(mixed._get_backend(torch.device("meta")), dist.ProcessGroupGloo)
     with mock.patch.dict(os.environ, TORCH_DIST_NAN_CHECK="1"):
         checked = dist.new_group(backend="iris")
-    wrong += [] if refused(dist.all_reduce, torch.full((3,), torch.nan), group=checked, error=RuntimeError) else ["nan"]
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.full((3,), torch.nan), group=checked)
     dist.destroy_process_group()
-    return wrong
 
 
 def what_a_group_refuses(store):
-    """Return what is not refused of splits, memory and pools on CPU ranks, before any context is opened."""
+    """Splits, memory and pools on CPU ranks, before any context is opened."""
     rank, _ = start(store)
-    group = dist.group.WORLD
+    group, gpu = dist.group.WORLD, torch.device("cuda", 0)
     backend = group._get_backend(CPU)
     split = group.split_group
-    cases = {
-        "another device": refused(split, [0, 1], device_types=[torch.device("cuda")]),
-        "options of another backend": refused(split, [rank], opts=7, error=TypeError),
-    }
+    cases = [
+        (ArgumentError, lambda: split([0, 1], device_types=[torch.device("cuda")])),
+        (TypeError, lambda: split([rank], opts=7)), (ArgumentError, lambda: split([0, 0])),
+        (ArgumentError, lambda: split([0, 7])), (ArgumentError, lambda: split([])),
+        (UnsupportedError, lambda: backend.mem_allocator),
+        (ArgumentError, lambda: backend.allocate_tensor(4, torch.float32, gpu)),
+    ]  # fmt: skip
     if IS_BACKEND:  # as torch splits groups of several backends
         others, options = [each for each in range(3) if each != rank], c10d.Backend.Options("gloo")
         parts = functools.partial(backend.split, dist.PrefixStore("split", group.get_group_store()))
-        cases |= {
-            "another rank's group": refused(parts, others, backend.options, error=UnsupportedError),
-            "options of another backend in a part": refused(parts, [rank], options, error=TypeError),
-        }
-    cases |= {
-        "a rank twice": refused(split, [0, 0]),
-        "a rank that is none": refused(split, [0, 7]),
-        "no rank": refused(split, []),
-        "a pool": refused(lambda: backend.mem_allocator, error=UnsupportedError),
-        "memory of a GPU": refused(backend.allocate_tensor, 4, torch.float32, torch.device("cuda", 0)),
-        "a GPU": not backend.supports_tensor_alloc(torch.device("cuda", 0)) and not backend.supports_tensor_alloc(0),
-        "a context": not backend.operations._contexts,
-    }
+        cases += [
+            (UnsupportedError, lambda: parts(others, backend.options)), (TypeError, lambda: parts([rank], options)),
+        ]  # fmt: skip
+    for kind, call in cases:
+        with pytest.raises(kind):
+            call()
+    assert not backend.supports_tensor_alloc(gpu)
+    assert not backend.supports_tensor_alloc(0)
+    assert not backend.operations._contexts
     dist.destroy_process_group()
-    return [name for name, is_so in cases.items() if not is_so]
+
+
+def at_once(group, ranks, is_async, device):
+    """Yield the tensors that forms of several calls at a time give; one form is of calls within a device."""
+    me, n = ranks.index(dist.get_rank()), len(ranks)
+    rows = [(n * shape[0], *shape[1:]) for shape in PARTS]
+    mine = lambda shapes: [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
+    zeros = lambda shapes: [torch.zeros(shape) for shape in shapes]
+    for call, outputs, inputs, within in (
+        (dist.all_reduce, None, mine(PARTS), None), (dist.all_gather_into_tensor, zeros(rows), mine(PARTS), None),
+        (dist.reduce_scatter_tensor, zeros(PARTS), mine(rows), None), (dist.all_reduce, None, mine(PARTS), device),
+    ):  # fmt: skip
+        with dist._coalescing_manager(group, within, async_ops=is_async) as several:
+            for each in zip(*filter(None, (outputs, inputs)), strict=True):
+                call(*each, group=group)
+        if is_async:
+            several.wait()
+        yield outputs or inputs
+    x, parts = mine(PARTS), [zeros(PARTS) for _ in range(n)]
+    works = [dist.all_reduce_coalesced(x, dist.ReduceOp.MAX, group, is_async)]
+    works.append(dist.all_gather_coalesced(parts, mine(PARTS), group, is_async))
+    boxes = zeros(PARTS)
+    for work in works if is_async else ():
+        work.wait()
+    yield [x, *parts]
+    operations = []
+    for i, (box, given) in enumerate(zip(boxes, mine(PARTS), strict=True)):
+        step = 1 + i % (n - 1)
+        operations.append(dist.P2POp(dist.isend, given, ranks[(me + step) % n], group, tag=i))
+        operations.append(dist.P2POp(dist.irecv, box, ranks[(me - step) % n], group, tag=i))
+    for each in dist.batch_isend_irecv(operations):
+        each.wait()
+    yield boxes
 
 
 def several_at_a_time(store, devices):
-    """Compare forms of several calls at a time, on all ranks and on two of them; return the wrong ones.
+    """Compare several calls at a time with gloo's, on all ranks and on two of them.
 
     With other devices than the CPU for Iris, all of it goes to gloo inside.
     """
     rank, _ = start(store)
-    options, wrong = torch_backend.Options(devices=devices), []
+    options = torch_backend.Options(devices=devices)
     for ranks in ([0, 1, 2], [0, 2]):
         ours, gloo = dist.new_group(ranks, pg_options=options), dist.new_group(ranks, backend="gloo")
-        if rank not in ranks:
-            continue
-        me, n, root = ranks.index(rank), len(ranks), ranks[-1]
-
-        def mine(*shapes, me=me):
-            return [whole(shape, torch.float32, 10 * me + i) for i, shape in enumerate(shapes)]
-
-        def rows(n=n):
-            return [(n * shape[0], *shape[1:]) for shape in PARTS]
-
-        def zeros(shapes):
-            return [torch.zeros(shape) for shape in shapes]
-
-        def in_one(call, outputs, inputs, group, is_async, device=None):
-            with dist._coalescing_manager(group, device, async_ops=is_async) as several:
-                for each in zip(*filter(None, (outputs, inputs)), strict=True):
-                    call(*each, group=group)
-            if is_async:
-                several.wait()
-            return outputs or inputs
-
-        def messages(group, is_async, ranks=ranks, me=me, n=n):
-            boxes = zeros(PARTS)
-            operations = []
-            for i, (box, given) in enumerate(zip(boxes, mine(*PARTS), strict=True)):
-                step = 1 + i % (n - 1)
-                operations.append(dist.P2POp(dist.isend, given, ranks[(me + step) % n], group, tag=i))
-                operations.append(dist.P2POp(dist.irecv, box, ranks[(me - step) % n], group, tag=i))
-            for each in dist.batch_isend_irecv(operations):
-                each.wait()
-            return boxes
-
-        def waited(work, tensors):
-            if work is not None:
-                work.wait()
-            return tensors
-
-        def objects(group, is_async, me=me, n=n, root=root, ranks=ranks):
-            everyone, one, part = [None] * n, [{"from": me}] * 2, [None]
-            dist.all_gather_object(everyone, ("a", me), group=group)
-            dist.broadcast_object_list(one, root, group=group)
-            dist.scatter_object_list(part, [str(each) * 50 for each in ranks] if rank == root else None, root, group)
-            at_root = [None] * n if rank == root else None
-            dist.gather_object({me: [1] * me}, at_root, root, group)
-            box = [None]
-            if me == 0:
-                dist.send_object_list([{"x": n}], ranks[1], group)
-            elif me == 1:
-                dist.recv_object_list(box, ranks[0], group)
-            return [everyone, one, part, at_root, box]
-
-        cases = {
-            "all_reduce": lambda g, a: in_one(dist.all_reduce, None, mine(*PARTS), g, a),
-            "all_gather": lambda g, a: in_one(dist.all_gather_into_tensor, zeros(rows()), mine(*PARTS), g, a),
-            "reduce_scatter": lambda g, a: in_one(dist.reduce_scatter_tensor, zeros(PARTS), mine(*rows()), g, a),
-            "all_reduce_coalesced": lambda g, a: waited(
-                dist.all_reduce_coalesced(x := mine(*PARTS), dist.ReduceOp.MAX, g, a), x
-            ),
-            "all_gather_coalesced": lambda g, a, n=n: waited(
-                dist.all_gather_coalesced(x := [zeros(PARTS) for _ in range(n)], mine(*PARTS), g, a), x
-            ),
-            "messages": messages,
-            "objects": objects,
-            "functional all_reduce": lambda g, a: functional.all_reduce_coalesced(mine(*PARTS), "sum", g),
-            "functional all_gather": lambda g, a: functional.all_gather_into_tensor_coalesced(mine(*PARTS), g),
-            "functional reduce_scatter": lambda g, a, n=n: functional.reduce_scatter_tensor_coalesced(
-                mine(*rows()), "sum", [0] * len(PARTS), g
-            ),
-        }
-        for name, case in cases.items():
-            for is_async in (False, True):
-                found = [case(group, is_async) for group in (ours, gloo)]
-                if not same(*found):
-                    wrong.append((ranks, name, is_async))
-        # gloo has no calls between begin and end of a device; their works are those of all calls within
-        for is_async in (False, True):
-            found = in_one(dist.all_reduce, None, mine(*PARTS), ours, is_async, CPU)
-            if not same(found, in_one(dist.all_reduce, None, mine(*PARTS), gloo, is_async)):
-                wrong.append((ranks, "within a device", is_async))
+        for is_async in (False, True) if rank in ranks else ():
+            # gloo has no calls between begin and end of a device; their works are those of all calls within
+            pairs = zip(at_once(ours, ranks, is_async, CPU), at_once(gloo, ranks, is_async, None), strict=True)
+            assert all(all(map(torch.equal, flat(found), flat(wanted))) for found, wanted in pairs)
     dist.destroy_process_group()
-    return wrong
-
-
-def same(ours, others):
-    """Whether nested lists of tensors and other objects are equal, bit for bit."""
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, others)
-    if isinstance(ours, list | tuple) and len(ours) == len(others):
-        return all(map(same, ours, others))
-    return ours == others
 
 
 def events(store, profiler):
@@ -324,7 +252,7 @@ def events(store, profiler):
 
 
 def memory_of_the_group(store):
-    """Whether FSDP2 by torch's own switch trains as on gloo, on two dimensions; and where its buffers are."""
+    """FSDP2 by torch's own switch trains as on gloo, on two dimensions, with buffers on the heap, which stay."""
     rank, _ = start(store)
     taken = []
 
@@ -347,10 +275,13 @@ def memory_of_the_group(store):
 
         return trained(divided, look)
 
-    is_equal = all(map(torch.equal, parameters("iris"), parameters("gloo")))
+    assert all(map(torch.equal, parameters("iris"), parameters("gloo")))
+    assert taken == [taken[0], *[(taken[1][0], True)] * 3]  # what the first steps have made is used again
+    assert taken[0][0] > 0
+    assert taken[0][1]
     backend = dist.group.WORLD._get_backend(CPU)
     x = backend.allocate_tensor(6, dtype=torch.bfloat16, device=CPU)
     dist.all_reduce(x.fill_(rank))
-    is_right = x.tolist() == [6.0] * 6 and torch_backend.context_of().is_symmetric(x)
+    assert x.tolist() == [6.0] * 6
+    assert torch_backend.context_of().is_symmetric(x)
     dist.destroy_process_group()
-    return is_equal, taken, is_right

@@ -7,10 +7,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from jobs_common import said
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
-from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 
@@ -95,7 +95,8 @@ def flat(tensors):
 def equal_to_peer(store, groups, device="cpu"):
     """Compare every collective, called both ways, in the groups that have this rank, with gloo's or NCCL's.
 
-    In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn.
+    In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn; on the CPU
+    with every second dtype and shape, in turn: which ones `ctx.ccl` takes, tests/ccl tries.
     """
     rank, _ = start(store, device=device)
     wrong, on_gpu = [], device == "cuda"
@@ -103,12 +104,13 @@ def equal_to_peer(store, groups, device="cpu"):
         ours, others = dist.new_group(ranks), dist.new_group(ranks, backend="nccl" if on_gpu else "gloo")
         if rank not in ranks:
             continue
-        for name, (call, make, reduces) in collectives(ranks, device).items():
+        for place, (name, (call, make, reduces)) in enumerate(collectives(ranks, device).items()):
+            dtypes, shapes = (each if on_gpu else each[place % 2 :: 2] for each in (DTYPES[1:], SHAPES))
             usual = torch.float32, SHAPES[-1], "SUM"  # the peers' sum of bool is any
             cases = [usual]
             if number == 0:
-                cases += [(dtype, *usual[1:]) for dtype in DTYPES[1:]] + [(*usual[:2], "MAX")] * reduces
-                cases += [(usual[0], shape, "PRODUCT") for shape in SHAPES]
+                cases += [(dtype, *usual[1:]) for dtype in dtypes] + [(*usual[:2], "MAX")] * reduces
+                cases += [(usual[0], shape, "PRODUCT") for shape in shapes]
                 bitwise = [] if on_gpu else ["BAND", "BOR", "BXOR"]  # NCCL has none
                 cases += [(torch.int64, (5,), each) for each in ("MIN", *bitwise)] * reduces
             for turn, (dtype, shape, op) in enumerate(cases):
@@ -130,40 +132,20 @@ def equal_to_peer(store, groups, device="cpu"):
     return wrong
 
 
-def uneven(store):
-    """Parts of different sizes, empty ones too, in lists and rows; compared with gloo."""
-    rank, size = start(store)
-    gloo = dist.new_group(backend="gloo")
-    found = []
-    for group in (None, gloo):
-        parts = [torch.zeros(each, 2) for each in range(size)]
-        dist.all_gather(parts, torch.full((rank, 2), rank + 1.0), group=group) if group is None else [
-            dist.broadcast(part.fill_(each + 1.0) if each == rank else part, each, group=group)
-            for each, part in enumerate(parts)
-        ]
-        given, taken = [(rank + each) % 3 for each in range(size)], [(rank + each) % 3 for each in range(size)]
-        sent = torch.arange(2.0 * sum(given)).view(-1, 2) + 100 * rank
-        received = torch.zeros(sum(taken), 2)
-        dist.all_to_all_single(received, sent, taken, given, group=group)
-        lists = [torch.zeros(each) for each in taken]
-        dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in given], group=group) if group is None else [
-            each.fill_(peer) for peer, each in enumerate(lists)
-        ]
-        found.append([*parts, received, *lists])
-    dist.destroy_process_group()
-    return all(map(torch.equal, *found))
+def calls(store):
+    """Messages before any collective, and several at a time; sums with a factor, averages, futures, columns;
+    parts of different sizes, empty ones too, in lists and rows, as with gloo where that has them.
 
-
-def messages(store):
-    """Messages before any collective, from any rank, and several at a time; return what is said of those who serve."""
+    Return what is said of those who serve.
+    """
     rank, size = start(store)
     if rank == 0:
         dist.send(torch.full((3,), 7.0), 1)
     elif rank == 1:
         assert dist.recv(box := torch.empty(3)) == 0
         assert box.tolist() == [7.0] * 3
-    work = dist.all_reduce(torch.ones(2), async_op=True)
-    work.wait()
+    work = dist.all_reduce(x := torch.ones(4), async_op=True)
+    assert work.get_future().wait()[0].tolist() == x.tolist() == [size] * 4
     assert work.is_completed()
     again = torch.empty(2)
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as several:
@@ -171,22 +153,9 @@ def messages(store):
         dist.isend(torch.full((2,), rank + 5.0), (rank + 1) % size)
     several.wait()
     assert again.tolist() == [(rank - 1) % size + 5] * 2
-    dist.barrier()
-    text = torch_backend.explain()
-    dist.destroy_process_group()
-    return text
-
-
-def forms(store):
-    """Sums with a factor, futures, columns of matrices, and averages."""
-    rank, size = start(store)
-    total = size * (size + 1) / 2
-    halved = torch.full((4,), rank + 1.0)
-    dist.all_reduce(halved, torch.distributed._make_nccl_premul_sum(0.5))
-    assert halved.tolist() == [total / 2] * 4
-    x = torch.ones(4)
-    future = dist.all_reduce(x, async_op=True).get_future()
-    assert future.wait()[0].tolist() == [size] * 4
+    for op, factor in ((torch.distributed._make_nccl_premul_sum(0.5), 0.5), (dist.ReduceOp.AVG, 1 / size)):
+        dist.all_reduce(x := torch.full((4,), rank + 1.0), op)
+        assert x.tolist() == [size * (size + 1) / 2 * factor] * 4
     # of a matrix, whose columns are no contiguous tensors; gloo refuses them
     strided, gathered = whole((4, 3), torch.float32, rank), torch.zeros(3, 4 * size)
     dist.all_gather_into_tensor(gathered.t(), strided.t().contiguous().t())
@@ -196,35 +165,43 @@ def forms(store):
     assert torch.equal(strided, sum(everyone))
     dist.broadcast(strided[:, 1].fill_(rank), 1)
     assert strided[:, 1].tolist() == [1.0] * 4
-    averaged = torch.full((2,), rank + 1.0)
-    dist.all_reduce(averaged, dist.ReduceOp.AVG)
+    parts, sizes = [torch.zeros(each, 2) for each in range(size)], [(rank + each) % 3 for each in range(size)]
+    dist.all_gather(parts, torch.full((rank, 2), rank + 1.0))
+    assert [each.unique().tolist() for each in parts] == [[peer + 1.0] * (peer > 0) for peer in range(size)]
+    lists = [torch.zeros(each) for each in sizes]
+    dist.all_to_all(lists, [torch.full((each,), 1.0 * rank) for each in sizes])
+    assert [each.tolist() for each in lists] == [[peer] * sizes[peer] for peer in range(size)]
+    sent, found = torch.arange(2.0 * sum(sizes)).view(-1, 2) + 100 * rank, []
+    for group in (None, dist.new_group(backend="gloo")):
+        found.append(torch.zeros(sum(sizes), 2))
+        dist.all_to_all_single(found[-1], sent, sizes, sizes, group=group)
+    assert torch.equal(*found)
+    dist.barrier()
+    text = torch_backend.explain()
     dist.destroy_process_group()
-    return averaged.tolist()
+    return text
 
 
 def promising_bits(store):
-    """In groups that promise bits, by options and by torch's setting: which ones do, what is refused, and sums."""
+    """Groups that promise bits, by options and by torch's setting, refuse what goes to others, and give those bits."""
     rank, size = start(store, torch_backend.Options(deterministic=True))
     torch.use_deterministic_algorithms(True)
     groups = [None, dist.new_group(), dist.new_group(pg_options=torch_backend.Options(deterministic=False))]
     torch.use_deterministic_algorithms(False)
     groups.append(dist.new_group())
-    said = []
-    for group in groups:
-        try:
-            dist.reduce(torch.ones(3, dtype=torch.complex64), 0, group=group)
-            said.append("")
-        except UnsupportedError as error:
-            said.append(str(error))
+    refusals = [said(lambda each=each: dist.reduce(torch.ones(3).cfloat(), 0, group=each)) for each in groups]
+    promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
+    assert promises == [bool(each) for each in refusals] == [True, True, False, False]
+    assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in refusals[:2])
     flags = torch.ones(3, dtype=torch.bool)
     dist.all_reduce(flags)  # gloo's, in whatever order
+    assert flags.all()
     case = Case("all_reduce", dtype="bfloat16", reduction="sum")
     inputs = [source(case, each, 0, size) for each in range(size)]
     x = inputs[rank].clone()
     dist.all_reduce(x)
-    promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
+    assert torch.equal(x, promised(case, inputs)[rank])
     dist.destroy_process_group()
-    return promises, said, bool(flags.all()), torch.equal(x, promised(case, inputs)[rank])
 
 
 def die(store, folder):
@@ -314,7 +291,7 @@ def trained(prepare, after):
 
 
 def fsdp_on_the_heap(store):
-    """Return whether FSDP2 trains alike with buffers on the heap, and how many blocks there are after each step."""
+    """FSDP2 trains alike with buffers on the heap; what the first step has made is used again."""
     start(store)
     ctx = torch_backend.context_of()
     parameters, blocks = [], []
@@ -327,12 +304,14 @@ def fsdp_on_the_heap(store):
                 fsdp.use_heap(net, ctx)
 
         parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
+    assert all(map(torch.equal, *parameters))
+    assert blocks[:4] == [blocks[0]] * 4
+    assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3
     dist.destroy_process_group()
-    return all(map(torch.equal, *parameters)), blocks
 
 
 def large_beside_small(store, is_deterministic):
-    """Return whether gathers and scatters beside sums on another stream are right, and whether NCCL carried them."""
+    """Gather and scatter large tensors beside sums on another stream; NCCL carries them where no bits are promised."""
     rank, size = start(store, torch_backend.Options("256MiB", deterministic=is_deterministic), device="cuda")
     side, n = torch.cuda.Stream(), (64 << 20) // 2 // size
     part, parted = (torch.full((n,), float(rank), dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -347,8 +326,8 @@ def large_beside_small(store, is_deterministic):
         if work is not None:
             work.wait()
     torch.cuda.synchronize()
-    is_right = bool((small == size**6).all() and (parted == size * rank).all())
-    is_right &= wholes[:, 0].tolist() == list(range(size))
-    inner = "cuda: nccl" in torch_backend.explain()
+    assert (small == size**6).all()
+    assert (parted == size * rank).all()
+    assert wholes[:, 0].tolist() == list(range(size))
+    assert ("cuda: nccl" in torch_backend.explain()) != is_deterministic
     dist.destroy_process_group()
-    return is_right, inner

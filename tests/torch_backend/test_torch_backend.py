@@ -1,20 +1,45 @@
 """Backend "iris" of torch.distributed, and `torch.ops.iris`: as gloo (on GPUs NCCL), and as one process alone."""
 
+import copy
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
 
+import jobs_communicator
+import jobs_fuse
+import jobs_groups as groups
+import jobs_programs
 import jobs_torch_backend as jobs
 import pytest
+import torch
+import torch.distributed as dist
 from jobs_examples import free_port
 
 from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
+from iris_core.torch_backend import Options
+from iris_core.torch_backend.adapters import IS_BACKEND, create
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
+PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
+MIXED = pytest.mark.skipif(not IS_BACKEND, reason="before torch 2.14 a group in Python takes the place of a mixed one")
+
+
+@pytest.fixture(scope="package")
+def ranks():
+    """Rank processes for which torch.distributed is not initialised; most have imported torch.compile."""
+    environ = {"IRIS_HEAP_SIZE": "32MiB", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else ranks start compilers, too
+    with RankPool(timeout_s=600.0, environ=environ) as pool:
+        yield pool
+
+
+@pytest.fixture
+def on_ranks(ranks, tmp_path):
+    """Runs a job, with a store, on some ranks."""
+    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
 
 
 @pytest.mark.slow
@@ -27,41 +52,36 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks):
     assert on_ranks(jobs.equal_to_peer, num_ranks, groups, device) == [[]] * num_ranks
 
 
-def test_parts_of_different_sizes(on_ranks):
-    assert on_ranks(jobs.uneven, 3) == [True] * 3
+@pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
+    (jobs.gradients, 2, (), {}), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
+    (groups.memory_of_the_group, 4, (), None),
+    (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
+    pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
+    (groups.what_a_group_refuses, 3, (), None), (groups.several_at_a_time, 3, (("cpu",),), None),
+    (groups.several_at_a_time, 3, (("cuda",),), None),  # all of it goes to gloo inside
+    *((groups.events, 2, (each,), []) for each in (torch.profiler.profile, torch.autograd.profiler.profile)),
+    pytest.param(jobs_fuse.functional_collectives, 2, (), [], marks=pytest.mark.exhaustive),
+    (jobs_fuse.functional_collectives, 3, (), []),
+])  # fmt: skip
+def test_every_rank_says(on_ranks, job, num_ranks, args, answer):
+    """What the job's docstring says."""
+    assert on_ranks(job, num_ranks, *args) == [answer] * num_ranks
 
 
-def test_messages(on_ranks):
-    assert all("gloo" in text for text in on_ranks(jobs.messages, 3))
+def test_calls_of_all_kinds(on_ranks):
+    assert all("gloo" in text for text in on_ranks(jobs.calls, 3))
 
 
-def test_forms_of_calls(on_ranks):
-    assert on_ranks(jobs.forms, 2) == [[1.5, 1.5]] * 2
-
-
-def test_groups_that_promise_bits_refuse_what_goes_to_others(on_ranks):
-    for promises, said, flags, is_equal in on_ranks(jobs.promising_bits, 3):
-        assert promises == [True, True, False, False]
-        assert [bool(each) for each in said] == promises
-        assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in said[:2])
-        assert flags
-        assert is_equal
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"), [(0, ([1.0] * 4, None)), (1, ([1.0] * 4, [4.0] * 4)), (3, ([2.0] * 4, None))]
-)
-def test_the_programs_of_the_page_run(ranks, number, expected):
-    assert ranks.run(jobs.program, 2, PROGRAMS[number], free_port()) == [(*expected, False)] * 2
-
-
-def test_the_program_with_fused_products_runs(ranks):
-    answers = ranks.run(jobs.program, 2, PROGRAMS[2], free_port())
-    (_, gradient, is_open), other = answers
+@pytest.mark.parametrize("number", range(4))
+def test_the_programs_of_the_page_run(ranks, number):
+    (values, gradient, is_open), other = answers = ranks.run(jobs.program, 2, PAGE[number], free_port())
     assert not is_open
     assert answers == [other] * 2
-    assert len({tuple(row) for row in gradient}) == 1  # as the rows of x are equal
-    assert any(gradient[0])
+    if number == 2:  # with fused products
+        assert len({tuple(row) for row in gradient}) == 1  # as the rows of x are equal
+        assert any(gradient[0])
+    else:
+        assert (values, gradient) == {0: ([1.0] * 4, None), 1: ([1.0] * 4, [4.0] * 4), 3: ([2.0] * 4, None)}[number]
 
 
 def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path):
@@ -71,44 +91,98 @@ def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path):
         assert re.match(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
 
 
-def test_fsdp_with_buffers_on_the_heap(on_ranks):
-    for is_equal, blocks in on_ranks(jobs.fsdp_on_the_heap, 3):
-        assert is_equal
-        assert blocks[:4] == [blocks[0]] * 4
-        assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3  # what the first step has made is used again
-
-
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("num_ranks", [pytest.param(each, marks=pytest.mark.multigpu(each)) for each in (2, 4)])
 def test_large_layers_go_through_nccl_in_the_order_of_our_calls(on_ranks, num_ranks, is_deterministic):
-    answers = on_ranks(jobs.large_beside_small, num_ranks, is_deterministic)
-    assert answers == [(True, not is_deterministic)] * num_ranks
+    on_ranks(jobs.large_beside_small, num_ranks, is_deterministic)
 
 
-def test_gradients_are_those_of_the_sum_of_all_losses(on_ranks):
-    assert on_ranks(jobs.gradients, 2) == [{}, {}]
-
-
-def test_other_options_are_refused():
-    import torch.distributed as dist
-
-    from iris_core.torch_backend.adapters import create
-
+def test_options():
+    """They are copied with all that they say, and others are refused."""
+    options = Options(heap_size="8MiB", devices=("cpu",), deterministic=True)
+    assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options != Options()
     with pytest.raises(TypeError, match="Options"):
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
 
 
+# -- the communicator in the shape of vLLM's and SGLang's, programs of torch's own ------------------------------------
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("max_nbytes", [None, 0], ids=["Iris", "the group of the device"])
+def test_every_method(pool, num_ranks, max_nbytes):
+    for ranks in ([0, 1, 2], [0, 2]):
+        assert pool.run(jobs_communicator.every_method, num_ranks, ranks, max_nbytes) == [[]] * num_ranks
+
+
+PROGRAMS = jobs_programs.PROGRAMS
+SELDOM = "DDP, allreduce", "DDP, post-local SGD"
+
+
+@pytest.mark.parametrize(("device", "num_ranks", "name"), [
+    *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in SELDOM)) for each in PROGRAMS),
+    *(pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each),
+])  # fmt: skip
+def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
+    """They compute what they compute on gloo, or NCCL; tests/examples trains transformers."""
+    for is_equal, num_tensors in on_ranks(jobs_programs.as_on_the_peer, num_ranks, name, device):
+        assert is_equal
+        assert num_tensors >= 3
+
+
+# -- torch.compile ----------------------------------------------------------------------------------------------------
+def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
+    assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
+    for recorded, configured in ranks.run(jobs_fuse.refusals, 2):
+        assert recorded.startswith("ArgumentError: all_reduce: writes into its output")
+        assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured
+
+
+@pytest.mark.multigpu(2)
+def test_graphs_of_the_compiler(ranks):
+    assert ranks.run(jobs_fuse.reduce_overhead, 2, timeout_s=400.0) == [([], 0)] * 2
+
+
+GATHER, SCATTER, SUM = "iris.all_gather_matmul", "iris.matmul_reduce_scatter", "iris.matmul_all_reduce"
+C10D = "_c10d_functional."
+LEFT = {
+    "scatter columns, bias": "reduce_scatter_tensor", "maximum": "all_reduce", "average": "reduce_scatter_tensor",
+    "the product as well": "all_reduce", "twice": "all_gather_into_tensor", "float64": "all_reduce",
+    "another group": "all_reduce", "alone": "all_gather_into_tensor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.exhaustive), 3])  # transformers run on 2
+def test_what_is_fused_and_what_is_left(on_ranks, num_ranks):
+    found, *others = on_ranks(jobs_fuse.shapes, num_ranks)
+    assert others == [found] * (num_ranks - 1)
+    for name, (operators, is_equal) in found.items():
+        fused = {"gather": GATHER, "scatter": SCATTER, "sum": SUM}.get(name.split()[0].strip(","))
+        also = ["iris.all_reduce"] * (fused != GATHER and name.endswith("bias"))
+        assert (name, operators) == (name, [C10D + LEFT[name]] if name in LEFT else [fused, *also])
+        assert is_equal, name
+
+
+@pytest.mark.parametrize("regather", [False, True])
+def test_transformer_forward_and_backward(on_ranks, regather):
+    """q, k and v share what is gathered, and each gradient of a part is gathered for two products: these stay."""
+    kept = {C10D + "all_gather_into_tensor": 1}
+    sums = {"iris.all_reduce": 2, SCATTER: 2}
+    for *alone, forward, backward in on_ranks(jobs_fuse.transformer, 2, regather):
+        assert alone == [{**kept, **sums, GATHER: 1}] * (not regather)
+        assert forward == ({**kept, **sums, GATHER: 1} if regather else {C10D + "all_gather_into_tensor": 2, **sums})
+        gradients = {C10D + "all_gather_into_tensor": 2, SCATTER: 1, C10D + "reduce_scatter_tensor": 1}
+        assert backward == gradients | ({GATHER: 1} if regather else {})
+
+
+# -- torch's own suite ------------------------------------------------------------------------------------------------
 def suite_of_torch(folder, **environ):
     """Run the suite of torch's wheel; return names of what did not pass, how many tests passed, and what was said."""
     pytest.importorskip("expecttest")  # which that suite imports
     folder.mkdir()
     program = pathlib.Path(__file__).with_name("distributed_test_of_torch.py")
-    environ |= {"TEMP_DIR": str(folder), "IRIS_HEAP_SIZE": "64MiB"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program)], env=os.environ | environ, cwd=folder, capture_output=True, text=True,
-        timeout=3600, check=False,
-    )  # fmt: skip
+    environ |= {"TEMP_DIR": str(folder), "IRIS_HEAP_SIZE": "64MiB", "OMP_NUM_THREADS": "1"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    how = {"env": os.environ | environ, "cwd": folder, "capture_output": True, "text": True, "timeout": 3600}
+    done = subprocess.run([sys.executable, str(program)], check=False, **how)
     wrong = set(re.findall(r"(?m)^(?:ERROR|FAIL): (test_\w+)", done.stderr))
     ran, skipped = re.search(r"(?s)Ran (\d+) tests.*skipped=(\d+)", done.stderr).groups()
     return wrong, int(ran) - int(skipped) - len(wrong), done.stderr[-5000:]

@@ -1,15 +1,18 @@
 """What the ranks of the tracing tests do."""
 
 import pathlib
+from functools import partial
 
 import torch
-from jobs_common import environment
+from jobs_common import environment, said
 from trace_kernels import MINE, everything, record, record_gluon
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
+from iris_core.tracing import TraceEvent
 from iris_gluon import IrisDeviceCtx
 from iris_triton.clocks import measure
+
+OF_RECORD = TraceEvent.COMPUTE, TraceEvent.LOAD, TraceEvent.STORE, TraceEvent.ATOMIC_ADD
 
 
 def _launch(ctx, language, tracing=True, programs=2):
@@ -30,32 +33,51 @@ def _run(ctx, language, tracing, programs, x, y, word):
 
 
 def events(device, language):
-    """Events of two programs, with the places of the tensors; and what other kernels record."""
-    found = {}
+    """What kernels record, and when."""
     with Iris("4MiB", device=device, backend=language) as ctx:
         launch, (x, y, word) = _launch(ctx, language)
-        untraced = lambda: _run(ctx, language, False, 2, x, y, word)
         launch()
         ctx.tracing.enable(100)
-        found["before"] = len(ctx.tracing.events())
-        untraced()
-        found["without"] = len(ctx.tracing.events())
+        assert len(ctx.tracing.events()) == 0
+        _run(ctx, language, False, 2, x, y, word)
+        assert len(ctx.tracing.events()) == 0
         launch()
-        events = ctx.tracing.events()
-        found["columns"] = {name: values.tolist() for name, values in events.columns.items()}
-        found["places"] = x.data_ptr(), y.data_ptr(), word.data_ptr()
-        found["dropped"] = events.dropped
+        _check(ctx.tracing.events(), ctx, x, y, word)
         ctx.tracing.reset()
-        found["reset"] = len(ctx.tracing.events())
+        assert len(ctx.tracing.events()) == 0
         ctx.tracing.enable(7)
         launch()
         events = ctx.tracing.events()
-        found["few"] = len(events), events.dropped
+        assert (len(events), events.dropped) == (7, 3)
         ctx.tracing.disable()
         launch()  # nobody writes into buffers that are gone
-        found["word"] = int(word)
+        assert int(word) == 10  # two programs, five launches: recorded or not, they do their work
         ctx.barrier()
-    return found
+
+
+def _check(events, ctx, x, y, word):
+    """The events of two programs."""
+    rank, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
+    columns = {name: values.tolist() for name, values in events.columns.items()}
+    assert events.dropped == 0
+    for program in (0, 1):
+        rows = [i for i, pid in enumerate(columns["pid"]) if pid == program]
+        of = {name: [values[i] for i in rows] for name, values in columns.items()}
+        assert of["event_id"] == [*map(int, OF_RECORD), MINE]
+        assert of["cur_rank"] == [rank] * 5
+        assert of["target_rank"] == [rank, peer, peer, peer, rank]
+        places = [x.data_ptr() + 128 * program, y.data_ptr() + 128 * program, word.data_ptr(), x.data_ptr()]
+        assert of["address"] == [7, *places]
+        assert of["payload_size"] == [0, 4 * (32 if program == 0 else 28), 128, 4, 4]
+        assert of["pid_m"] == [3, program, program, program, 5]
+        assert of["pid_n"] == [4, 0, 0, 0, 6]
+        assert of["timestamp"] == sorted(of["timestamp"])
+        whole, *parts, moment = of["duration_cycles"]
+        assert moment == -1
+        assert all(each >= 0 for each in parts)
+        assert of["timestamp"][0] + whole >= of["timestamp"][3] + parts[2]  # nested
+    operations = [n for n, event in zip(columns["op_index"], columns["event_id"], strict=True) if event < 1024]
+    assert sorted(operations) == list(range(6))
 
 
 def every_operation(device):
@@ -90,49 +112,23 @@ def clocks(device):
         return (first.at, first.ahead, first.error), (second.at, second.ahead, second.error)
 
 
-def wrong_on_one(device, folder):
-    """Rank 1 asks for no events, has nowhere to write to, and switches tracing off; what all ranks get."""
-    said = []
+def mistakes(device, folder):
+    """Rank 1 asks for no events, has nowhere to write to, and switches tracing off; what all ranks get.
 
-    def attempt(call):
-        try:
-            said.append(call())
-        except (ArgumentError, IrisError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-
+    Before, what is said of calls that are wrong on all, or empty ones; at last, what a closed context says.
+    """
     with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("1MiB", device=device) as ctx:
-        last = ctx.cur_rank == 1
-        attempt(lambda: ctx.tracing.enable(0 if last else 16))
-        attempt(lambda: ctx.tracing.enable(16))
-        attempt(lambda: ctx.tracing.export(f"{folder}/{'missing/' if last else ''}trace.json"))
-        if last:
-            ctx.tracing.disable()
-        attempt(lambda: ctx.tracing.export(f"{folder}/trace.json"))
-        ctx.barrier()
-    return said
-
-
-def mistakes(device):
-    """Messages of calls that are wrong, or empty ones."""
-    messages = []
-
-    def wrong(kind, function, *arguments):
-        try:
-            function(*arguments)
-        except kind as error:
-            messages.append(str(error))
-        else:
-            messages.append("")
-
-    with Iris("1MiB", device=device) as ctx:
-        tracing = ctx.tracing
-        for number in (0, -1, 1.5, True, 1 << 31):
-            wrong(ArgumentError, tracing.enable, number)
-        for event, name in ((0, "mine"), (-1, "mine"), (5000, "")):
-            wrong(ArgumentError, tracing.name_event, event, name)
-        wrong(UnsupportedError, tracing.events)
+        tracing, last = ctx.tracing, ctx.cur_rank == 1
+        wrong = [said(partial(tracing.enable, number)) for number in (0, -1, 1.5, True, 1 << 31)]
+        wrong += [said(partial(tracing.name_event, *each)) for each in ((0, "mine"), (-1, "mine"), (5000, ""))]
+        wrong.append(said(tracing.events))
         tracing.disable()
         tracing.reset()
         assert not tracing.enabled
-    wrong(HeapClosedError, tracing.enable)
-    return messages
+        on_one = [said(lambda: tracing.enable(0 if last else 16)), said(lambda: tracing.enable(16))]
+        on_one.append(said(lambda: tracing.export(f"{folder}/{'missing/' if last else ''}trace.json")))
+        if last:
+            tracing.disable()
+        off = tracing.export(f"{folder}/trace.json")
+        ctx.barrier()
+    return wrong, on_one, off, said(tracing.enable)

@@ -4,44 +4,19 @@ import json
 
 import pytest
 import torch
-from jobs_tracing import clocks, events, every_operation, export, mistakes, wrong_on_one
+from jobs_tracing import clocks, events, every_operation, export, mistakes
 from rank_counts import rank_counts
-from trace_kernels import MINE, by_function, by_method, everything, record_gluon
+from trace_kernels import by_function, by_method, everything, record_gluon
 
 from iris_core.tracing import TraceEvent
 from iris_gluon import IrisDeviceCtx
 from iris_triton.testing.compile_only import assembly, compile_for
 
-EXPECTED = [int(TraceEvent.COMPUTE), int(TraceEvent.LOAD), int(TraceEvent.STORE), int(TraceEvent.ATOMIC_ADD), MINE]
-
 
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1]))
 @pytest.mark.parametrize("language", ["triton", "gluon"])
 def test_events(pool, num_ranks, language, device):
-    for rank, found in enumerate(pool.run(events, num_ranks, device, language)):
-        assert (found["before"], found["without"], found["reset"], found["dropped"]) == (0, 0, 0, 0)
-        assert found["few"] == (7, 3)
-        assert found["word"] == 10  # two programs, five launches: recorded or not, they do their work
-        columns = found["columns"]
-        x, y, word = found["places"]
-        peer = (rank + 1) % num_ranks
-        for program in (0, 1):
-            rows = [i for i, pid in enumerate(columns["pid"]) if pid == program]
-            of = {name: [values[i] for i in rows] for name, values in columns.items()}
-            assert of["event_id"] == EXPECTED
-            assert of["cur_rank"] == [rank] * 5
-            assert of["target_rank"] == [rank, peer, peer, peer, rank]
-            assert of["address"] == [7, x + 128 * program, y + 128 * program, word, x]
-            assert of["payload_size"] == [0, 4 * (32 if program == 0 else 28), 128, 4, 4]
-            assert of["pid_m"] == [3, program, program, program, 5]
-            assert of["pid_n"] == [4, 0, 0, 0, 6]
-            assert of["timestamp"] == sorted(of["timestamp"])
-            whole, *parts, moment = of["duration_cycles"]
-            assert moment == -1
-            assert all(each >= 0 for each in parts)
-            assert of["timestamp"][0] + whole >= of["timestamp"][3] + parts[2]  # nested
-        operations = [n for n, event in zip(columns["op_index"], columns["event_id"], strict=True) if event < 1024]
-        assert sorted(operations) == list(range(6))
+    pool.run(events, num_ranks, device, language)
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -91,21 +66,17 @@ def test_clocks_are_compared(pool, num_ranks, device):
         assert abs(second[1] - first[1]) <= first[2] + second[2] + 1e-4 * (second[0] - first[0])
 
 
-def test_mistakes(pool):
-    (messages,) = pool.run(mistakes, 1, "cpu")
-    assert all(messages)
-    assert "from 1 to 2**31 - 1" in messages[0]
-    assert "TraceEvent.LOAD" in messages[5]
-    assert "closed" in messages[-1]
-
-
 @pytest.mark.parametrize("num_ranks", [2])
 def test_what_is_wrong_on_one_rank_all_know(pool, tmp_path, num_ranks, device):
-    for refused, enabled, written, off in pool.run(wrong_on_one, num_ranks, device, str(tmp_path)):
+    for wrong, (refused, enabled, written), off, closed in pool.run(mistakes, num_ranks, device, str(tmp_path)):
+        assert all(each.startswith("ArgumentError: ") for each in wrong[:8])
+        assert "from 1 to 2**31 - 1" in wrong[0]
+        assert "TraceEvent.LOAD" in wrong[5]
+        assert wrong[8].startswith("UnsupportedError: ")
         assert refused.startswith("ArgumentError: rank 1 could not begin to trace: tracing.enable: max_events must be")
-        assert enabled is None
+        assert (enabled, off) == ("", {})
         assert written.startswith("IrisError: rank 1 could not write its part of the trace: ")
-        assert off == {}
+        assert closed.startswith("HeapClosedError: ")
 
 
 # -- without a GPU: what is compiled ----------------------------------------------------------------------------------
