@@ -1,4 +1,4 @@
-"""Rank jobs of the checker's tests: a case of the corpus, an example, a collective, with the checker on."""
+"""Rank jobs of the checker's tests: cases of the corpus, an example, a collective, with the checker on."""
 
 import contextlib
 import importlib
@@ -19,14 +19,18 @@ def checking(path, checks=CHECKS, **variables):
     return environment(IRIS_CHECK=checks, **reports, **variables)
 
 
-def run_case(module, name, bug, path, backend="triton"):
-    """Run a case; returns the text of an error that ends it.  A mistake may lose a signal: it waits 5 s."""
-    function, *_ = importlib.import_module(module).CASES[name]
+def run_cases(cases, bug, folder, backend="triton"):
+    """Run cases (module, name); returns the texts of errors that end them.  Findings are in a file for each name."""
+    return [_run_case(importlib.import_module(module), name, bug, folder, backend) for module, name in cases]
+
+
+def _run_case(module, name, bug, folder, backend):
+    """A mistake may lose a signal: it waits 5 s."""
     lost = contextlib.suppress(*[DeviceTimeoutError] * bug)
     patience = {"IRIS_DEVICE_TIMEOUT": "5"} if bug else {}
-    with lost, checking(path, **patience), Iris("4MiB", device="cpu", backend=backend) as ctx:
+    with lost, checking(folder / name, **patience), Iris("4MiB", device="cpu", backend=backend) as ctx:
         try:
-            function(ctx, bug)
+            module.CASES[name].run(ctx, bug)
         except IndexError as error:
             return f"{error}{''.join(getattr(error, '__notes__', ()))}"
     return ""
