@@ -4,14 +4,12 @@ import functools
 import gc
 import os
 import threading
-import weakref
 
 import pytest
 import torch
 from tables import table
 
 from iris_allocators._plugin import vmem
-from iris_allocators.driver.transaction import Transaction
 from iris_allocators.vmem import lease
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import (
@@ -143,22 +141,6 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 
 
-def test_an_undo_that_fails_is_noted_and_does_not_stop_the_others():
-    done = []
-
-    def fail():
-        with Transaction() as undo:
-            undo.add(done.append, 1)
-            undo.add(lambda: 1 / 0)
-            undo.add(done.append, 2)
-            raise ValueError("first")
-
-    with pytest.raises(ValueError, match="first") as caught:
-        fail()
-    assert done == [2, 1]
-    assert caught.value.__notes__ == ["while undoing: division by zero"]
-
-
 def test_memory_that_should_be_gone_makes_room_wherever_it_lies(made):
     """Its unmapping has failed; it begins before, in and behind what comes there, here and on a peer."""
     driver = made.driver()
@@ -217,18 +199,6 @@ def test_memory_that_is_there_already_is_not_mapped_again(external):
     _third = allocator.import_tensor(7 * GRANULE, last, nothing)
     assert allocator.import_extent(last)[2] == 7 * GRANULE
     assert allocator.import_extent(beyond)[2] == -1, "blocks that happen to be neighbours are not one"
-
-
-def test_the_source_lives_as_long_as_the_result(external):
-    allocator, pieces = external
-    source = pieces.tensor(0, (4,))
-    out, gone = allocator.import_tensor(0, source, nothing), weakref.ref(source)
-    del source
-    gc.collect()
-    assert gone() is not None
-    del out
-    gc.collect()
-    assert gone() is None
 
 
 def test_memory_that_cannot_be_shared_says_what_would_help(external):
