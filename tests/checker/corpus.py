@@ -101,8 +101,8 @@ def _launched(name, about, text, mistake, ranks=2, kind="race", programs=1, **ar
         wrong = wrong.replace(old, new)
 
     def run(ctx, bug):
-        given = [each[bug] if isinstance(each, tuple) else each for each in arguments.values()]
-        made = [each(ctx) if callable(each) else each for each in given]
+        chosen = [each[bug] if isinstance(each, tuple) else each for each in arguments.values()]
+        made = [each(ctx) if callable(each) else each for each in chosen]
         ctx.barrier()
         launch(ctx, kernel(wrong if bug else text, *arguments), *made, programs=programs)
         ctx.barrier()

@@ -2,9 +2,7 @@
 
 import contextlib
 import importlib
-from unittest import mock
 
-import torch
 from jobs_common import environment
 
 from iris_core import Iris
@@ -40,19 +38,6 @@ def checked(path, module, function, *args):
     """Call a rank job of another folder's tests with the checker on."""
     with checking(path):
         return getattr(importlib.import_module(module), function)(*args)
-
-
-def decode_in_a_row(kernel, path):
-    """Decode some tokens with nothing between the launches, with a kernel that may not be the library's as it is."""
-    kernels = importlib.import_module("jobs_examples").load(kernel).DecodeKernels
-    as_it_was = mock.patch("iris_triton.gemm.flash_decode.DecodeKernels", kernels)
-    with as_it_was, checking(path), Iris("4MiB", device="cpu") as ctx:
-        decode = ctx.ops.flash_decode(1, 4, 2, 16, dtype=torch.float16, pieces=2)
-        k, v = (torch.ones(1, 2, 64, 16, dtype=torch.float16) for _ in range(2))
-        for token in range(3):
-            lengths = torch.full((1,), 20 + token, dtype=torch.int32)
-            decode(torch.ones(1, 4, 16, dtype=torch.float16), k, v, lengths)
-        ctx.barrier()
 
 
 def explored(seeds, path, module, function, *args):

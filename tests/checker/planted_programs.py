@@ -54,7 +54,8 @@ def _changes(ctx, data):
     data.add_(3)  # A
 
 
-CHANGES = _changes, *marks("".join((source := inspect.getsourcelines(_changes))[0]), source[1])["A"]
+_lines, _first = inspect.getsourcelines(_changes)
+CHANGES = _changes, *marks("".join(_lines), _first)["A"]
 STORES = by_kernel("ctx.store(data + i, x, peer)")
 LOADS, READS = (
     by_kernel("tl.store(out + i, ctx.load(data + i, peer))"),

@@ -1,6 +1,5 @@
 """Every planted mistake is reported with its two lines, and no twin that is right is."""
 
-import pathlib
 import re
 
 import jobs_corpus
@@ -12,9 +11,6 @@ import planted_trackers
 import pytest
 
 from iris_triton.checker.reports import Report
-from iris_triton.gemm import flash_decode
-
-FLASH_DECODE = pathlib.Path(flash_decode.__file__)
 
 
 def reports(path):
@@ -66,37 +62,6 @@ def test_mistakes_are_reported_with_their_lines_and_twins_are_not(pool, tmp_path
         for (module, name), said in zip(chosen, zip(*errors, strict=True), strict=True)
     }
     assert {name: each for name, each in found.items() if each} == {}
-
-
-def as_it_was(source, bug=True):
-    """The source of the kernel of flash decode, with one counter for all senders if `bug`; see a2791c6."""
-    for now, before in (
-        (
-            "            signal_members(ctx, arrived + me * rows + row, turn, members, SIZE)",
-            '                ctx.signal(arrived + row, 1, peer, op="add")',
-        ),
-        ("await_members(ctx, arrived + row, turn, members, me, SIZE, rows)", "ctx.wait(arrived + row, turn * SIZE)"),
-    ):
-        assert source.count(now) == 1
-        source = source.replace(now, before) if bug else source
-    return source
-
-
-@pytest.mark.parametrize("bug", [True, False])
-def test_flash_decode_as_it_was(pool, tmp_path, bug):
-    """One counter for all senders, in three launches in a row.  The library has one for each."""
-    source = as_it_was(FLASH_DECODE.read_text(), bug)
-    kernel, path = tmp_path / "kernel.py", tmp_path / "found"
-    kernel.write_text(source)
-    pool.run(jobs_corpus.decode_in_a_row, 3, str(kernel), str(path))
-    found = reports(path)
-    assert ({"counter", "race"} >= {each.kind for each in found} and found != []) == bug
-    for each in found:
-        lines = source.splitlines()
-        sides = [lines[side.line - 1] for side in (each.access, each.other)]
-        if each.kind == "counter":
-            assert "ctx.signal(arrived" in sides[0]
-            assert "ctx.wait(arrived" in sides[1]
 
 
 def test_the_corpus_is_large_and_marked():
