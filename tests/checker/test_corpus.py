@@ -57,11 +57,12 @@ def test_mistakes_are_reported_with_their_lines_and_twins_are_not(pool, tmp_path
     chosen = [(module, name) for module, name in planted if module.CASES[name].ranks == num_ranks]
     given = [(module.__name__, name) for module, name in chosen]
     errors = pool.run(jobs_corpus.run_cases, num_ranks, given, bug, tmp_path, backend)
-    found = {
-        name: problems(module, name, bug, reports(tmp_path / name), "".join(said))
+    wrong = [
+        f"{name}: {each}"
         for (module, name), said in zip(chosen, zip(*errors, strict=True), strict=True)
-    }
-    assert {name: each for name, each in found.items() if each} == {}
+        for each in problems(module, name, bug, reports(tmp_path / name), "".join(said))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_corpus_is_large_and_marked():

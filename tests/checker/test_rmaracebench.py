@@ -34,13 +34,13 @@ def test_the_verdicts_are_the_published_ones(request, pool, tmp_path, num_ranks)
     every = request.config.getoption("exhaustive")
     titles = [title for title in CASES if ranks_of(title) == num_ranks and (every or title not in SELDOM)]
     pool.run(run_all, num_ranks, [*enumerate(titles)], tmp_path, timeout_s=900.0)
-    problems = {}
+    problems = []
     for number, title in enumerate(titles):
         found = reports(tmp_path / str(number))
         wrong = [str(each) for each in found if each.kind != "race" or sorted(sides(each, title)) != ["A", "B"]]
         if wrong or title.endswith("-yes") != (found != []):
-            problems[title] = wrong or f"{len(found)} reports"
-    assert problems == {}
+            problems.append(f"{title}: {len(found)} reports, {wrong}")
+    assert not problems, "\n".join(problems)
 
 
 def test_all_cases_are_there():

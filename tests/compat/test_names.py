@@ -297,6 +297,7 @@ ERRORS = [
     ("iris.iris(1 << 20, 'no_such')", ValueError, "no_such.*(host|torch)"),
     ("iris.iris(1 << 20, engines='warp')", ValueError, "sdma"),
     ("iris.iris(1 << 20, engines=['sdma'])", RuntimeError, "copy engines"),
+    ("iris.iris(1 << 20, 'host', engines='sdma')", UnsupportedError, "no copy engines"),
     ("iris.Iris(1 << 20, 'host', allocator='torch')", ValueError, "two allocators"),
     # 1.2: texts that tests there look for
     ("ctx.zeros(2, layout=torch.sparse_coo)", ValueError, "strided"),

@@ -299,6 +299,21 @@ def test_lanes_with_the_same_address_all_count(dtype):
 
 
 @triton.jit
+def compare_and_swap(p, old, cmp, val, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(old + i, tl.atomic_cas(p + i, tl.load(cmp + i), tl.load(val + i)))
+
+
+@table("dtype", [I32, torch.int64, torch.int16, torch.float32, torch.float64])
+def test_compare_and_swap(dtype):
+    rows = [1, 2, 3, 4], [0, 0, 0, 0], [1, 0, 3, 0], [10, 20, 30, 40]
+    p, old, cmp, val = (torch.tensor(row).to(dtype) for row in rows)
+    compare_and_swap[(1,)](p, old, cmp, val, N=4)
+    assert p.tolist() == [10, 2, 30, 4]
+    assert old.tolist() == [1, 2, 3, 4]
+
+
+@triton.jit
 def scalars(p, out, m, lock, counter, N: tl.constexpr):
     if tl.program_id(0) == 0:
         tl.store(out, tl.atomic_add(p, 5, mask=m))

@@ -37,9 +37,17 @@ def test_looking_does_not_wait(flag):
         out = torch.full((8,), -7)
         look_once[(1,)](flags, torch.tensor(values), out, cmp, N=4)
         assert out.tolist() == [*wanted, 5, 5, 6, 7, 8], (values, cmp)
-    is_unsigned, out = flag in (torch.uint32, torch.uint64), torch.zeros(8, dtype=I64)
-    look_once[(1,)](torch.full((4,), -1).to(flag), torch.full((4,), 7), out, "gt", N=4)
-    assert out[:3].tolist() == [is_unsigned, is_unsigned, is_unsigned - 1], "unsigned flags compare unsigned"
+
+
+@triton.jit
+def wait_alone(flag, value, out):
+    tl.store(out, iris.wait(flag, value, "gt", "relaxed", "gpu"))
+
+
+def test_unsigned_flags_compare_unsigned():
+    word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    wait_alone[(1,)](word, 7, out)
+    assert out.item() == 2**32 - 1
 
 
 @triton.jit
