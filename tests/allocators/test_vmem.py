@@ -11,7 +11,6 @@ import torch
 from tables import table
 
 from iris_allocators._plugin import vmem
-from iris_allocators.driver.transaction import Transaction
 from iris_allocators.vmem import lease
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import (
@@ -143,22 +142,6 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 
 
-def test_an_undo_that_fails_is_noted_and_does_not_stop_the_others():
-    done = []
-
-    def fail():
-        with Transaction() as undo:
-            undo.add(done.append, 1)
-            undo.add(lambda: 1 / 0)
-            undo.add(done.append, 2)
-            raise ValueError("first")
-
-    with pytest.raises(ValueError, match="first") as caught:
-        fail()
-    assert done == [2, 1]
-    assert caught.value.__notes__ == ["while undoing: division by zero"]
-
-
 def test_memory_that_should_be_gone_makes_room_wherever_it_lies(made):
     """Its unmapping has failed; it begins before, in and behind what comes there, here and on a peer."""
     driver = made.driver()
@@ -264,19 +247,27 @@ def test_tensors_outlive_close_and_the_last_one_gives_everything_back(made):
     assert driver.counts() == NOTHING
 
 
-@table("fail_next, busy, says, left", [
-    ({}, True, "still busy", (1, 1, 1)),
-    ({"synchronize": 1}, False, "synchronize failed", (0, 0, 0)),  # a device that has failed
-    ({"unmap": 1}, False, "stays until the process ends", (1, 1, 1)),
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+@table("how, says, left", [
+    ("busy", "still busy", (1, 1, 1)),
+    ("synchronize", "synchronize failed", (0, 0, 0)),  # a device that has failed
+    ("unmap", "stays until the process ends", (1, 1, 1)),
+    ("end of the process", "", (1, 1, 1)),  # Python 3.12 starts no thread there, so nothing can wait for the device
 ])  # fmt: skip
-def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch, caplog, fail_next, busy, says, left):
+def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch, caplog, how, says, left):
     """Nothing is unmapped while a kernel may use it."""
-    monkeypatch.setattr(lease, "IDLE_TIMEOUT_S", 0.05 if busy else 60.0)
     driver = FakeVmm()
     allocator = make(driver=driver)
     allocator.commit(0, GRANULE)
-    driver.fail_next |= fail_next
-    driver.busy = busy
+    driver.busy = how == "busy"
+    monkeypatch.setattr(lease, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
+    if how == "end of the process":
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(lease._waiter, "_thread", None)
+    driver.fail_next[how] = 1
     caplog.clear()
     with caplog.at_level("WARNING", logger="iris"):
         allocator.close()
@@ -285,21 +276,6 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     assert says in caplog.text
     with pytest.raises(HeapClosedError):
         allocator.commit(0, 1)
-
-
-def test_a_heap_that_is_left_to_the_end_of_the_process(monkeypatch):
-    """Python 3.12 starts no thread there, so nothing can wait for the device."""
-
-    def refuse(thread):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    driver = FakeVmm()
-    allocator = make(driver=driver)
-    allocator.commit(0, GRANULE)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(lease._waiter, "_thread", None)
-    allocator.close()
-    assert driver.counts()[:3] == (1, 1, 1)
 
 
 def test_a_forked_process_leaves_the_device_alone(made):

@@ -27,7 +27,7 @@ def check(monkeypatch, capfd, tmp_path):
 
     Its process is forked from one that has imported what it needs, or is really started.
     """
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", f"{FOLDER}:{FOLDER.parent / 'support'}", prepend=":")
 
     def fork(command, env, stdout=None, stderr=None):
         done = forked.run(_program, command, environ=env)

@@ -1,10 +1,8 @@
-"""Rank jobs of the checker's tests: a case of the corpus, an example, a collective, with the checker on."""
+"""Rank jobs of the checker's tests: cases of the corpus, an example, a collective, with the checker on."""
 
 import contextlib
 import importlib
-from unittest import mock
 
-import torch
 from jobs_common import environment
 
 from iris_core import Iris
@@ -19,14 +17,18 @@ def checking(path, checks=CHECKS, **variables):
     return environment(IRIS_CHECK=checks, **reports, **variables)
 
 
-def run_case(module, name, bug, path, backend="triton"):
-    """Run a case; returns the text of an error that ends it.  A mistake may lose a signal: it waits 5 s."""
-    function, *_ = importlib.import_module(module).CASES[name]
+def run_cases(cases, bug, folder, backend="triton"):
+    """Run cases (module, name); returns the texts of errors that end them.  Findings are in a file for each name."""
+    return [_run_case(importlib.import_module(module), name, bug, folder, backend) for module, name in cases]
+
+
+def _run_case(module, name, bug, folder, backend):
+    """A mistake may lose a signal: it waits 5 s."""
     lost = contextlib.suppress(*[DeviceTimeoutError] * bug)
     patience = {"IRIS_DEVICE_TIMEOUT": "5"} if bug else {}
-    with lost, checking(path, **patience), Iris("4MiB", device="cpu", backend=backend) as ctx:
+    with lost, checking(folder / name, **patience), Iris("4MiB", device="cpu", backend=backend) as ctx:
         try:
-            function(ctx, bug)
+            module.CASES[name].run(ctx, bug)
         except IndexError as error:
             return f"{error}{''.join(getattr(error, '__notes__', ()))}"
     return ""
@@ -36,19 +38,6 @@ def checked(path, module, function, *args):
     """Call a rank job of another folder's tests with the checker on."""
     with checking(path):
         return getattr(importlib.import_module(module), function)(*args)
-
-
-def decode_in_a_row(kernel, path):
-    """Decode some tokens with nothing between the launches, with a kernel that may not be the library's as it is."""
-    kernels = importlib.import_module("jobs_examples").load(kernel).DecodeKernels
-    as_it_was = mock.patch("iris_triton.gemm.flash_decode.DecodeKernels", kernels)
-    with as_it_was, checking(path), Iris("4MiB", device="cpu") as ctx:
-        decode = ctx.ops.flash_decode(1, 4, 2, 16, dtype=torch.float16, pieces=2)
-        k, v = (torch.ones(1, 2, 64, 16, dtype=torch.float16) for _ in range(2))
-        for token in range(3):
-            lengths = torch.full((1,), 20 + token, dtype=torch.int32)
-            decode(torch.ones(1, 4, 16, dtype=torch.float16), k, v, lengths)
-        ctx.barrier()
 
 
 def explored(seeds, path, module, function, *args):

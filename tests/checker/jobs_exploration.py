@@ -9,11 +9,8 @@ import planted_memory
 import planted_messages
 import planted_programs
 import torch
-import triton
-import triton.language as tl
 from jobs_corpus import exploring
 
-import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import DeviceError
 from iris_core.world import group
@@ -42,7 +39,7 @@ def run_case(name, bug, seeds, path="", look=None):
         with exploring(seed, path, "races,schedules" if path else "schedules"), kept_results() as found:
             try:
                 with Iris("4MiB", device="cpu") as ctx:
-                    CASES[name][0](ctx, bug)
+                    CASES[name].run(ctx, bug)
                     seen = look and look()
                     ctx.barrier()
                 told.append(([each.tolist() for each in found], seen))
@@ -61,12 +58,6 @@ def journal():
     return group.watcher.rows()
 
 
-@triton.jit
-def waits(context, flag, RANK: tl.constexpr, WORLD: tl.constexpr):
-    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
-    ctx.wait(flag, 1)
-
-
 def never_signalled(bounded):
     """Wait for what no rank signals; returns the kind of the error."""
     with exploring(1):
@@ -74,18 +65,12 @@ def never_signalled(bounded):
             with Iris("1MiB", device="cpu") as ctx:
                 flag = ctx.zeros(1, dtype=torch.int32)
                 ctx.barrier()
-                if not bounded:
-                    never[(1,)](flag)
-                corpus.launch(ctx, waits, flag)
+                look = "while tl.atomic_add(flag, 0, sem='acquire', scope='sys') == 0: pass"
+                waiting = "ctx.wait(flag, 1)" if bounded else look
+                corpus.launch(ctx, corpus.kernel(waiting, "flag"), flag)
         except DeviceError as error:
             return type(error).__name__
     return ""
-
-
-@triton.jit
-def never(flag):
-    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") == 0:
-        pass
 
 
 def waits_outside(done):
@@ -96,7 +81,7 @@ def waits_outside(done):
         while ctx.cur_rank == 0 and not done.exists() and time.monotonic() < end:
             time.sleep(0.02)
         came = done.exists() or ctx.cur_rank == 1
-        corpus.launch(ctx, planted_programs.own, data, torch.zeros(corpus.N), N=corpus.N)
+        planted_programs.READS[0](ctx, data)
         done.touch()
         ctx.barrier()
         return came

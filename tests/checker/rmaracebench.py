@@ -17,6 +17,11 @@ second program takes the way that the title names.
 import itertools
 import re
 
+import torch
+import triton
+import triton.language as tl
+from corpus import kernel, launch
+
 TABLE = """
 conflict/001-putnbi-load-local-no                | 0: putnbi; load local
 conflict/002-putnbi-store-local-yes              | 0: A putnbi; B store local
@@ -158,36 +163,42 @@ misc/018-get-store-memcpy-remote-yes        | 0: A get | 1: B store copied remot
 _ROWS = (row.partition("|") for row in re.sub(r"\n +\|", " |", TABLE).split("\n"))
 CASES = {title.strip(): programs.split("|") for title, _, programs in _ROWS if programs}
 
-HEAD = """import torch
-import triton
-import triton.language as tl
-
-import iris_triton as iris
+PARAMETERS = [
+    "local",
+    "remote",
+    "remote2",
+    "reduced",
+    "box",
+    "start",
+    "done",
+    "threads",
+    "team",
+    "lock",
+    "signal",
+    "words",
+]
 
 
 @triton.jit
 def load_of(pointer):
-    x = tl.load(pointer){load_mark}
+    x = tl.load(pointer)
     return x
 
 
 @triton.jit
 def store_to(pointer):
-    tl.store(pointer, 42){store_mark}
+    tl.store(pointer, 42)
     return 0
 
 
 @triton.jit
-def deeper(pointer, STORES: tl.constexpr):
-    if STORES:
-        store_to(pointer)
-    else:
-        load_of(pointer)
+def deeper(pointer, FUNCTION: tl.constexpr):
+    FUNCTION(pointer)
 
 
 @triton.jit
-def deep(pointer, STORES: tl.constexpr):
-    deeper(pointer, STORES)
+def deep(pointer, FUNCTION: tl.constexpr):
+    deeper(pointer, FUNCTION)
 
 
 @triton.jit
@@ -200,34 +211,12 @@ def same(pointer):
     return pointer
 
 
-@triton.jit
-def kernel(
-    context, local, remote, remote2, reduced, box, start, done, threads, team, lock, signal, words, RANK: tl.constexpr,
-    WORLD: tl.constexpr
-):
-    ctx = iris.DeviceContext.initialize(context, RANK, WORLD)
-    program = tl.program_id(0)
-    i = tl.arange(0, 2)
-    lock_word, nudged = lock, lock + 1
-    flag, sent = signal, signal + 1
-"""
-
-TAIL = """
-
-def run(ctx):
-    tensors = [ctx.zeros({size}, dtype=torch.int32) for {name} in range(12)]
-    tensors[4] = ctx.zeros(1, dtype=torch.int64)
-    ctx.barrier()
-    kernel[({programs},)](ctx.get_device_context(), *tensors, RANK=ctx.cur_rank, WORLD=ctx.num_ranks)
-    ctx.barrier()
-"""
-
 RELAXED = "sem='relaxed', scope='sys'"
 AS = "{at}.to(tl.pointer_type(tl.%s), bitcast=True)"
 LATER = {
     "put": "ctx.store({at}, 7, {pe})",
     "p": "ctx.store({at}, 7, {pe})",
-    "iput": "ctx.store({at} + 2 * i, i, {pe})",
+    "iput": "ctx.store({at} + 2 * two, two, {pe})",
     "putnbi": "ctx.store({at}, tl.load(local), {pe})",
     "getnbi": "tl.store(local, ctx.load({at}, {pe}))",
     "put_signal": "ctx.store({at}, 7, {pe}){mark}\nctx.signal(sent, 1, {pe}, op='add'){mark}",
@@ -246,7 +235,7 @@ LATER = {
 
 NOW = {
     "get": "tl.store(local, ctx.load({at}, {pe}))",
-    "iget": "tl.store(local + 2 * i, ctx.load({at} + 2 * i, {pe}))",
+    "iget": "tl.store(local + 2 * two, ctx.load({at} + 2 * two, {pe}))",
     "g": "x = ctx.load({at}, {pe})",
     "fetch": f"x = ctx.atomic_add({{at}}, 0, {{pe}}, {RELAXED})",
     "inc": f"x = ctx.atomic_add({{at}}, 1, {{pe}}, {RELAXED})",
@@ -274,6 +263,9 @@ POINTERS = {
 }
 """How a pointer comes to where it is used."""
 
+WAYS = {"nested": "deep", "passed": "call"}
+"""How a function comes to be called that uses one."""
+
 
 def ranks_of(title):
     """The number of PEs that a case needs."""
@@ -281,9 +273,9 @@ def ranks_of(title):
     return 1 + max(1, *(int(number) for number in re.findall(r"(?:^|\s|@)(\d)(?=[.:;\s]|$)", text)))
 
 
-def source_of(title):
-    """The module of a case, as text: a function `run` of a context, and the marks `# A` and `# B`."""
-    programs, marks = {}, {"load_mark": "", "store_mark": ""}
+def text_of(title):
+    """The statements of a case, with the marks `# A` and `# B`, and which device function has one of them."""
+    programs, marks = {}, {}
     for part in CASES[title]:
         who, _, operations = part.partition(":")
         rank, _, thread = who.strip().partition(".")
@@ -291,7 +283,8 @@ def source_of(title):
         later, is_put = [], {}
         for operation in operations.split(";"):
             words = operation.split()
-            mark = f"  # {words.pop(0)}" if words[0] in ("A", "B") else ""
+            letter = words.pop(0) if words[0] in ("A", "B") else ""
+            mark = f"  # {letter}" if letter else ""
             name, *arguments = words
             if name in ("quiet", "barrier", "fence"):
                 for number in [each for each in later if name != "fence" or is_put[each]]:
@@ -305,10 +298,10 @@ def source_of(title):
             at, _, pe = target.partition("@")
             said = {"at": at, "pe": pe or 1, "own": at, "mark": mark, "number": arguments[0] if arguments else 0}
             said["word"] = "sent" if arguments else "flag"
-            if how in ("nested", "passed"):
-                function = f"{name}_{'of' if name == 'load' else 'to'}"
-                marks[f"{name}_mark"] = mark
-                lines.append(f"deep({at}, {name == 'store'})" if how == "nested" else f"call({at}, {function})")
+            if how in WAYS:
+                function = "load_of" if name == "load" else "store_to"
+                marks[function] = letter
+                lines.append(f"{WAYS[how]}({at}, {function})")
                 continue
             if how:
                 lines += POINTERS[how].format(**said).split("\n")
@@ -319,7 +312,7 @@ def source_of(title):
                 lines += text
                 continue
             if name in ("put", "iput"):
-                lines.append(f"x = tl.load(local{' + 2 * i' if name == 'iput' else ''})")
+                lines.append(f"x = tl.load(local{' + 2 * two' if name == 'iput' else ''})")
             number = next(each for each in itertools.count(2) if (int(rank), each) not in programs)
             later.append(number)
             is_put[number] = name.startswith(("put", "p", "iput", "set", "add"))
@@ -328,8 +321,16 @@ def source_of(title):
                 f"ctx.wait(start + {number}, 1, scope='gpu')", *text,
                 f"ctx.signal(done + {number}, 1, RANK, scope='gpu')",
             ]  # fmt: skip
-    parts = [HEAD.format(**marks)]
+    parts = ["two, lock_word, nudged, flag, sent = tl.arange(0, 2), lock, lock + 1, signal, signal + 1"]
     for (rank, program), lines in sorted(programs.items()):
-        parts.append(f"    if RANK == {rank} and program == {program}:\n")
-        parts += [f"        {line}\n" for line in lines]
-    return "".join(parts) + TAIL.format(size=16, name="_", programs=1 + max(program for _, program in programs))
+        parts += [f"if RANK == {rank} and pid == {program}:", *(f"    {line}" for line in lines)]
+    return "\n".join(parts), marks
+
+
+def run(ctx, title):
+    """Run a case."""
+    made = kernel(text_of(title)[0], *PARAMETERS, load_of=load_of, store_to=store_to, deep=deep, call=call, same=same)
+    tensors = [ctx.zeros(16, dtype=torch.int64 if name == "box" else torch.int32) for name in PARAMETERS]
+    ctx.barrier()
+    launch(ctx, made, *tensors, programs=1 + max(map(int, re.findall(r"pid == (\d+)", made.src))))
+    ctx.barrier()

@@ -97,26 +97,39 @@ def test_training(tmp_path, name):
     assert texts(path) == []
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize("kind", ["moving", "reducing", "ways", "places", "shapes", "switch"])
-def test_collectives(pool, some, tmp_path, kind, num_ranks):
-    cases = {
-        "moving": moving_cases, "reducing": reducing_pairs, "places": place_cases, "shapes": shape_cases,
-        "ways": lambda: way_cases(num_ranks), "switch": switch_cases,
-    }[kind]()  # fmt: skip
-    every = {"moving": 24, "reducing": 12, "ways": 14, "places": 24, "shapes": 24, "switch": 9}[kind]
-    cases = some(cases, every)
-    if kind == "switch":  # so large that the workspace is on the heap, where what was never written is known
-        cases = [*cases, of(("all_reduce", "nvls_two_shot"), "bfloat16", shape=(2_500_001,), place="ordinary")]
-    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ccl", "run_cases", "cpu", cases, 2)
-    assert wrong == [[]] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", RANKS)
-def test_fused_operations(pool, some, tmp_path, num_ranks):
+def fused_cases(num_ranks, some):
     gathered = [case for case in scaled_cases(num_ranks) if case.op == "all_gather_matmul"]  # scales travel, too
-    cases = [*some(all_cases(num_ranks), 16), *some(gathered, 2)]
-    wrong = run(pool, tmp_path / "found", num_ranks, "jobs_ops", "run_cases", "cpu", cases, 2)
+    return [*some(all_cases(num_ranks), 16), *some(gathered, 2)]
+
+
+def norms():
+    """Other shapes follow each other in the same memory, the largest first, with no other operation between them."""
+    return [
+        Norm(algorithm, (rows, hidden), "float32", out=out, programs=2)
+        for algorithm in ("one_shot", "two_shot")
+        for rows, hidden, out in ((5, 24, ""), (1, 16, "float8_e4m3fn"), (5, 24, ""))
+    ]
+
+
+# so large that the workspace is on the heap, where what was never written is known
+ON_HEAP = of(("all_reduce", "nvls_two_shot"), "bfloat16", shape=(2_500_001,), place="ordinary")
+OPERATIONS = {
+    "moving": ("jobs_ccl", lambda num_ranks, some: some(moving_cases(), 24)),
+    "reducing": ("jobs_ccl", lambda num_ranks, some: some(reducing_pairs(), 12)),
+    "ways": ("jobs_ccl", lambda num_ranks, some: some(way_cases(num_ranks), 14)),
+    "places": ("jobs_ccl", lambda num_ranks, some: some(place_cases(), 24)),
+    "shapes": ("jobs_ccl", lambda num_ranks, some: some(shape_cases(), 24)),
+    "switch": ("jobs_ccl", lambda num_ranks, some: [*some(switch_cases(), 9), ON_HEAP]),
+    "fused": ("jobs_ops", fused_cases),
+    "norms": ("jobs_norm", lambda num_ranks, some: norms()),
+}
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_operations(pool, some, tmp_path, kind, num_ranks):
+    module, cases = OPERATIONS[kind]
+    wrong = run(pool, tmp_path / "found", num_ranks, module, "run_cases", "cpu", cases(num_ranks, some), 2)
     assert wrong == [[]] * num_ranks
 
 
@@ -174,17 +187,6 @@ def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, fi
     if not request.config.getoption("exhaustive"):
         seeds = [[*EXPECTED].index(name) % AT_ONCE]
     assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found", seeds) == []
-
-
-@pytest.mark.parametrize("num_ranks", RANKS)
-def test_norms(pool, tmp_path, num_ranks):
-    """Other shapes follow each other in the same memory, the largest first, with no other operation between them."""
-    cases = [
-        Norm(algorithm, (rows, hidden), "float32", out=out, programs=2)
-        for algorithm in ("one_shot", "two_shot")
-        for rows, hidden, out in ((5, 24, ""), (1, 16, "float8_e4m3fn"), (5, 24, ""))
-    ]
-    assert run(pool, tmp_path / "found", num_ranks, "jobs_norm", "run_cases", "cpu", cases, 2) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)

@@ -27,7 +27,7 @@ SHOWN = (
 
 def results(pool, name, bug, seeds):
     """The results of all ranks, for each seed."""
-    _, ranks, _ = jobs_exploration.CASES[name]
+    ranks = jobs_exploration.CASES[name].ranks
     told = pool.run(jobs_exploration.run_case, ranks, name, bug, seeds)
     return [[result for result, _ in each] for each in zip(*told, strict=True)]
 
@@ -43,7 +43,7 @@ def test_a_mistake_changes_results_and_its_twin_does_not(pool, name):
 @pytest.mark.parametrize("name", ["passed_on", "flag_not_reset", "barrier_of_one_program", "programs_without_flag"])
 def test_a_seed_makes_the_same_run_again(pool, tmp_path, name):
     """Down to the number of decisions, steps and changes, and the text of what is found."""
-    _, ranks, _ = jobs_exploration.CASES[name]
+    ranks = jobs_exploration.CASES[name].ranks
     runs = []
     for turn in range(2):
         path = tmp_path / f"found {turn}"
@@ -115,7 +115,7 @@ PROGRAM = """
 
     with Iris("4MiB", device="cpu") as ctx:
         corpus.kept = []
-        planted_programs.CASES["programs_without_flag"][0](ctx, True)
+        planted_programs.CASES["programs_without_flag"].run(ctx, True)
         assert corpus.kept[0][1] == 1, "the result is wrong"
 """
 

@@ -39,13 +39,6 @@ def test_most_of_what_is_allowed_is_seen(runner):
     assert len(missed) <= 0.25 * len(allowed), missed
 
 
-def test_an_outcome_that_is_forbidden_would_be_noticed(runner):
-    """Without its fence, the same text is one that is allowed."""
-    for gpus in ((0, 0), (0, 1)):
-        test = Litmus("SB without fences", "", False, gpus, "st x 1; ld y 0 || st y 1; ld x 0")
-        assert runner.first_seed(Program(test), SEEDS) is not None
-
-
 def test_values_of_a_test_are_those_of_its_text(runner):
     """Initial values, values that are stored on, conditions, and what memory holds at the end."""
     text = "x=5 y=1 -| ld x a; st z a; ld y 1; if r1 == 0: st y 7; if r1 == 1: st v 2; add.rlx.sys x 2 5 |- x=7 y=1"

@@ -83,7 +83,7 @@ def test_threads_that_change_one_word_come_in_all_permutations(runner):
 
 def walk_case(pool, name, bug, most, path):
     """Walk a case of the corpus; returns the walk, the results of all ranks, and the findings."""
-    _, ranks, _ = jobs_exploration.CASES[name]
+    ranks = jobs_exploration.CASES[name].ranks
     results = []
 
     def run(order):

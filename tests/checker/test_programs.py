@@ -10,7 +10,7 @@ import planted_messages
 import planted_programs
 import pytest
 import torch
-from corpus import N, launch
+from corpus import N, kernel, launch
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
@@ -25,7 +25,7 @@ PROGRAM = """
     from iris_core import Iris
 
     with Iris("4MiB", device="cpu") as ctx:
-        planted_programs.CASES["programs_without_flag"][0](ctx, sys.argv[1] == "bug")
+        planted_programs.CASES["programs_without_flag"].run(ctx, sys.argv[1] == "bug")
     print("output")
     sys.exit(int(sys.argv[2]))
 """
@@ -59,7 +59,7 @@ def test_a_picture_shows_both_programs(check, tmp_path):
     for flow, what, program in ((begin, "store", "rank 0, program 0"), (end, "load", "rank 0, program 1")):
         same = [each for each in events if each["ph"] == "X" and each["ts"] == flow["ts"]]
         assert [(each["name"], names[each["pid"], each["tid"]]) for each in same] == [(what, program)]
-        assert same[0]["args"]["line"].startswith("planted_programs.py:")
+        assert same[0]["args"]["line"].startswith("kernel_")
     marks = [each for each in events if each["ph"] == "i"]
     assert {each["args"]["text"] for each in marks} == set(picture["metadata"]["findings"])
     assert "data race" in marks[0]["args"]["text"]
@@ -100,7 +100,7 @@ def test_a_report_names_the_freed_tensor_and_the_bytes_of_a_view():
 
 def _case(name, bug):
     with Iris("4MiB", device="cpu") as ctx:
-        planted_programs.CASES[name][0](ctx, bug)
+        planted_programs.CASES[name].run(ctx, bug)
 
 
 def test_the_fixture_finds_and_forgives(checked):
@@ -115,10 +115,12 @@ def _learned():
         data, flag = ctx.zeros(N), ctx.zeros(2, dtype=torch.int32)
         ctx.barrier()
         try:
-            launch(ctx, planted_messages.message, data, flag, torch.zeros(N), RELEASES="relaxed")
+            relaxed = planted_messages.SIGNAL.replace("1)", "1, sem='relaxed')")
+            message = planted_messages.MESSAGE.replace(planted_messages.SIGNAL, relaxed)
+            launch(ctx, kernel(message, "data", "flag", "out"), data, flag, torch.zeros(N))
             end = time.monotonic() + 60
             while time.monotonic() < end:
-                launch(ctx, planted_programs.own, flag, torch.zeros(N), N=1)
+                launch(ctx, kernel("tl.load(flag)", "flag"), flag)
         except CheckError as error:
             return type(error), getattr(error.report, "rank", None)
     return None
@@ -134,7 +136,7 @@ def _benign(path):
         data = ctx.zeros(N)
         declared = benign_race(data, "for this test")
         ctx.barrier()
-        launch(ctx, planted_programs.copy_to, data, data)
+        launch(ctx, kernel("ctx.store(data + i, tl.load(data + i), peer)", "data"), data)
         ctx.barrier()
         listed = benign_ranges.copy()
     return declared.count, listed == [declared], benign_ranges

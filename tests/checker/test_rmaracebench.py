@@ -1,46 +1,46 @@
 """The published verdicts of RMARaceBench: each race with its two lines, and no report where there is none."""
 
-import importlib.util
-import re
-
 import jobs_corpus
 import pytest
-from rmaracebench import CASES, ranks_of, source_of
+import rmaracebench
+from corpus import marks_in_kernel
+from rmaracebench import CASES, ranks_of, text_of
+from test_corpus import reports
 
 from iris_core import Iris
-from iris_triton.checker.reports import Report
 
-
-def _run(path, found):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with jobs_corpus.checking(found), Iris("1MiB", device="cpu") as ctx:
-        module.run(ctx)
-
-
-MARKS = {
-    title: pytest.mark.exhaustive if title.startswith("misc") or number % 3 else ()
-    for number, title in enumerate(CASES)
-}
+SELDOM = {title for number, title in enumerate(CASES) if title.startswith("misc") or number % 3}
 """Two of three, and those that differ in the way that a pointer takes, come with --exhaustive."""
 
 
-@pytest.mark.parametrize("title", [pytest.param(title, marks=marks) for title, marks in MARKS.items()])
-def test_the_verdict_is_the_published_one(pool, tmp_path, title):
-    path, found = tmp_path / f"{re.sub('[^a-z0-9]', '_', title)}.py", tmp_path / "found"
-    path.write_text(source_of(title))
-    pool.run(_run, ranks_of(title), path, found)
-    reports = [Report.from_json(line) for line in found.read_text().splitlines()] if found.exists() else []
-    if title.endswith("-no"):
-        assert [str(each) for each in reports] == []
-        return
-    assert reports != []
-    lines = path.read_text().splitlines()
-    for each in reports:
-        assert each.kind == "race"
-        sides = [lines[side.line - 1].partition("  # ")[2] for side in (each.access, each.other)]
-        assert sorted(sides) == ["A", "B"], str(each)
+def run_all(titles, folder):
+    for number, title in titles:
+        with jobs_corpus.checking(folder / str(number)), Iris("1MiB", device="cpu") as ctx:
+            rmaracebench.run(ctx, title)
+
+
+def sides(report, title):
+    """The marks of the two lines of a report."""
+    text, marks = text_of(title)
+    marked = marks_in_kernel(text)
+    return [
+        marks.get(side.function) or "".join(letter for letter in "AB" if side.line in marked[letter])
+        for side in (report.access, report.other)
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", sorted({ranks_of(title) for title in CASES}))
+def test_the_verdicts_are_the_published_ones(request, pool, tmp_path, num_ranks):
+    every = request.config.getoption("exhaustive")
+    titles = [title for title in CASES if ranks_of(title) == num_ranks and (every or title not in SELDOM)]
+    pool.run(run_all, num_ranks, [*enumerate(titles)], tmp_path, timeout_s=900.0)
+    problems = []
+    for number, title in enumerate(titles):
+        found = reports(tmp_path / str(number))
+        wrong = [str(each) for each in found if each.kind != "race" or sorted(sides(each, title)) != ["A", "B"]]
+        if wrong or title.endswith("-yes") != (found != []):
+            problems.append(f"{title}: {len(found)} reports, {wrong}")
+    assert not problems, "\n".join(problems)
 
 
 def test_all_cases_are_there():

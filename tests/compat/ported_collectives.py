@@ -155,23 +155,21 @@ def fused():
 
     bias = _operand(5, n).to(shmem.device)
     shards = [_operand(40 + r, m, k // world) for r in range(world)]
-    shard, C = on_heap(shards[rank]), shmem.zeros((m, n))
+    shard, wide = on_heap(shards[rank]), shmem.zeros((m * world, n))
+    gathered, ops = torch.cat(shards, dim=1) @ _operand(99, k, n), iris.ops
     shmem.barrier()
-    iris.ops.all_gather_matmul_preamble(shmem, shard, B, None)
-    iris.ops.all_gather_matmul(shmem, C, shard, B, bias)
-    check(C, torch.cat(shards, dim=1) @ _operand(99, k, n) + bias.cpu())
-    C.zero_()
-    iris.ops.all_gather_matmul_hbm_buffer_preamble(shmem, shard, B, config)
-    iris.ops.all_gather_matmul_hbm_buffer(shmem, C, shard, B, bias, num_fetch_sms=1)
-    check(C, torch.cat(shards, dim=1) @ _operand(99, k, n) + bias.cpu())
-    C.zero_()
-    shmem.ops.all_gather_matmul(output_tensor=C, A_sharded=shard, B=B)
-    check(C, torch.cat(shards, dim=1) @ _operand(99, k, n))
-
-    C = shmem.zeros((m * world, n))
-    iris.ops.matmul_all_gather_preamble(shmem, A, B, config)
-    iris.ops.matmul_all_gather(shmem, C, A, B)
-    check(C, torch.cat(products))
+    ops.all_gather_matmul_preamble(shmem, shard, B, None)
+    ops.all_gather_matmul_hbm_buffer_preamble(shmem, shard, B, config)
+    ops.matmul_all_gather_preamble(shmem, A, B, config)
+    for out, call, want in (
+        (C, lambda: ops.all_gather_matmul(shmem, C, shard, B, bias), gathered + bias.cpu()),
+        (C, lambda: ops.all_gather_matmul_hbm_buffer(shmem, C, shard, B, bias, num_fetch_sms=1), gathered + bias.cpu()),
+        (C, lambda: shmem.ops.all_gather_matmul(output_tensor=C, A_sharded=shard, B=B), gathered),
+        (wide, lambda: ops.matmul_all_gather(shmem, wide, A, B), torch.cat(products)),
+    ):
+        out.zero_()
+        call()
+        check(out, want)
 
     C, pieces = shmem.zeros((m, n)), shmem.zeros((m * world, n))
     shmem.barrier()

@@ -19,34 +19,26 @@ BLOCK = 128
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 @triton.jit
-def send_stored(buffer, flags, n, producer: tl.constexpr, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
-    """Load, store, then raise the flag of the block by compare-and-swap."""
-    pid = tl.program_id(0)
-    offsets = pid * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    values = iris.load(buffer + offsets, producer, producer, heap_bases, mask=mask)
-    iris.store(buffer + offsets, values, producer, consumer, heap_bases, mask=mask)
-    iris.atomic_cas(flags + pid, 0, 1, producer, consumer, heap_bases, sem="release", scope="sys")
-
-
-@triton.jit
-def send_put(source, target, flags, n, producer: tl.constexpr, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
-    """Put from a buffer of its own."""
-    pid = tl.program_id(0)
-    offsets = pid * BLOCK + tl.arange(0, BLOCK)
-    iris.put(source + offsets, target + offsets, producer, consumer, heap_bases, mask=offsets < n)
-    iris.atomic_xchg(flags + pid, 1, producer, consumer, heap_bases, sem="release", scope="sys")
-
-
-@triton.jit
-def send_context(source, target, flags, n, context, rank: tl.constexpr, world: tl.constexpr, BLOCK: tl.constexpr):
-    """The same with the object."""
+def send(
+    source, target, flags, n, how: tl.constexpr, rank: tl.constexpr, world: tl.constexpr, heap_bases, context,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store what is loaded from the own heap, put, or do so by the object; then raise the flag of the block."""
     ctx = iris.Context.initialize(context, rank, world)
     pid = tl.program_id(0)
     offsets = pid * BLOCK + tl.arange(0, BLOCK)
-    ctx.put(source + offsets, target + offsets, to_rank=1, mask=offsets < n)
-    iris.quiet(None, 1)
-    ctx.atomic_cas(flags + pid, 0, 1, to_rank=1, sem="release", scope="sys")
+    mask = offsets < n
+    if how == "store":
+        values = iris.load(source + offsets, rank, rank, heap_bases, mask=mask)
+        iris.store(target + offsets, values, rank, 1, heap_bases, mask=mask)
+        iris.atomic_cas(flags + pid, 0, 1, rank, 1, heap_bases, sem="release", scope="sys")
+    elif how == "put":
+        iris.put(source + offsets, target + offsets, rank, 1, heap_bases, mask=mask)
+        iris.atomic_xchg(flags + pid, 1, rank, 1, heap_bases, sem="release", scope="sys")
+    else:
+        ctx.put(source + offsets, target + offsets, to_rank=1, mask=mask)
+        iris.quiet(None, 1)
+        ctx.atomic_cas(flags + pid, 0, 1, to_rank=1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -76,13 +68,9 @@ def messages():
         result = shmem.zeros(n, device=shmem.device)
         flags = shmem.zeros(grid, dtype=torch.int32)
         shmem.barrier()
-        if cur_rank == 0 and how == "store":
-            buffer.copy_(source)
-            send_stored[grid](buffer, flags, n, 0, 1, heap_bases, BLOCK)
-        elif cur_rank == 0 and how == "put":
-            send_put[grid](source, buffer, flags, n, 0, 1, heap_bases, BLOCK)
-        elif cur_rank == 0:
-            send_context[grid](source, buffer, flags, n, shmem.get_device_context(), 0, num_ranks, BLOCK)
+        if cur_rank == 0:
+            context = shmem.get_device_context()
+            send[grid](source, buffer, flags, n, how, 0, num_ranks, heap_bases, context, BLOCK)
         elif cur_rank == 1:
             receive[grid](buffer, result, flags, n, 1, heap_bases, BLOCK)
         shmem.barrier()

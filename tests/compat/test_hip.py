@@ -6,6 +6,7 @@ import pytest
 import torch
 from tables import table
 
+import iris_triton as iris
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_triton import hip
 
@@ -33,6 +34,7 @@ def test_what_a_device_is(monkeypatch, device, arch, dies):
         assert hip.get_cu_count(index) == device[1]
         assert hip.get_wall_clock_rate(index) == (100_000 if device[0] else 1_000_000)
     assert (hip.count_devices(), hip.get_device_id()) == (2, 1)
+    assert [iris.get_device_id_for_rank(rank) for rank in (0, 1, 5)] == [0, 1, 1]
 
 
 def test_what_cannot_be_answered(monkeypatch):

@@ -12,13 +12,14 @@ import torch
 import triton
 import triton.language as tl
 from jobs_common import environment
+from kernel_text import kernel_of
 from tables import table
 
 import iris_gluon
 import iris_triton as iris
 from iris_core.errors import UnsupportedError
 from iris_core.heap import tensors
-from iris_triton.rocm_iris.ported_context import allocator_for
+from iris_triton.rocm_iris import ported_context  # noqa: F401 - a question asks it
 
 # -- what there is, beside the names that the tables below call -------------------------------------------------------
 NAMES = {
@@ -39,7 +40,11 @@ NAMES = {
     "ctx.tracing": "reset",
     "iris.bench.State": "__getitem__ get set_bytes set_flops set_warmup set_repeat skip",
 }
-EVENTS = [*range(14), 1024, 2048, 2049, 3072, 3073]
+_EVENTS = (
+    "load store get put copy atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_and atomic_or atomic_min"
+)
+EVENTS = {name: number for number, name in enumerate(f"{_EVENTS} atomic_max".split())}
+EVENTS |= {"fetch": 1024, "compute": 2048, "reduce": 2049, "wait": 3072, "barrier": 3073}
 REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
 
 
@@ -58,22 +63,12 @@ def test_there_is(ctx, holder, name):
     assert holder != "iris" or name in dir(iris)
 
 
-@triton.jit
-def numbers(out):
-    event = iris.TraceEvent()
-    values = (
-        event.load, event.store, event.get, event.put, event.copy, event.atomic_add, event.atomic_sub,
-        event.atomic_cas, event.atomic_xchg, event.atomic_xor, event.atomic_and, event.atomic_or, event.atomic_min,
-        event.atomic_max, event.fetch, event.compute, event.reduce, event.wait, event.barrier,
-    )  # fmt: skip
-    for i in tl.static_range(19):
-        tl.store(out + i, values[i])
-
-
 def test_numbers_of_events_and_reductions(ctx):
-    out = torch.full((19,), -1)
-    numbers[(1,)](out)
-    assert out.tolist() == EVENTS
+    stores = "\n".join(f"tl.store(out + {place}, event.{name})" for place, name in enumerate(EVENTS))
+    kernel = kernel_of(triton.jit, "out", f"event = iris.TraceEvent()\n{stores}", iris=iris, tl=tl)
+    out = torch.full((len(EVENTS),), -1)
+    kernel[(1,)](out)
+    assert dict(zip(EVENTS, out.tolist(), strict=True)) == EVENTS
     assert {name: int(iris.ccl.ReduceOp[name]) for name in REDUCTIONS} == REDUCTIONS
 
 
@@ -268,7 +263,10 @@ ANSWERS = {
     "ctx.is_symmetric(ctx.as_symmetric(torch.ones(3)))": True, "ctx.broadcast('text', source_rank=0)": "text",
     "len(ctx.get_device_context()) >= 2 + 1 + 17": True, "ctx.get_cu_count() > 0": True,
     # 1.4
-    "iris.get_device_id_for_rank(0)": 0, "(iris.DEBUG, iris.INFO, iris.WARNING, iris.ERROR)": (10, 20, 30, 40),
+    "iris.get_device_id_for_rank(0)": 0, "iris.is_simulation_env()": not torch.cuda.is_available(),
+    "[ported_context.allocator_for(name, on_cpu=False) for name in ('torch', 'vmem_chunked', 'ours')]":
+        ["torch", "vmem", "ours"],
+    "(iris.DEBUG, iris.INFO, iris.WARNING, iris.ERROR)": (10, 20, 30, 40),
     "iris.Context is iris.DeviceContext": True, "iris.gluon.IrisDeviceCtx is iris_gluon.IrisDeviceCtx": True,
     "iris.experimental.iris_gluon.iris": iris_gluon.iris,
     "iris.do_bench(lambda: None, n_warmup=0, n_repeat=3, return_mode='min') >= 0": True,
@@ -299,6 +297,7 @@ ERRORS = [
     ("iris.iris(1 << 20, 'no_such')", ValueError, "no_such.*(host|torch)"),
     ("iris.iris(1 << 20, engines='warp')", ValueError, "sdma"),
     ("iris.iris(1 << 20, engines=['sdma'])", RuntimeError, "copy engines"),
+    ("iris.iris(1 << 20, 'host', engines='sdma')", UnsupportedError, "no copy engines"),
     ("iris.Iris(1 << 20, 'host', allocator='torch')", ValueError, "two allocators"),
     # 1.2: texts that tests there look for
     ("ctx.zeros(2, layout=torch.sparse_coo)", ValueError, "strided"),
@@ -358,41 +357,26 @@ def test_lines_of_the_log(ctx, log):
     ]
 
 
-def test_what_a_config_asks_for_in_vain_is_said_once(ctx, log):
+def test_what_is_asked_for_in_vain_is_said_once(ctx, log):
+    """Of a config, and tunings of a kernel that is not ours."""
     config = iris.ops.FusedConfig(all_reduce_variant="spinlock", num_stages=3, block_size_m=16, block_size_n=16)
-    out, a, b = ctx.zeros(2, 2), ctx.ones(2, 3), ctx.ones(3, 2)
+    out, a, b, square = ctx.zeros(2, 2), ctx.ones(2, 3), ctx.ones(3, 2), ctx.ones(2, 2)
+    tunings = {"k_per_flag": 2, "fetch_block_m": 3, "staged_a_layout": "m_contiguous"}
     for _ in range(2):
         ctx.ops.matmul_all_reduce(out, a, b, config=config)
         assert out.tolist() == [[3.0, 3.0]] * 2
-    assert log().count("all_reduce_variant='spinlock'") == 1
-
-
-def test_tunings_of_a_kernel_that_is_not_ours_are_left_out_and_said_once(ctx, log):
-    for _ in range(2):
-        out = ctx.zeros(2, 2)
-        iris.ops.all_gather_matmul_hbm_buffer(
-            ctx, out, ctx.ones(2, 2), ctx.ones(2, 2), k_per_flag=2, fetch_block_m=3, staged_a_layout="m_contiguous"
-        )
-        iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, ctx.ones(2, 2), ctx.ones(2, 2), k_per_flag=4)
+        iris.ops.all_gather_matmul_hbm_buffer(ctx, out, square, square, **tunings)
+        iris.ops.all_gather_matmul_hbm_buffer_preamble(ctx, square, square, k_per_flag=4)
         assert out.tolist() == [[2.0, 2.0]] * 2
+    assert log().count("all_reduce_variant='spinlock'") == 1
     assert log().count("no use for k_per_flag=2, fetch_block_m=3, staged_a_layout='m_contiguous'") == 1
-    assert log().count("no use for") == 1
+    assert log().count("no use for k") == 1
 
 
 @pytest.mark.parametrize("name", ["torch", "vmem", "vmem_chunked"])
 def test_allocators_of_cpu_ranks(name, log):
     with environment(IRIS_DEVICE="cpu"), iris.iris((1 << 20) + 3, name) as shmem:
+        assert iris.is_simulation_env()
         assert shmem.plugin_names["allocator"] == "host"
         assert shmem.heap_size == (1 << 20) + 3
     assert log().count(f"allocator_type={name!r}") == 1
-
-
-def test_allocators_on_gpus():
-    names = {"torch": "torch", "vmem_chunked": "vmem", "ours": "ours"}
-    assert {name: allocator_for(name, on_cpu=False) for name in names} == names
-
-
-def test_simulation():
-    with environment(IRIS_DEVICE="cpu"):
-        assert iris.is_simulation_env()
-    assert iris.is_simulation_env() is not torch.cuda.is_available()

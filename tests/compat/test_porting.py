@@ -72,15 +72,12 @@ def test_what_a_call_becomes(call, wanted):
     assert binder.log == wanted
 
 
-def test_gluon_must_be_installed(monkeypatch):
+def test_gluon_must_be_installed_and_a_member_alone_waits_for_nobody(monkeypatch):
     monkeypatch.setitem(sys.modules, "iris_gluon.backend", None)
     ccl, binder = ported()
     with pytest.raises(UnsupportedError, match=r"use_gluon=True.*pip install \./iris_gluon"):
         ccl.all_gather(torch.zeros(8, 4), MATRIX, config=Config(use_gluon=True))
     assert binder.log == []
-
-
-def test_a_member_alone_waits_for_nobody():
     ccl, binder = ported(0)
     ccl.reduce_scatter(MATRIX, MATRIX)
     assert binder.log == ["reduce_scatter torch"]
@@ -143,14 +140,10 @@ def test_as_little_as_must_be_is_left_out(config, refused, left):
 
 
 def test_what_is_refused_all_the_same():
-    """Tiles, where the result depends on them; the first refusal is raised."""
+    """Tiles, where the result depends on them; the first refusal is raised.  The core's configs and none pass."""
     ccl, _ = ported()
     config = FusedConfig(block_size_m=16, num_stages=2)
     with pytest.raises(ArgumentError, match=r"refused \['block_size_m', 'num_stages'\]"):
         ccl._oblige("op", config, refusing({"block_size_m"}, [], ArgumentError), tiles=True)
-
-
-def test_configs_of_the_core_and_none_are_passed_on():
-    ccl, _ = ported()
     for config in (None, CoreConfig()):
         assert ccl._oblige("op", config, lambda config: config) is config

@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from jobs_common import environment
 from jobs_compat import load_from_torchs_symmetric_memory, run_script
+from kernel_text import kernel_of
 from rank_counts import rank_counts
 from recording import record
 from tables import table
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 import iris_gluon as iris_gl
 import iris_triton as iris
 from iris_core.bench import load, registry
-from iris_gluon import language
+from iris_triton.language.blocks import lanes
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.languages import in_gluon
 
 HERE = pathlib.Path(__file__).parent
 NAMES = {
@@ -171,25 +171,20 @@ def test_volatile_goes_before_cache_modifiers(modifier, target):
         assert torch.equal(x, y)
 
 
-@triton.jit
-def hinted(x, y, bases, rank: tl.constexpr, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.assume(n % 16 == 0)
-    value = iris.load(x + i, rank, rank, bases, mask=i < n, hint=(16,))
-    tl.store(y + i, value, mask=i < n)
+HINTED = """
+i = lanes(BLOCK)
+tl.assume(n % 16 == 0)
+value = iris.load(x + i, rank, rank, bases, mask=i < n, hint=(16,))
+tl.store(y + i, value, mask=i < n)
+"""
 
 
-@gluon.jit
-def hinted_in_gluon(x, y, bases, rank: gl.constexpr, n, BLOCK: gl.constexpr):
-    i = gl.arange(0, BLOCK, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    gl.assume(n % 16 == 0)
-    value = language.load(x + i, rank, rank, bases, mask=i < n, hint=(16,))
-    gl.store(y + i, value, mask=i < n)
-
-
-@pytest.mark.parametrize("kernel", [hinted, hinted_in_gluon], ids=["triton", "gluon"])
-def test_hints_that_are_not_true_stop_no_script(kernel):
-    iris_here = iris_gl if kernel is hinted_in_gluon else iris
+@table("language", ["triton", "gluon"])
+def test_hints_that_are_not_true_stop_no_script(language):
+    parameters = "x, y, bases, rank: tl.constexpr, n, BLOCK: tl.constexpr"
+    kernel, iris_here = kernel_of(triton.jit, parameters, HINTED, iris=iris, tl=tl, lanes=lanes), iris
+    if language == "gluon":  # of a line, it is said once
+        kernel, iris_here = in_gluon(kernel), iris_gl
     with environment(IRIS_DEVICE="cpu"), iris_here.iris(1 << 20) as shmem:
         x, y = shmem.rand(129), shmem.zeros(128)
         with pytest.warns(RuntimeWarning, match="may go wrong by it") as caught:

@@ -2,15 +2,11 @@
 
 import importlib.metadata
 import importlib.util
-import json
-import pathlib
-import runpy
 import types
 
 import pytest
 from tables import table
 
-import iris_gluon
 from iris_core import Iris
 from iris_core.types import DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, language
@@ -81,12 +77,3 @@ def test_the_key_of_the_class_depends_on_every_method():
         finally:
             kernel.hash = key
     assert before == IrisDeviceCtx.cache_key
-
-
-def test_the_readme_runs(tmp_path, capsys):
-    """The first block of the distribution's README is a program."""
-    readme = pathlib.Path(iris_gluon.__file__).parents[2] / "README.md"
-    code = readme.read_text().split("```python\n")[1].split("```")[0]
-    (tmp_path / "program.py").write_text(code)
-    runpy.run_path(str(tmp_path / "program.py"))
-    assert json.loads(capsys.readouterr().out) == [0.0, 1.0, 2.0, 3.0]

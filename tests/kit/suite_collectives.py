@@ -1,6 +1,7 @@
 """The kit on every mutant of a collective; run by test_mutants in a process of its own."""
 
 import pytest
+from kit_mutants import suite
 from kit_mutants.killers import COLLECTIVES as KILLERS
 from kit_mutants.killers import RUN_ALL, functions_about
 from kit_mutants.plugins import COLLECTIVES
@@ -15,7 +16,7 @@ OF_OPS = ALWAYS | {"test_host_supports_always_answers", "test_world_calls"}
 OF_PUSH = OF_OPS | {"test_world_of_a_group"}
 
 
-class _FewCases:
+class Few(CollectiveConformance):
     """What mistakes and operations are about: an everyday call, no elements and one, other roots, halves, in place."""
 
     @pytest.fixture(autouse=True)
@@ -34,18 +35,11 @@ class _FewCases:
         monkeypatch.setattr(collective, "cases", few)
 
 
-def suite(name, plugin, tests):
-    """A third party's test class, as docs/conformance_kit.md shows it, with some of the tests."""
-    left_out = dict.fromkeys(TESTS - tests)
-    has_few = name != "right-all-reduce" and not RUN_ALL
-    bases = (_FewCases, CollectiveConformance) if has_few else (CollectiveConformance,)
-    attributes = {"plugin": pytest.fixture(lambda self: plugin), "allocator": "host", "backend": "triton"}
-    return type(f"Test_{name}", bases, {**attributes, **left_out})
-
-
 for _name, _plugin in COLLECTIVES.items():
     if _name in KILLERS:
         _tests = ALWAYS | functions_about(KILLERS[_name])
     else:
         _tests = {"right-all-reduce": TESTS, "right-push": OF_PUSH}.get(_name, OF_OPS)
-    globals()[f"Test_{_name}"] = suite(_name, _plugin, _tests - {"test_static_import_is_light"})
+    _base = CollectiveConformance if _name == "right-all-reduce" or RUN_ALL else Few
+    _made = {"plugin": pytest.fixture(lambda self, plugin=_plugin: plugin), "allocator": "host", "backend": "triton"}
+    globals()[f"Test_{_name}"] = suite(_base, _name, _tests - {"test_static_import_is_light"}, **_made)

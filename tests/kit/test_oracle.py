@@ -13,55 +13,45 @@ from iris_core.testing.conformance import oracle
 class Library:
     """libcuda or libamdhip64, as far as the oracle calls it."""
 
-    def __init__(self, failing=None):
-        self.calls = []
-        self.failing = failing
+    def __init__(self):
+        self.calls, self.loaded, self.failing = [], [], None
 
     def __getattr__(self, name):
         def call(*args):
             self.calls.append(name)
-            if name == self.failing:
-                return 700
-            if "Memcpy" in name:
+            if "Memcpy" in name and name != self.failing:
                 ctypes.memmove(*args)
-            return 0
+            return 700 * (name == self.failing)
 
         return call
 
 
 @pytest.fixture
 def library(monkeypatch):
-    """Puts a library in place of the driver's; returns it."""
-
-    def put(hip, failing=None):
-        library = Library(failing)
-        loaded = []
-        monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or library)
-        monkeypatch.setattr(torch.version, "hip", "7.0" if hip else None)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: library.calls.append("kernels"))
-        library.loaded = loaded
-        return library
-
-    return put
+    """A library in place of the driver's."""
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library.loaded.append(name) or library)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: library.calls.append("kernels"))
+    return library
 
 
 @pytest.mark.parametrize("hip", [False, True])
-def test_memory_is_read_and_written_by_the_driver(library, hip):
-    driver = library(hip)
+def test_memory_is_read_and_written_by_the_driver(monkeypatch, library, hip):
+    monkeypatch.setattr(torch.version, "hip", "7.0" if hip else None)
     memory = ctypes.create_string_buffer(16)
     oracle.write_bytes(ctypes.addressof(memory) + 3, b"\1\0\2", "cuda:1")
     assert memory.raw[2:7] == b"\0\1\0\2\0"
     assert oracle.read_bytes(ctypes.addressof(memory) + 3, 4, "cuda:1") == b"\1\0\2\0"
     copies = ("hipMemcpyHtoD", "hipMemcpyDtoH") if hip else ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2")
     synchronize = "hipDeviceSynchronize" if hip else "cuCtxSynchronize"
-    assert driver.calls == ["kernels", copies[0], synchronize, "kernels", copies[1], synchronize]
-    assert set(driver.loaded) == {"libamdhip64.so" if hip else "libcuda.so.1"}
+    assert library.calls == ["kernels", copies[0], synchronize, "kernels", copies[1], synchronize]
+    assert set(library.loaded) == {"libamdhip64.so" if hip else "libcuda.so.1"}
 
 
 @pytest.mark.parametrize("failing", ["cuMemcpyDtoH_v2", "cuCtxSynchronize"])
 def test_a_copy_that_fails_is_no_result(library, failing):
-    library(hip=False, failing=failing)
+    library.failing = failing
     memory = ctypes.create_string_buffer(16)
     with pytest.raises(OSError, match=r"of 4 bytes .* failed with code 700"):
         oracle.read_bytes(ctypes.addressof(memory), 4, "cuda:0")

@@ -13,67 +13,105 @@ GLOBAL = tl.constexpr(5)
 Pair = collections.namedtuple("Pair", ["data", "scale"])
 
 
-@triton.jit
-def arithmetic(out, a, b):
-    tl.store(out, a // b)
-    tl.store(out + 1, a % b)
-    tl.store(out + 2, a * a)
-
-
-@triton.jit
-def loops(out, n, big, B: tl.constexpr):
-    total = tl.zeros((1,), tl.int64)
-    for i in range(n):
-        total += i.to(tl.int64)
-    for j in tl.range(0, B, 2, num_stages=2):
-        total += j.to(tl.int64) * 100
-    for k in tl.static_range(B):
-        total += k * 10000
-    for m in range(3, 0, -1):
-        total += m * 1000000
-    tl.store(out + tl.arange(0, 1), total)
-    for wide in range(big, big + 1):
-        tl.store(out + 1, wide * wide)  # of int32
-    count = 0
-    s = 0.0
-    while count < n and s < 100.0:
-        s += count
-        count += 1
-    tl.store(out + 2, s)
-    tl.store(out + 3, count.to(tl.float32))
-
-
-@triton.jit
-def booleans(out, a, b, FLAG: tl.constexpr, B: tl.constexpr):
-    i = tl.arange(0, B)
-    tl.store(out + i, ((i > a) and (i < b)).to(tl.int32))
-    tl.store(out + B + i, ((i < a) or (i > b)).to(tl.int32))
-    tl.store(out + 2 * B + i, (not (i > a)).to(tl.int32))
-    tl.store(out + 3 * B + i, (a < i < b).to(tl.int32))
-    if FLAG and a < 100 and not (b < a):
-        tl.store(out + 4 * B, 7)
-    if FLAG or a:
-        tl.store(out + 4 * B + 1, 8)
-
-
-@triton.jit
-def choices(out, a):
-    yes = True
-    x = 1.0 if a > 3 else 2.0
-    tl.store(out, x * yes.to(tl.float32))
-    tl.store(out + 1, min(a, 3).to(tl.float32) + max(a, 3))
-    if a > 3:
-        return
-    tl.store(out + 2, 1.0)
-
-
-@triton.jit
-def python_numbers(out, n: tl.constexpr):
-    tl.store(out, int(n))
-    tl.store(out + 1, float(n // 2))
-    tl.store(out + 2, bool(n))
-    B: tl.constexpr = int((n + 9) % 8)
-    tl.store(out + 3 + tl.arange(0, B), 1.0)
+ARITHMETIC = "tl.store(out, a // b)\ntl.store(out + 1, a % b)\ntl.store(out + 2, a * a)"
+LOOPS = """
+total = tl.zeros((1,), tl.int64)
+for i in range(a):
+    total += i.to(tl.int64)
+for j in tl.range(0, 4, 2, num_stages=2):
+    total += j.to(tl.int64) * 100
+for k in tl.static_range(4):
+    total += k * 10000
+for m in range(3, 0, -1):
+    total += m * 1000000
+tl.store(out + tl.arange(0, 1), total)
+for wide in range(b, b + 1):
+    tl.store(out + 1, wide * wide)  # of int32
+count = 0
+s = 0.0
+while count < a and s < 100.0:
+    s += count
+    count += 1
+tl.store(out + 2, s)
+tl.store(out + 3, count.to(tl.float32))
+"""
+BOOLEANS = """
+i = tl.arange(0, 8)
+tl.store(out + i, ((i > a) and (i < b)).to(tl.int32))
+tl.store(out + 8 + i, ((i < a) or (i > b)).to(tl.int32))
+tl.store(out + 16 + i, (not (i > a)).to(tl.int32))
+tl.store(out + 24 + i, (a < i < b).to(tl.int32))
+if FLAG and a < 100 and not (b < a):
+    tl.store(out + 32, 7)
+if FLAG or a:
+    tl.store(out + 33, 8)
+"""
+CHOICES = """
+yes = True
+x = 1.0 if a > 3 else 2.0
+tl.store(out, x * yes.to(tl.float32))
+tl.store(out + 1, min(a, 3).to(tl.float32) + max(a, 3))
+if a > 3:
+    return
+tl.store(out + 2, 1.0)
+"""
+NUMBERS = """
+tl.store(out, int(n))
+tl.store(out + 1, float(n // 2))
+tl.store(out + 2, bool(n))
+B: tl.constexpr = int((n + 9) % 8)
+tl.store(out + 3 + tl.arange(0, B), 1.0)
+"""
+FUNCTIONS = """
+s, d = plus_minus(a, b)
+s2, d2 = apply(plus_minus, s, d)
+tl.store(out, s)
+tl.store(out + 1, d)
+tl.store(out + 2, s2)
+tl.store(out + 3, d2)
+tl.store(out + 4, not_inlined(a, 3))
+"""
+CONSTANTS = """
+M: tl.constexpr = N * 2
+i = tl.arange(0, power_of_two(M - 4))
+tl.static_assert(M == 8 and NAME == "abc", "constants")
+tl.multiple_of(i, 8)
+tl.max_contiguous(i, 8)
+value = i + GLOBAL + D.value + tl.cdiv(N, 3) + N.value
+if NAME == "abc":
+    value += 100
+tl.store(out + i, value.to(DT))
+"""
+TUPLES = """
+tl.store(out, tl.load(pair.data) * pair.scale)
+total = 0
+for item in tl.static_range(3):
+    total += triple[item]
+tl.store(out + 1, total.to(tl.float32))
+a, (b, c) = triple[0], (triple[1], triple[2])
+tl.store(out + 2, (a * b * c).to(tl.float32))
+tl.store(out + 3, len(triple))
+"""
+ARGUMENTS = """
+tl.store(out, tl.where(flag, 1.0, 2.0))
+if nothing is None:
+    tl.store(out + 1, real)
+if HAS is not None:
+    tl.store(out + 2, (n << 33 >> 33).to(tl.float32) + k)
+"""
+TYPES = """
+v = tl.load(x)
+if x.dtype.element_ty == tl.float32:
+    tl.store(out, 1)
+if v.dtype.is_floating() and isinstance(v, tl.tensor):
+    tl.store(out + 1, v.dtype.primitive_bitwidth)
+i = tl.arange(0, 8)[:, None] + tl.arange(0, 4)[None, :]
+tl.store(out + 2, i.shape[0] * 10 + i.shape[1])
+tl.store(out + 3, tl.sum(i.T.trans() == i))
+"""
+MANY = "out, flag, nothing, real, HAS: tl.constexpr, n: tl.int64 = 3, k=4"
+CONSTANT = "out, N: tl.constexpr, NAME: tl.constexpr, DT: tl.constexpr, D: tl.constexpr = GLOBAL"
+ANNOTATED = "out: '*fp64', x: tl.pointer_type(tl.int32), n: 'i64'"
 
 
 @triton.jit
@@ -96,17 +134,6 @@ def add(a, b):
     return a + b
 
 
-@triton.jit
-def functions(out, a, b):
-    s, d = plus_minus(a, b)
-    s2, d2 = apply(plus_minus, s, d)
-    tl.store(out, s)
-    tl.store(out + 1, d)
-    tl.store(out + 2, s2)
-    tl.store(out + 3, d2)
-    tl.store(out + 4, not_inlined(a, 3))
-
-
 def make_closure(constant, function):
     @triton.jit
     def kernel(out, a):
@@ -120,82 +147,33 @@ def power_of_two(n):
     return 2 ** int(n)
 
 
-@triton.jit
-def constants(out, N: tl.constexpr, NAME: tl.constexpr, DT: tl.constexpr, D: tl.constexpr = GLOBAL):
-    M: tl.constexpr = N * 2
-    i = tl.arange(0, power_of_two(M - 4))
-    tl.static_assert(M == 8 and NAME == "abc", "constants")
-    tl.multiple_of(i, 8)
-    tl.max_contiguous(i, 8)
-    value = i + GLOBAL + D.value + tl.cdiv(N, 3) + N.value
-    if NAME == "abc":
-        value += 100
-    tl.store(out + i, value.to(DT))
+USED = {"plus_minus": plus_minus, "apply": apply, "not_inlined": not_inlined, "power_of_two": power_of_two}
 
 
-@triton.jit
-def tuples(out, pair, triple):
-    tl.store(out, tl.load(pair.data) * pair.scale)
-    total = 0
-    for item in tl.static_range(3):
-        total += triple[item]
-    tl.store(out + 1, total.to(tl.float32))
-    a, (b, c) = triple[0], (triple[1], triple[2])
-    tl.store(out + 2, (a * b * c).to(tl.float32))
-    tl.store(out + 3, len(triple))
-
-
-@triton.jit
-def arguments(out, flag, nothing, real, HAS: tl.constexpr, n: tl.int64 = 3, k=4):
-    tl.store(out, tl.where(flag, 1.0, 2.0))
-    if nothing is None:
-        tl.store(out + 1, real)
-    if HAS is not None:
-        tl.store(out + 2, (n << 33 >> 33).to(tl.float32) + k)
-
-
-@triton.jit
-def types(out, x):
-    v = tl.load(x)
-    if x.dtype.element_ty == tl.float32:
-        tl.store(out, 1)
-    if v.dtype.is_floating() and isinstance(v, tl.tensor):
-        tl.store(out + 1, v.dtype.primitive_bitwidth)
-    i = tl.arange(0, 8)[:, None] + tl.arange(0, 4)[None, :]
-    tl.store(out + 2, i.shape[0] * 10 + i.shape[1])
-    tl.store(out + 3, tl.sum(i.T.trans() == i))
-
-
-@triton.jit
-def annotated(out: "*fp64", x: tl.pointer_type(tl.int32), n: "i64"):  # noqa: F722, F821
-    tl.store(out, (tl.load(x) + n).to(tl.float32))
-
-
-@table("kernel, given, expected", [
-    (arithmetic, (7, 2), [3, 1, 49]),
-    (arithmetic, (-7, 2), [-3, -1, 49]),
-    (arithmetic, (7, -2), [-3, 1, 49]),
-    (arithmetic, (-7, -2), [3, -1, 49]),
-    (arithmetic, (-6, 3), [-2, 0, 36]),
-    (arithmetic, (2**20, 3), [349525, 1, 0]),
-    (arithmetic, (2**16 + 1, 2), [32768, 1, 131073]),
-    (arithmetic, (2**33 + 1, 2), [2**32, 1, 2**34 + 1]),
-    (loops, (6, 2**20, 4), [15 + 200 + 60000 + 6000000, 0, 15, 6]),
-    (booleans, (2, 6, True, 8), [int(each) for each in "0001110011000001111000000001110078"]),
-    (choices, (5,), [1, 8, 0]),
-    (choices, (2,), [2, 5, 1]),
-    (python_numbers, (3,), [3, 1, 1, 1, 1, 1, 1, 0]),
-    (functions, (5.0, 3.0), [8, 4, 12, 12, 15]),
-    (make_closure(tl.constexpr(7), not_inlined), (2,), [14]),
-    (make_closure(tl.constexpr(9), add), (2,), [11]),
-    (constants, (4, "abc", tl.float32), [116.0 + i for i in range(16)]),
-    (tuples, (Pair(torch.tensor([2.0]), 3), (1, 2, 4)), [6, 7, 8, 3]),
-    (arguments, (True, None, 2.5, 0), [1, 2.5, 7]),
-    (arguments, (False, None, 1.5, 0, 2, 5), [2, 1.5, 7]),
-    (types, (torch.ones(1),), [1, 32, 84, 32]),
-    (annotated, (torch.tensor([3], dtype=torch.int32), 4), [7]),
+@table("parameters, text, given, expected", [
+    *(("out, a, b", ARITHMETIC, *each) for each in (
+        ((7, 2), [3, 1, 49]), ((-7, 2), [-3, -1, 49]), ((7, -2), [-3, 1, 49]), ((-7, -2), [3, -1, 49]),
+        ((-6, 3), [-2, 0, 36]), ((2**20, 3), [349525, 1, 0]), ((2**16 + 1, 2), [32768, 1, 131073]),
+        ((2**33 + 1, 2), [2**32, 1, 2**34 + 1]),
+    )),
+    ("out, a, b", LOOPS, (6, 2**20), [15 + 200 + 60000 + 6000000, 0, 15, 6]),
+    ("out, a, b, FLAG: tl.constexpr", BOOLEANS, (2, 6, True),
+     [int(each) for each in "0001110011000001111000000001110078"]),
+    ("out, a", CHOICES, (5,), [1, 8, 0]),
+    ("out, a", CHOICES, (2,), [2, 5, 1]),
+    ("out, n: tl.constexpr", NUMBERS, (3,), [3, 1, 1, 1, 1, 1, 1, 0]),
+    ("out, a, b", FUNCTIONS, (5.0, 3.0), [8, 4, 12, 12, 15]),
+    ("", make_closure(tl.constexpr(7), not_inlined), (2,), [14]),
+    ("", make_closure(tl.constexpr(9), add), (2,), [11]),
+    (CONSTANT, CONSTANTS, (4, "abc", tl.float32), [116.0 + i for i in range(16)]),
+    ("out, pair, triple", TUPLES, (Pair(torch.tensor([2.0]), 3), (1, 2, 4)), [6, 7, 8, 3]),
+    (MANY, ARGUMENTS, (True, None, 2.5, 0), [1, 2.5, 7]),
+    (MANY, ARGUMENTS, (False, None, 1.5, 0, 2, 5), [2, 1.5, 7]),
+    ("out, x", TYPES, (torch.ones(1),), [1, 32, 84, 32]),
+    (ANNOTATED, "tl.store(out, (tl.load(x) + n).to(tl.float32))", (torch.tensor([3], dtype=torch.int32), 4), [7]),
 ])  # fmt: skip
-def test_what_python_means(kernel, given, expected):
+def test_what_python_means(parameters, text, given, expected):
+    kernel = kernel_of(triton.jit, parameters, text, tl=tl, GLOBAL=GLOBAL, **USED) if parameters else text
     out = torch.zeros(len(expected), dtype=torch.float64)
     kernel[(1,)](out, *given)
     assert out.tolist() == expected

@@ -57,22 +57,6 @@ def reverse(flag, order, n, poll: tl.constexpr):
 
 
 @triton.jit
-def grid_barrier(counter, out, n, ROUNDS: tl.constexpr):
-    pid = tl.program_id(0)
-    for r in range(ROUNDS):
-        tl.store(out + r * n + pid, tl.atomic_add(counter + 1, 1) // n)
-        tl.atomic_add(counter, 1, sem="release")
-        while tl.atomic_add(counter, 0, sem="acquire") < n * (r + 1):
-            pass
-
-
-def test_barriers_over_a_grid():
-    out = words(3 * 40)
-    grid_barrier[(40,)](words(), out, 40, ROUNDS=3)
-    assert torch.equal(out.view(3, 40), torch.arange(3).int()[:, None].expand(3, 40))
-
-
-@triton.jit
 def stuck(flag, poll: tl.constexpr):
     if tl.program_id(0) < 3:
         while poll(flag) != 1:

@@ -13,31 +13,21 @@ import torch
 from iris_allocators.host import HostAllocator
 from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import PeerMapping
+from kit_mutants import wrong
 
 _kept = []  # what leaks on purpose
 
 
-def _close(segments):
-    for segment in segments:
-        if segment.fd is not None:
-            os.close(segment.fd)
-
-
 # -- description ------------------------------------------------------------------------------------------------------
-class CrookedBase(HostAllocator):
-    def __init__(self, request):
-        super().__init__(request)
-        self.base_ptr += 1
+def made(change):
+    """An allocator that is changed once it is made."""
+    return wrong(HostAllocator, __init__=lambda self, init, request: (init(request), change(self))[0])
 
 
-class ShortHeap(HostAllocator):
-    def __init__(self, request):
-        super().__init__(request)
-        self.nbytes -= mmap.PAGESIZE
-
-
-class OddGranularity(HostAllocator):
-    granularity = property(lambda self: 3 * mmap.PAGESIZE)
+CrookedBase = made(lambda self: setattr(self, "base_ptr", self.base_ptr + 1))
+ShortHeap = made(lambda self: setattr(self, "nbytes", self.nbytes - mmap.PAGESIZE))
+LeakyDescriptor = made(lambda self: _kept.append(os.dup(self._memory[0])))
+OddGranularity = wrong(HostAllocator, granularity=property(lambda self: 3 * mmap.PAGESIZE))
 
 
 class RestlessGeneration(HostAllocator):
@@ -82,48 +72,36 @@ class PlainError(HostAllocator):
         super().__init__(request)
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
-class ShiftedTensor(HostAllocator):
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(offset_bytes + 1, nbytes, on_release)
+# -- memory: tensors, by (self, the right method, offset, size, what is told at the end) -------------------------------
+def in_tensor(function):
+    return wrong(HostAllocator, tensor=function)
 
 
-class SharedStorage(HostAllocator):
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(0, self.nbytes, on_release)[offset_bytes : offset_bytes + nbytes]
+ShiftedTensor = in_tensor(lambda self, tensor, at, n, told: tensor(at + 1, n, told))
+SharedStorage = in_tensor(lambda self, tensor, at, n, told: tensor(0, self.nbytes, told)[at : at + n])
+CopiedTensor = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, told).clone())
+OverlappingTensors = in_tensor(lambda self, tensor, at, n, told: tensor(max(at - 1, 0), n, told))
+ReleaseTwice = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, lambda: (told(), told())))
+ReleaseNever = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, lambda: None))
+UsableAfterClose = in_tensor(
+    lambda self, tensor, at, n, told: tensor(at, n, told) if self._memory else torch.empty(n, dtype=torch.uint8)
+)
 
 
-class CopiedTensor(HostAllocator):
-    """The tensor is somewhere else."""
-
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(offset_bytes, nbytes, on_release).clone()
-
-
-class OverlappingTensors(HostAllocator):
-    """Neighbours share the bytes at their border."""
-
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(max(offset_bytes - 1, 0), nbytes, on_release)
-
-
-class ReleaseTwice(HostAllocator):
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(offset_bytes, nbytes, lambda: (on_release(), on_release()))
-
-
-class ReleaseNever(HostAllocator):
-    def tensor(self, offset_bytes, nbytes, on_release):
-        return super().tensor(offset_bytes, nbytes, lambda: None)
-
-
-class ReleaseEarly(HostAllocator):
+@in_tensor
+def ReleaseEarly(self, tensor, at, n, told):
     """Told when the first tensor object is gone, although views live."""
+    made = tensor(at, n, lambda: None)
+    weakref.finalize(made, told).atexit = False
+    return made
 
-    def tensor(self, offset_bytes, nbytes, on_release):
-        tensor = super().tensor(offset_bytes, nbytes, lambda: None)
-        weakref.finalize(tensor, on_release).atexit = False
-        return tensor
+
+@in_tensor
+def ReleaseByPlace(self, tensor, at, n, told):
+    """Tensors on the same range are taken for one."""
+    waiting = self.__dict__.setdefault("_waiting", {})
+    waiting[at] = told
+    return tensor(at, n, lambda: waiting.pop(at, lambda: None)())
 
 
 class ReleaseAtClose(HostAllocator):
@@ -139,23 +117,8 @@ class ReleaseAtClose(HostAllocator):
         super().close()
 
 
-class ReleaseByPlace(HostAllocator):
-    """Tensors on the same range are taken for one."""
-
-    def tensor(self, offset_bytes, nbytes, on_release):
-        waiting = self.__dict__.setdefault("_waiting", {})
-        waiting[offset_bytes] = on_release
-        return super().tensor(offset_bytes, nbytes, lambda: waiting.pop(offset_bytes, lambda: None)())
-
-
-class CommitClears(HostAllocator):
-    def commit(self, offset_bytes, nbytes):
-        ctypes.memset(self.base_ptr + offset_bytes, 0, nbytes)
-
-
-class DecommitTooMuch(HostAllocator):
-    def decommit(self, offset_bytes, nbytes):
-        super().decommit(offset_bytes, nbytes + self.granularity)
+CommitClears = wrong(HostAllocator, commit=lambda self, _, at, n: ctypes.memset(self.base_ptr + at, 0, n))
+DecommitTooMuch = wrong(HostAllocator, decommit=lambda self, decommit, at, n: decommit(at, n + self.granularity))
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -164,13 +127,6 @@ class CloseOnce(HostAllocator):
         if self._memory is None:
             raise RuntimeError("closed already")
         super().close()
-
-
-class UsableAfterClose(HostAllocator):
-    def tensor(self, offset_bytes, nbytes, on_release):
-        if self._memory is None:
-            return torch.empty(nbytes, dtype=torch.uint8)
-        return super().tensor(offset_bytes, nbytes, on_release)
 
 
 class CloseTakesMemory(HostAllocator):
@@ -183,52 +139,66 @@ class CloseTakesMemory(HostAllocator):
         super().close()
 
 
-class LeakyDescriptor(HostAllocator):
-    def __init__(self, request):
-        super().__init__(request)
-        _kept.append(os.dup(self._memory[0]))
-
-
-class LeakyMapping(HostAllocator):
-    def close(self):
-        _kept.append(self._memory)
-        super().close()
-
-
+LeakyMapping = wrong(HostAllocator, close=lambda self, close: (_kept.append(self._memory), close()))
 # -- peers ------------------------------------------------------------------------------------------------------------
-class ShortExport(HostAllocator):
-    def export(self):
-        return tuple(dataclasses.replace(segment, nbytes=segment.nbytes - 1) for segment in super().export())
+ShortExport = wrong(
+    HostAllocator, export=lambda self, export: tuple(dataclasses.replace(s, nbytes=s.nbytes - 1) for s in export())
+)
+ExportOpens = wrong(HostAllocator, export=lambda self, export: tuple(received(export())))
+"""A new descriptor with every export."""
 
 
-class ExportOpens(HostAllocator):
-    """A new descriptor with every export."""
-
-    def export(self):
-        return tuple(received(super().export()))
+def in_import(function):
+    """Function of (self, the right method, rank, segments)."""
+    return wrong(HostAllocator, import_peer=function)
 
 
-class WrongPeer(HostAllocator):
+@in_import
+def WrongPeer(self, import_peer, rank, segments):
     """All peers are the first one."""
-
-    def import_peer(self, rank, segments):
-        first = min(self._peers, default=rank)
-        mapping = super().import_peer(rank, segments)
-        return dataclasses.replace(self._peers[first][1], rank=mapping.rank)
+    first = min(self._peers, default=rank)
+    mapping = import_peer(rank, segments)
+    return dataclasses.replace(self._peers[first][1], rank=mapping.rank)
 
 
-class OwnPeer(HostAllocator):
+@in_import
+def OwnPeer(self, import_peer, rank, segments):
     """Every peer is this rank itself."""
-
-    def import_peer(self, rank, segments):
-        super().import_peer(rank, segments)
-        return PeerMapping(rank, self.base_ptr, self.nbytes)
+    import_peer(rank, segments)
+    return PeerMapping(rank, self.base_ptr, self.nbytes)
 
 
-class ShiftedPeer(HostAllocator):
-    def import_peer(self, rank, segments):
-        mapping = super().import_peer(rank, segments)
-        return dataclasses.replace(mapping, base_ptr=mapping.base_ptr + 8)
+@in_import
+def ShiftedPeer(self, import_peer, rank, segments):
+    mapping = import_peer(rank, segments)
+    return dataclasses.replace(mapping, base_ptr=mapping.base_ptr + 8)
+
+
+@in_import
+def ImportAgain(self, import_peer, rank, segments):
+    """Another mapping with every import."""
+    _kept.append(self._peers.pop(rank, None))
+    return import_peer(rank, segments)
+
+
+@in_import
+def LeakyImport(self, import_peer, rank, segments):
+    _kept.extend(received(segments))
+    return import_peer(rank, segments)
+
+
+@in_import
+def LeakyError(self, import_peer, rank, segments):
+    """The caller's descriptors stay open when it raises."""
+    mapping = import_peer(rank, received(segments))
+    for segment in segments:
+        if segment.fd is not None:
+            os.close(segment.fd)
+    return mapping
+
+
+KeptDescriptors = in_import(lambda self, import_peer, rank, segments: import_peer(rank, received(segments)))
+"""The caller's descriptors stay open."""
 
 
 class SnapshotPeer(HostAllocator):
@@ -238,33 +208,3 @@ class SnapshotPeer(HostAllocator):
         if not hasattr(self, "_memory"):
             return super()._map_fd(fd, nbytes)
         return mmap.mmap(fd, nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-class ImportAgain(HostAllocator):
-    """Another mapping with every import."""
-
-    def import_peer(self, rank, segments):
-        _kept.append(self._peers.pop(rank, None))
-        return super().import_peer(rank, segments)
-
-
-class LeakyImport(HostAllocator):
-    def import_peer(self, rank, segments):
-        _kept.extend(received(segments))
-        return super().import_peer(rank, segments)
-
-
-class KeptDescriptors(HostAllocator):
-    """The caller's descriptors stay open."""
-
-    def import_peer(self, rank, segments):
-        return super().import_peer(rank, received(segments))
-
-
-class LeakyError(HostAllocator):
-    """The caller's descriptors stay open when it raises."""
-
-    def import_peer(self, rank, segments):
-        mapping = super().import_peer(rank, received(segments))
-        _close(segments)
-        return mapping

@@ -6,33 +6,35 @@ import torch
 
 from iris_core.device.context_words import encode
 from iris_triton.backend import TritonBackend
-from kit_mutants import device
+from kit_mutants import device, wrong
 
 
-class SwappedWords(TritonBackend):
+def of_context(function):
+    """Functions of (self, the right method, spec) that make context tensors."""
+    return wrong(TritonBackend, make_context=function)
+
+
+NoTimeout = of_context(lambda self, make, spec: make(dataclasses.replace(spec, timeout_ns=0)))
+"""The bound of the waits does not reach the kernels."""
+SecretWaits = of_context(lambda self, make, spec: make(dataclasses.replace(spec, status_ptr=0)))
+"""Waits end, and say so nowhere."""
+
+
+@of_context
+def SwappedWords(self, make, spec):
     """World size before rank."""
-
-    def make_context(self, spec):
-        words = encode(spec)
-        return torch.tensor([words[1], words[0], *words[2:]], dtype=torch.int64)
+    words = encode(spec)
+    return torch.tensor([words[1], words[0], *words[2:]], dtype=torch.int64)
 
 
-class NoTimeout(TritonBackend):
-    """The bound of the waits does not reach the kernels."""
-
-    def make_context(self, spec):
-        return super().make_context(dataclasses.replace(spec, timeout_ns=0))
-
-
-class Credulous(TritonBackend):
+@of_context
+def Credulous(self, make, spec):
     """Encodes what cannot be."""
-
-    def make_context(self, spec):
-        words = super().make_context(dataclasses.replace(spec, rank=0, heap_bases=(4096,) * spec.world_size))
-        words[0] = spec.rank
-        for rank, base in enumerate(spec.heap_bases):
-            words[2 + rank] = base
-        return words
+    words = make(dataclasses.replace(spec, rank=0, heap_bases=(4096,) * spec.world_size))
+    words[0] = spec.rank
+    for rank, base in enumerate(spec.heap_bases):
+        words[2 + rank] = base
+    return words
 
 
 class DetachOnce(TritonBackend):
@@ -51,9 +53,7 @@ class RenamedParameter(TritonBackend):
         return super().make_context(context)
 
 
-class NoCases(TritonBackend):
-    def compile_cases(self):
-        return []
+NoCases = wrong(TritonBackend, compile_cases=lambda self, cases: [])
 
 
 class VainHope(TritonBackend):
@@ -64,41 +64,24 @@ class VainHope(TritonBackend):
         return [dataclasses.replace(case, expect=dict.fromkeys(case.expect, (r"no\.such\.instruction",)))]
 
 
-class _OtherFunctions(TritonBackend):
-    changes = {}  # noqa: RUF012 - constant
-
-    def device_api(self):
-        return {**super().device_api(), **self.changes}
+def offering(function):
+    """Functions of (the device functions that are right, by name)."""
+    return wrong(TritonBackend, device_api=lambda self, right: function(right()))
 
 
-class NoSignal(_OtherFunctions):
-    def device_api(self):
-        return {name: function for name, function in super().device_api().items() if name != "signal"}
-
-
-class SwappedRanks(_OtherFunctions):
-    """load with the remote rank first, and a value that has to be given."""
-
-    changes = {"load": device.load_swapped, "wait": device.wait_demanding}  # noqa: RUF012
-
-
-class SwappedMethod(_OtherFunctions):
-    changes = {"DeviceContext": device.OtherContext}  # noqa: RUF012
+NoSignal = offering(lambda right: {name: each for name, each in right.items() if name != "signal"})
+SwappedRanks = offering(lambda right: {**right, "load": device.load_swapped, "wait": device.wait_demanding})
+"""load with the remote rank first, and a value that has to be given."""
+SwappedMethod = offering(lambda right: {**right, "DeviceContext": device.OtherContext})
+MuteMethods = offering(lambda right: {**right, "DeviceContext": device.MuteContext})
 
 
 # -- what a backend may have besides ----------------------------------------------------------------------------------
-class SecretWaits(TritonBackend):
-    """Waits end, and say so nowhere."""
-
-    def make_context(self, spec):
-        return super().make_context(dataclasses.replace(spec, status_ptr=0))
-
-
-class OpenBarrier(TritonBackend):
-    """Waits for nobody."""
-
-    def device_barrier(self, slot, sem, stream=None):
-        pass
+OpenBarrier = wrong(TritonBackend, device_barrier=lambda self, *_: None)
+"""Waits for nobody."""
+DeafTracing = wrong(TritonBackend, set_trace=lambda self, *_: None)
+Secretive = wrong(TritonBackend, self_test=lambda self, test, context, begin: test(context, lambda op, peer: None))
+"""Does not say what it is about to do."""
 
 
 class HalfTested(TritonBackend):
@@ -116,18 +99,6 @@ class Hypochondriac(TritonBackend):
             yield dataclasses.replace(check, problem="looks bad" if check.rank == 1 else check.problem)
 
 
-class Secretive(TritonBackend):
-    """Does not say what it is about to do."""
-
-    def self_test(self, context, begin):
-        return super().self_test(context, lambda op, peer: None)
-
-
-class DeafTracing(TritonBackend):
-    def set_trace(self, context, words, buffers):
-        pass
-
-
 class OwnWords(TritonBackend):
     """Calls a parameter otherwise than the core does."""
 
@@ -136,9 +107,5 @@ class OwnWords(TritonBackend):
 
 
 # -- the families of device.py ----------------------------------------------------------------------------------------
-for _kind in ("mute", "near", "blind", "returns", "torn"):
-    globals()[_kind.title()] = type(_kind.title(), (_OtherFunctions,), {"changes": device.functions(_kind)})
-
-
-class MuteMethods(_OtherFunctions):
-    changes = {"DeviceContext": device.MuteContext}  # noqa: RUF012
+for _kind in device.WRONG:
+    globals()[_kind.title()] = offering(lambda right, kind=_kind: {**right, **device.FUNCTIONS[kind]})

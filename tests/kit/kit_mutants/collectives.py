@@ -10,33 +10,24 @@ import torch
 
 from iris_core.testing.conformance import collective_jobs
 from iris_core.types import Availability
+from kit_mutants import wrong
 from kit_mutants.reference import COMBINE, Done, Exchange, Push
 
-
-# -- wrong results ----------------------------------------------------------------------------------------------------
-class WrongOrder(Exchange):
-    """The inputs of the next ranks first."""
-
-    op = "all_gather"
-
-    def result(self, plan, inputs):
-        return torch.cat([*inputs[1:], inputs[0]])
-
-
-class SwappedChunks(Exchange):
-    """Everybody gets the chunks that it has sent itself."""
-
-    op = "all_to_all"
-
-    def result(self, plan, inputs):
-        return inputs[plan.request.rank]
-
-
-class FirstChunk(Exchange):
-    op = "reduce_scatter"
-
-    def result(self, plan, inputs):
-        return self.reduce(plan, inputs).tensor_split(len(inputs))[0]
+# -- wrong results, of (self, the right method, plan, inputs) ----------------------------------------------------------
+WrongOrder = wrong(Exchange, op="all_gather", result=lambda self, _, plan, inputs: torch.cat([*inputs[1:], inputs[0]]))
+"""The inputs of the next ranks first."""
+SwappedChunks = wrong(Exchange, op="all_to_all", result=lambda self, _, plan, inputs: inputs[plan.request.rank])
+"""Everybody gets the chunks that it has sent itself."""
+FirstChunk = wrong(
+    Exchange, op="reduce_scatter",
+    result=lambda self, _, plan, inputs: self.reduce(plan, inputs).tensor_split(len(inputs))[0],
+)  # fmt: skip
+NothingForNothing = wrong(
+    Exchange, result=lambda self, result, plan, inputs: result(plan, inputs) * (inputs[0].numel() // inputs[0].numel())
+)
+"""No elements: a division by zero."""
+LastFirst = wrong(Exchange, reduce=lambda self, reduce, plan, inputs: reduce(plan, inputs[::-1]))
+"""Promises its bits, and adds up in another order."""
 
 
 class RootZero(Exchange):
@@ -51,21 +42,6 @@ class RootZero(Exchange):
         return Done()
 
 
-class DroppedLast(Exchange):
-    def finish(self, plan, out, result):
-        before = out.clone()
-        super().finish(plan, out, result)
-        if out.numel():
-            out[(-1,) * out.dim()] = before[(-1,) * out.dim()]
-
-
-class NothingForNothing(Exchange):
-    """No elements: a division by zero."""
-
-    def result(self, plan, inputs):
-        return super().result(plan, inputs) * (inputs[0].numel() // inputs[0].numel())
-
-
 class HalfPrecision(Exchange):
     """Rounds after every addition."""
 
@@ -73,13 +49,6 @@ class HalfPrecision(Exchange):
         if plan.request.options["reduction"] != "sum":
             return super().reduce(plan, inputs)
         return functools.reduce(COMBINE["sum"], inputs)
-
-
-class LastFirst(Exchange):
-    """Promises its bits, and adds up in another order."""
-
-    def reduce(self, plan, inputs):
-        return super().reduce(plan, inputs[::-1])
 
 
 class RoundedTwice(Exchange):
@@ -92,31 +61,47 @@ class RoundedTwice(Exchange):
         return total.to(inputs[0].dtype) / len(inputs)
 
 
-class OwnRounding(Exchange):
-    """One rank cuts off where the others round."""
-
-    def finish(self, plan, out, result):
-        super().finish(plan, out, result)
-        if plan.request.rank == 1 and out.dtype is torch.bfloat16:
-            exact = result.to(torch.float32).contiguous().view(torch.int32)
-            out.copy_((exact & ~0xFFFF).view(torch.float32).reshape(out.shape))
-
-
 # -- what else may not happen -----------------------------------------------------------------------------------------
-class OneTooFar(Exchange):
-    def finish(self, plan, out, result):
-        super().finish(plan, out, result)
-        if out.numel() and out.is_contiguous():
-            ctypes.memset(out.data_ptr() + out.numel() * out.itemsize, 0, out.itemsize)
+def finishing(change):
+    """A collective that spoils its output at last: change(request, output, what it had before, result)."""
+
+    def finish(self, right, plan, out, result):
+        before = out.clone()
+        right(plan, out, result)
+        if out.numel():
+            change(plan.request, out, before, result)
+
+    return wrong(Exchange, finish=finish)
 
 
-class ScratchInput(Exchange):
-    """Keeps its result in the input."""
+@finishing
+def DroppedLast(request, out, before, result):
+    out[(-1,) * out.dim()] = before[(-1,) * out.dim()]
 
-    def launch(self, plan, out, inp, stream=None):
-        super().launch(plan, out, inp)
-        inp.copy_(out)
-        return Done()
+
+@finishing
+def OwnRounding(request, out, before, result):
+    """One rank cuts off where the others round."""
+    if request.rank == 1 and out.dtype is torch.bfloat16:
+        exact = result.to(torch.float32).contiguous().view(torch.int32)
+        out.copy_((exact & ~0xFFFF).view(torch.float32).reshape(out.shape))
+
+
+@finishing
+def OneTooFar(request, out, before, result):
+    if out.is_contiguous():
+        ctypes.memset(out.data_ptr() + out.numel() * out.itemsize, 0, out.itemsize)
+
+
+def launching(before=lambda plan, out, inp: None, behind=lambda plan, out, inp: None, base=Exchange):
+    """A collective that does something before or behind its work, and may have another handle."""
+
+    def launch(self, right, plan, out, inp, stream=None):
+        before(plan, out, inp)
+        done = right(plan, out, inp)
+        return behind(plan, out, inp) or done
+
+    return wrong(base, launch=launch)
 
 
 class _Undone(Done):
@@ -124,10 +109,38 @@ class _Undone(Done):
         return False
 
 
-class NeverDone(Exchange):
-    def launch(self, plan, out, inp, stream=None):
-        super().launch(plan, out, inp)
-        return _Undone()
+def _peek(plan, out, inp):
+    context = plan.context
+    if out.numel() and context.is_symmetric(out) and plan.request.group_size == context.num_ranks:
+        context.as_remote(out, (context.cur_rank + 1) % context.num_ranks).sum()
+
+
+def _take(plan, out, inp):
+    plan.kept = [*getattr(plan, "kept", []), plan.context.empty(max(1, inp.numel()))]
+
+
+def _keep_result(plan, out, inp):
+    inp.copy_(out)
+
+
+ScratchInput = launching(behind=_keep_result)
+"""Keeps its result in the input."""
+NeverDone = launching(behind=lambda plan, out, inp: _Undone())
+Peeks = launching(behind=_peek)
+"""Reads the next rank's output when that one may have gone on; all results are right."""
+OwnFirst = launching(lambda plan, out, inp: out.zero_(), base=Push)
+"""Clears its output before it reads its input."""
+TakesMemory = launching(_take)
+BorrowsMemory = launching(lambda plan, out, inp: plan.context.free(plan.context.empty(max(1, inp.numel()))))
+"""Gives it back at once."""
+
+
+class PlansPileUp(Exchange):
+    kept = []  # noqa: RUF012 - what leaks on purpose
+
+    def prepare(self, request, context):
+        self.kept.append(context.empty(16))
+        return super().prepare(request, context)
 
 
 # -- call after call --------------------------------------------------------------------------------------------------
@@ -163,59 +176,13 @@ class NoExit(Push):
         pass
 
 
-class Peeks(Exchange):
-    """Reads the next rank's output when that one may have gone on; all results are right."""
-
-    def launch(self, plan, out, inp, stream=None):
-        done = super().launch(plan, out, inp)
-        context = plan.context
-        if out.numel() and context.is_symmetric(out) and plan.request.group_size == context.num_ranks:
-            context.as_remote(out, (context.cur_rank + 1) % context.num_ranks).sum()
-        return done
-
-
-class OwnFirst(Push):
-    """Clears its output before it reads its input."""
-
-    def launch(self, plan, out, inp, stream=None):
-        out.zero_()
-        return super().launch(plan, out, inp)
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
-class TakesMemory(Exchange):
-    def launch(self, plan, out, inp, stream=None):
-        plan.kept = [*getattr(plan, "kept", []), plan.context.empty(max(1, inp.numel()))]
-        return super().launch(plan, out, inp)
-
-
-class BorrowsMemory(Exchange):
-    """Gives it back at once."""
-
-    def launch(self, plan, out, inp, stream=None):
-        plan.context.free(plan.context.empty(max(1, inp.numel())))
-        return super().launch(plan, out, inp)
-
-
-class PlansPileUp(Exchange):
-    kept = []  # noqa: RUF012 - what leaks on purpose
-
-    def prepare(self, request, context):
-        self.kept.append(context.empty(16))
-        return super().prepare(request, context)
-
-
 # -- groups -----------------------------------------------------------------------------------------------------------
-class WholeWorld(Exchange):
+class WholeWorld(launching(lambda plan, out, inp: plan.context.barrier())):
     """Waits for ranks that are no members."""
 
     def __init__(self, request):
         super().__init__(request)
         collective_jobs.STRANGER_WAITS_S = 3.0  # they do in vain
-
-    def launch(self, plan, out, inp, stream=None):
-        plan.context.barrier()
-        return super().launch(plan, out, inp)
 
 
 class OtherPeers(Push):
@@ -228,19 +195,17 @@ class OtherPeers(Push):
 
 
 # -- what they say ----------------------------------------------------------------------------------------------------
-class Raises(Exchange):
-    def supports(self, request):
-        return super().supports(request) if getattr(torch, request.dtype).itemsize else None
+def answering(supports):
+    return wrong(Exchange, supports=supports)
 
 
-class SilentNo(Exchange):
-    def supports(self, request):
-        return Availability(super().supports(request).ok)
-
-
-class Never(Exchange):
-    def supports(self, request):
-        return Availability.no("not today")
+Raises = answering(
+    lambda self, supports, request: supports(request) if getattr(torch, request.dtype).itemsize else None
+)
+SilentNo = answering(lambda self, supports, request: Availability(supports(request).ok))
+Never = answering(lambda self, supports, request: Availability.no("not today"))
+FreeOfCharge = wrong(Exchange, cost=lambda self, cost, request: 0.0)
+CheaperByTheDozen = wrong(Exchange, cost=lambda self, cost, request: 1.0 / request.nbytes)
 
 
 class YesMan(Exchange):
@@ -249,16 +214,6 @@ class YesMan(Exchange):
     def supports(self, request):
         answer = super().supports(request)
         return Availability.yes() if request.op == self.op and request.options.get("config") else answer
-
-
-class FreeOfCharge(Exchange):
-    def cost(self, request):
-        return 0.0
-
-
-class CheaperByTheDozen(Exchange):
-    def cost(self, request):
-        return 1.0 / request.nbytes
 
 
 class OtherNames(Exchange):

@@ -9,12 +9,14 @@ One run of the stack suite sees a whole family, because each of its tests is abo
     torn     an atomic that is none
 """
 
+import re
 import time
 
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 
-from iris_core.testing.conformance.stack_jobs import ATOMICS, MOVES, NAMES, OPERATIONS, SIGNALS
+from iris_core.testing.conformance.stack_jobs import ATOMICS, NAMES, OPERATIONS, SIGNALS
 from iris_triton import interpreter, language
 from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
@@ -49,69 +51,35 @@ for _name in set(language.__all__) - {"store"}:
 
 
 # -- each function, with a mistake of each kind ------------------------------------------------------------------------
-def load(name, kind):
-    kind = tl.constexpr(kind)
+_REMOTE = "from_rank, to_rank, heap_bases"
+_ORDER = "sem: tl.constexpr = None, scope: tl.constexpr = None"
+_WAIT = 'pointer, value, cmp: tl.constexpr = "ge"'
+_OP = 'op: tl.constexpr = "set"'
+PARAMETERS = {
+    "load": "pointer, to_rank, from_rank, heap_bases, mask=None, other=None",
+    "store": f"pointer, value, {_REMOTE}, mask=None",
+    **dict.fromkeys(("get", "put"), f"from_ptr, to_ptr, {_REMOTE}, mask=None, other=None"),
+    "copy": "src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None, other=None",
+    **dict.fromkeys(OPERATIONS, f"pointer, val, {_REMOTE}, mask=None, {_ORDER}"),
+    "atomic_cas": f"pointer, cmp, val, {_REMOTE}, {_ORDER}",
+    "signal": f"pointer, value, {_REMOTE}, {_OP}",
+    "put_signal": f"from_ptr, to_ptr, signal_ptr, value, {_REMOTE}, {_OP}",
+    **dict.fromkeys(("wait", "wait_any"), f"{_WAIT}, timeout_ns=0"), "test": _WAIT, "load_acquire": "pointer",
+    "barrier": "flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, timeout_ns=0",
+}  # fmt: skip
 
-    @triton.jit
-    def wrong(pointer, to_rank, from_rank, heap_bases, mask=None, other=None):
-        if kind == "mute":
-            return tl.load(pointer) * 0
-        elif kind == "near":
-            return language.load(pointer, to_rank, to_rank, heap_bases, mask, other)
-        elif kind == "blind":
-            return language.load(pointer, to_rank, from_rank, heap_bases)
-        else:
-            return language.load(pointer, to_rank, from_rank, heap_bases, mask, 0)
 
-    return wrong
-
-
-def store(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(pointer, value, from_rank, to_rank, heap_bases, mask=None):
-        if kind == "near":
-            tl.store(pointer, value, mask=mask)
-        elif kind == "blind":
-            language.store(pointer, value, from_rank, to_rank, heap_bases)
-
-    return wrong
+def call(name, without=(), **changed):
+    """The right call of a function, but for some arguments."""
+    names = [re.match(r"\w+", each)[0] for each in PARAMETERS[name].split(", ")]
+    return f"language.{name}({', '.join(f'{each}={changed.get(each, each)}' for each in names if each not in without)})"
 
 
 @triton.jit
-def _but_last(mask):
+def but_last(mask):
     """The mask without its last true lane."""
     lanes = tl.arange(0, mask.shape[0])
     return mask & (lanes < tl.max(tl.where(mask, lanes, 0), axis=0))
-
-
-def move(name, kind):
-    op, kind = getattr(language, name), tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None):
-        if kind == "near":
-            op(from_ptr, to_ptr, from_rank, from_rank, heap_bases, mask, other)
-        elif kind == "blind" or (kind == "returns" and mask is None):
-            op(from_ptr, to_ptr, from_rank, to_rank, heap_bases)
-        elif kind == "returns":
-            op(from_ptr, to_ptr, from_rank, to_rank, heap_bases, _but_last(mask), other)
-
-    return wrong
-
-
-def copy(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None, other=None):
-        if kind == "near":
-            language.copy(src_ptr, dst_ptr, to_rank, from_rank, cur_rank, heap_bases, mask, other)
-        elif kind == "blind":
-            language.copy(src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases)
-
-    return wrong
 
 
 @triton.jit
@@ -124,159 +92,52 @@ def _(program):
     time.sleep(0.0005)  # lets another rank go ahead, however busy the machine is
 
 
-def atomic(name, kind):
-    op, kind, name = getattr(language, name), tl.constexpr(kind), tl.constexpr(name)
-
-    @triton.jit
-    def wrong(
-        pointer, val, from_rank, to_rank, heap_bases, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None
-    ):
-        if kind == "near":
-            return op(pointer, val, from_rank, from_rank, heap_bases, mask, sem, scope)
-        elif kind == "blind":
-            return op(pointer, val, from_rank, to_rank, heap_bases, None, sem, scope)
-        elif kind == "returns":
-            op(pointer, val, from_rank, to_rank, heap_bases, mask, sem, scope)
-        old = language.load(pointer, from_rank, to_rank, heap_bases)
-        if kind == "torn":
-            pause()
-            if name == "atomic_add":
-                new = old + val
-            elif name == "atomic_sub":
-                new = old - val
-            elif name == "atomic_xchg":
-                new = val
-            elif name == "atomic_xor":
-                new = old ^ val
-            elif name == "atomic_and":
-                new = old & val
-            elif name == "atomic_or":
-                new = old | val
-            elif name == "atomic_min":
-                new = tl.minimum(old, val)
-            else:
-                new = tl.maximum(old, val)
-            language.store(pointer, new, from_rank, to_rank, heap_bases, mask)
-        return old
-
-    return wrong
-
-
-def cas(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(pointer, cmp, val, from_rank, to_rank, heap_bases, sem: tl.constexpr = None, scope: tl.constexpr = None):
-        if kind == "near":
-            return language.atomic_cas(pointer, cmp, val, from_rank, from_rank, heap_bases, sem, scope)
-        elif kind == "blind":
-            return language.atomic_xchg(pointer, val, from_rank, to_rank, heap_bases, None, sem, scope)
-        elif kind == "returns":
-            language.atomic_cas(pointer, cmp, val, from_rank, to_rank, heap_bases, sem, scope)
-        old = language.load(pointer, from_rank, to_rank, heap_bases)
-        if kind == "torn":
-            pause()
-            language.store(pointer, tl.where(old == cmp, val, old), from_rank, to_rank, heap_bases)
-        return old
-
-    return wrong
-
-
-def signal(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(pointer, value, from_rank, to_rank, heap_bases, op: tl.constexpr = "set"):
-        if kind == "near":
-            language.signal(pointer, value, from_rank, from_rank, heap_bases, op)
-        elif kind == "blind":
-            language.signal(pointer, value, from_rank, to_rank, heap_bases)
-
-    return wrong
-
-
-def put_signal(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(from_ptr, to_ptr, signal_ptr, value, from_rank, to_rank, heap_bases, op: tl.constexpr = "set"):
-        if kind == "near":
-            language.put(from_ptr, to_ptr, from_rank, from_rank, heap_bases)
-            language.signal(signal_ptr, value, from_rank, to_rank, heap_bases, op)
-        elif kind == "blind":
-            language.put_signal(from_ptr, to_ptr, signal_ptr, value, from_rank, to_rank, heap_bases)
-
-    return wrong
-
-
-def waiting(name, kind):
-    """wait, which says what it has compared with, and wait_any, which counts from 1."""
-    op, kind, is_any = getattr(language, name), tl.constexpr(kind), tl.constexpr(name == "wait_any")
-
-    @triton.jit
-    def wrong(pointer, value, cmp: tl.constexpr = "ge", timeout_ns=0):
-        if kind == "mute":
-            return 0 if is_any else tl.load(pointer)
-        elif kind == "blind":
-            return op(pointer, value, timeout_ns=timeout_ns)
-        else:
-            found = op(pointer, value, cmp, timeout_ns=timeout_ns)
-            return found + 1 if is_any else value
-
-    return wrong
-
-
-def test(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(pointer, value, cmp: tl.constexpr = "ge"):
-        if kind == "mute":
-            return 1
-        elif kind == "blind":
-            return language.test(pointer, value)
-        else:
-            return language.test(pointer, value, cmp) == 0
-
-    return wrong
-
-
-def load_acquire(name, kind):
-    @triton.jit
-    def wrong(pointer):
-        return tl.load(pointer) * 0
-
-    return wrong
-
-
-def barrier(name, kind):
-    kind = tl.constexpr(kind)
-
-    @triton.jit
-    def wrong(flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, timeout_ns=0):
-        if kind == "blind":
-            language.barrier(flags, rank, world_size, heap_bases, timeout_ns=timeout_ns)
-
-    return wrong
-
-
-_WRONG = {
-    "load": load, "store": store, "get": move, "put": move, "copy": copy, **dict.fromkeys(OPERATIONS, atomic),
-    "atomic_cas": cas, "signal": signal, "put_signal": put_signal, "wait": waiting, "wait_any": waiting, "test": test,
-    "load_acquire": load_acquire, "barrier": barrier,
+_OLD = f"old = language.load(pointer, {_REMOTE})\n"
+_NEW = {
+    "add": "old + val", "sub": "old - val", "xchg": "val", "xor": "old ^ val", "and": "old & val", "or": "old | val",
+    "min": "tl.minimum(old, val)", "max": "tl.maximum(old, val)", "cas": "tl.where(old == cmp, val, old)",
+}  # fmt: skip
+_OPTIONAL = "mask", "other", "op", "cmp", "rank_start", "rank_stride", "group_size"
+_TO_OWN = {name: call(name, to_rank="from_rank") for name in ("store", "get", "put", *ATOMICS, "signal")}
+_PUT = call("put", ("mask", "other"), to_rank="from_rank")
+_RETURN = dict.fromkeys(("load", *ATOMICS, "wait", "wait_any", "test"), "return ")
+WRONG = {
+    "mute": {
+        **dict.fromkeys(NAMES, "pass"), **dict.fromkeys(("load", "load_acquire"), "return tl.load(pointer) * 0"),
+        **dict.fromkeys(ATOMICS, f"{_OLD}return old"), "wait": "return tl.load(pointer)", "wait_any": "return 0",
+        "test": "return 1",
+    },
+    "near": {
+        **{name: f"{_RETURN.get(name, '')}{text}" for name, text in _TO_OWN.items()},
+        "load": f"return {call('load', from_rank='to_rank')}",
+        "copy": call("copy", from_rank="to_rank", to_rank="from_rank"),
+        "put_signal": f"{_PUT}\n{call('signal', pointer='signal_ptr')}",
+    },
+    "blind": {
+        **{name: f"{_RETURN.get(name, '')}{call(name, _OPTIONAL)}" for name in set(NAMES) - {"load_acquire"}},
+        "atomic_cas": f"return {call('atomic_xchg', ('mask',))}",
+    },
+    "returns": {
+        **{name: f"{call(name)}\n{_OLD}return old" for name in ATOMICS},
+        "load": f"return {call('load', other=0)}",
+        "put": f"if mask is None:\n    {call('put')}\nelse:\n    {call('put', mask='but_last(mask)')}",
+        "wait": f"{call('wait')}\nreturn value", "wait_any": f"return {call('wait_any')} + 1",
+        "test": f"return {call('test')} == 0",
+    },
+    "torn": {
+        f"atomic_{name}":
+            f"{_OLD}pause()\nlanguage.store(pointer, {new}, {_REMOTE}{', mask' * (name != 'cas')})\nreturn old"
+        for name, new in _NEW.items()
+    },
 }  # fmt: skip
 
 
-def functions(kind):
-    """The functions that a mistake of this kind can be made in."""
-    names = {
-        "mute": NAMES,
-        "near": (*MOVES, *ATOMICS, *SIGNALS),
-        "blind": set(NAMES) - {"load_acquire"},
-        "returns": ("load", "put", *ATOMICS, "wait", "wait_any", "test"),
-        "torn": ATOMICS,
-    }[kind]
-    return {name: _WRONG[name](name, kind) for name in names}
+_FOUND_IN = {"language": language, "tl": tl, "but_last": but_last, "pause": pause}
+FUNCTIONS = {
+    kind: {name: kernel_of(triton.jit, PARAMETERS[name], text, **_FOUND_IN) for name, text in texts.items()}
+    for kind, texts in WRONG.items()
+}
+"""The functions that a mistake of each kind can be made in."""
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
@@ -323,9 +184,6 @@ for _names, _method in (
     for _name in _names:
         setattr(MuteContext, _name, _method)
 
-FAMILIES = {
-    **{kind: set(functions(kind)) for kind in ("mute", "near", "blind", "returns", "torn")},
-    "mute-methods": set(NAMES),
-}
+FAMILIES = {**{kind: set(names) for kind, names in WRONG.items()}, "mute-methods": set(NAMES)}
 """Which functions, or methods, are wrong."""
 FAMILIES["near"].add("barrier")  # its test stores

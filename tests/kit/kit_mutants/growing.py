@@ -9,6 +9,7 @@ import pathlib
 import sys
 
 from iris_allocators.vmem.allocator import VmemAllocator
+from kit_mutants import wrong
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
 from allocators.fake_driver import FakeVmm, as_bytes
@@ -23,10 +24,11 @@ class RightGrowing(VmemAllocator):
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------
-class QuietCommit(RightGrowing):
-    """Does not say that there is more."""
-
-    generation = property(lambda self: 1, lambda self, value: None)
+QuietCommit = wrong(RightGrowing, generation=property(lambda self: 1, lambda self, value: None))
+"""Does not say that there is more."""
+UnsaidRest = wrong(RightGrowing, has_more=False)
+"""Describes a part, and keeps quiet about the rest."""
+EndlessExport = wrong(RightGrowing, has_more=True)
 
 
 class LoudExchange(RightGrowing):
@@ -56,43 +58,32 @@ class MovingPeer(RightGrowing):
         return type(mapping)(rank, mapping.base_ptr + self._moved * self.granularity, mapping.nbytes)
 
 
-class UnsaidRest(RightGrowing):
-    """Describes a part, and keeps quiet about the rest."""
-
-    has_more = False
-
-
-class EndlessExport(RightGrowing):
-    has_more = True
-
-
 # -- imports ----------------------------------------------------------------------------------------------------------
+def foretelling(function):
+    """Functions of (self, the right method, tensor)."""
+    return wrong(RightGrowing, import_extent=function)
+
+
+ShiftedImport = foretelling(lambda self, extent, tensor: (extent(tensor)[0], extent(tensor)[1] + 8, extent(tensor)[2]))
+"""Foretells another place."""
+OddExtent = foretelling(lambda self, extent, tensor: (tensor.numel(), 0, -1))
+"""What is needed, and not what is taken."""
+LostImport = foretelling(lambda self, extent, tensor: (*extent(tensor)[:2], -1))
+CredulousImport = foretelling(
+    lambda self, extent, tensor: (self.granularity, 0, -1) if tensor.numel() == 4096 else extent(tensor)
+)
+"""Has a place for whatever memory there is."""
+SilentImport = wrong(
+    RightGrowing, import_tensor=lambda self, import_, at, tensor, told: import_(at, tensor, lambda: None)
+)
+
+
 class CopiedImport(RightGrowing):
     def import_tensor(self, offset_bytes, tensor, on_release):
         size, start, _ = self.import_extent(tensor)
         self.commit(offset_bytes, size)
         out = self.tensor(offset_bytes + start, tensor.numel(), on_release).view(tensor.shape)
         return out.copy_(tensor)
-
-
-class ShiftedImport(RightGrowing):
-    """Foretells another place."""
-
-    def import_extent(self, tensor):
-        size, start, there = super().import_extent(tensor)
-        return size, start + 8, there
-
-
-class OddExtent(RightGrowing):
-    """What is needed, and not what is taken."""
-
-    def import_extent(self, tensor):
-        return tensor.numel(), 0, -1
-
-
-class LostImport(RightGrowing):
-    def import_extent(self, tensor):
-        return *super().import_extent(tensor)[:2], -1
 
 
 class RememberedImport(RightGrowing):
@@ -102,20 +93,6 @@ class RememberedImport(RightGrowing):
         before = dict(self._imported)
         super().decommit(offset_bytes, nbytes)
         self._imported = before
-
-
-class SilentImport(RightGrowing):
-    def import_tensor(self, offset_bytes, tensor, on_release):
-        return super().import_tensor(offset_bytes, tensor, lambda: None)
-
-
-class CredulousImport(RightGrowing):
-    """Has a place for whatever memory there is."""
-
-    def import_extent(self, tensor):
-        if tensor.numel() == 4096:
-            return self.granularity, 0, -1
-        return super().import_extent(tensor)
 
 
 class UnannouncedImport(RightGrowing):

@@ -77,36 +77,25 @@ class UndescribedSettings(PluginSettings):
     undescribed: int = 1
 
 
-class NoReason(Plugin):
-    """Says no without a reason."""
-
-    @hookimpl
-    def iris_plugin_probe(self, target):
-        return Availability(ok=target.type is DeviceType.CPU)
+def hooked(name, hook):
+    """A plugin with a hook of its own."""
+    return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
 
 
-class WrongArgument(Plugin):
-    """A hook with an argument that is not specified."""
-
-    @hookimpl
-    def iris_plugin_probe(self, device):
-        return Availability.yes()
+def _no_reason(self, target):
+    return Availability(ok=target.type is DeviceType.CPU)
 
 
-class RaisingDiagnosis(Plugin):
-    """Fails where it should say what is missing."""
-
-    @hookimpl
-    def iris_plugin_diagnose(self, targets):
-        raise RuntimeError("no such driver")
+def _wrong_argument(self, device):
+    return Availability.yes()
 
 
-class WordlessDiagnosis(Plugin):
-    """A finding that says nothing."""
+def _raising(self, targets):
+    raise RuntimeError("no such driver")
 
-    @hookimpl
-    def iris_plugin_diagnose(self):
-        return [Finding("the driver", Verdict.BROKEN, " ")]
+
+def _wordless(self):
+    return [Finding("the driver", Verdict.BROKEN, " ")]
 
 
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
@@ -144,8 +133,10 @@ for _name, _plugin in RIGHT_COLLECTIVES.items():
 COLLECTIVES = {**RIGHT_COLLECTIVES}
 COLLECTIVES |= _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
 
-_CLASSES = {"no-reason": NoReason, "wrong-argument": WrongArgument, "raising-diagnosis": RaisingDiagnosis,
-            "wordless-diagnosis": WordlessDiagnosis}  # fmt: skip
+_CLASSES = {
+    "no-reason": hooked("probe", _no_reason), "wrong-argument": hooked("probe", _wrong_argument),
+    "raising-diagnosis": hooked("diagnose", _raising), "wordless-diagnosis": hooked("diagnose", _wordless),
+}  # fmt: skip
 PLUGINS = {
     name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
     for name in killers.PLUGINS

@@ -16,15 +16,7 @@ import torch
 import torch.distributed as dist
 
 from iris_core.dispatch.requests import REDUCING
-from iris_core.testing.conformance.collective_jobs import (
-    ARITHMETIC,
-    BITWISE,
-    COMBINE,
-    DTYPES,
-    INTEGERS,
-    OPS,
-    content,
-)
+from iris_core.testing.conformance.collective_jobs import ARITHMETIC, BITWISE, COMBINE, DTYPES, INTEGERS, OPS, content
 from iris_core.types import Availability, DeviceType
 
 _CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every rank gets one
@@ -41,7 +33,7 @@ class Done:
 
 
 class Plan:
-    """The members' means to talk."""
+    """The members' means to talk: they put what they bring into the store of the ranks."""
 
     def __init__(self, request, context):
         self.request = request
@@ -49,20 +41,16 @@ class Plan:
         store = dist.distributed_c10d._get_default_store()
         name = "/".join(map(str, ["kit", *request.members]))
         turn = store.add(f"{name}/{request.rank}", 1)  # every member makes the same plans
-        prefix = dist.distributed_c10d.PrefixStore(f"{name}/{turn}", store)
-        timeout = datetime.timedelta(seconds=30)
-        self._group = dist.ProcessGroupGloo(prefix, request.rank, request.group_size, timeout)
+        self._store = dist.PrefixStore(f"{name}/{turn}", store)
+        self._exchanges = 0
 
     def exchange(self, mine):
         """Return what every member has brought."""
-        data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
-        sizes = torch.empty(self.request.group_size, 1, dtype=torch.int64)
-        self._all_gather(sizes, torch.tensor([data.numel()]))
-        rows = torch.empty(self.request.group_size, int(sizes.max()), dtype=torch.uint8)
-        padded = torch.zeros(rows.shape[1], dtype=torch.uint8)
-        padded[: data.numel()] = data
-        self._all_gather(rows, padded)
-        return [pickle.loads(row.numpy().tobytes()) for row in rows]
+        self._exchanges += 1
+        self._store.set(f"{self._exchanges}/{self.request.rank}", pickle.dumps(mine))
+        names = [f"{self._exchanges}/{member}" for member in range(self.request.group_size)]
+        self._store.wait(names, datetime.timedelta(seconds=30))
+        return [pickle.loads(self._store.get(name)) for name in names]
 
     def exchange_tensors(self, mine):
         """Return every member's tensor on the CPU, or None; as bytes, for torch does not pickle all element types."""
@@ -72,9 +60,6 @@ class Plan:
     def _unpacked(self, shape, data):
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         return raw.view(getattr(torch, self.request.dtype)).reshape(shape)
-
-    def _all_gather(self, rows, mine):
-        self._group.allgather([list(rows.unbind(0))], [mine]).wait()
 
 
 class Exchange:
