@@ -40,6 +40,7 @@ class Case:
     layout: str = "torch"
     scales: str = ""  # "rows" or "blocks"
     config: dict = field(default_factory=dict, hash=False)
+    jobs = "jobs_ops"
 
     def shapes(self, size):
         """Shapes of A, B and the output of a rank."""
