@@ -206,7 +206,7 @@ def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
 @pytest.mark.parametrize(("job", "case"), [("decodes", DECODE_SMALL), ("rings", RING_SMALL)])
 def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
     path = tmp_path / "found"
-    wrong = pool.run(jobs_corpus.checked, num_ranks, str(path), "jobs_attention", job, "cpu", None, case, 3)
+    wrong = pool.run(jobs_corpus.checked, num_ranks, str(path), __name__, job, "cpu", None, case, 3)
     assert wrong == [[]] * num_ranks
     assert not path.exists() or path.read_text() == ""
 
