@@ -41,7 +41,7 @@ def test_results(pool, some, device, num_ranks, group):
     every = [case for case in cases() if num_ranks > 1 or case.algorithm in ("", "unfused")]
     turns = 2
     if device == "cpu":  # all once, and some in a group again
-        every, turns = (some(every, 3), 2) if group else (every, 1)
+        every, turns = (some(every, 5), 2) if group else (every, 1)
     assert pool.run(jobs.run_cases, num_ranks, device, every, turns, group) == [[]] * num_ranks
 
 
