@@ -28,6 +28,8 @@ PLACES = ("heap", "ordinary", "skewed", "strided", "strided ordinary", "transpos
 gaps between elements; with columns one behind the other; only one of the two on the heap."""
 ENCODINGS = ("ll", "ll128", "sentinel")
 CHOSEN = tuple((op, None) for op in OPS)
+SMALL = "64KiB"
+"""A workspace in which few messages of packets go in one piece."""
 USUAL = ("pull", "one_shot", "two_shot")
 """Algorithms that are chosen for calls that name none."""
 
@@ -47,6 +49,7 @@ class Case:
     splits: str = ""  # "uneven" or "one way" for all_to_all
     layout: str = "torch"
     config: dict = field(default_factory=dict, hash=False)
+    jobs = "jobs_ccl"
 
     def __str__(self):
         parts = [self.op, self.dtype, str(self.shape), self.place]

@@ -1,11 +1,11 @@
 """Rank jobs of tests/ccl; they run on CPU ranks and on GPUs."""
 
 import functools
+import importlib
 import math
-import re
 
 import torch
-from ccl_cases import data, expected, input_shape, output_shape, row_splits
+from ccl_cases import OPS, data, expected, input_shape, output_shape, row_splits
 from emulation import emulation
 from jobs_common import environment
 
@@ -29,24 +29,11 @@ def on_heap(nbytes, *, deterministic=None, **variables):
     return decorate
 
 
-def said_by(call, *arguments, **named):
-    """What a call raises, as text; empty if nothing."""
-    try:
-        call(*arguments, **named)
-    except Exception as error:  # noqa: BLE001 - of plugins, and what should not be raised, as well
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def kind_of(call, *arguments, **named):
-    """The type of the error that a call raises; empty if none."""
-    return said_by(call, *arguments, **named).partition(":")[0]
-
-
-def unlike(*rows):
-    """What calls raise that is not as it should be: rows of a pattern of `kind: text` and a call; "" for nothing."""
-    said = [(words, said_by(call)) for words, call in rows]
-    return [(words, text) for words, text in said if not (re.match(words, text, re.DOTALL) if words else not text)]
+def total(ctx, count=6, **how):
+    """The sum of 1, 2, ... over all ranks, off the heap."""
+    out = torch.zeros(count, device=ctx.device)
+    ctx.ccl.all_reduce(out, torch.full((count,), ctx.cur_rank + 1.0, device=ctx.device), **how)
+    return out.unique().tolist()
 
 
 class Tensors:
@@ -86,6 +73,11 @@ class Tensors:
         if self.case.place == "transposed" and len(shape) == 2:
             return raw[:count].view(shape[1], shape[0]).t()
         return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., ::step] if shape else raw[0]
+
+    @property
+    def operands(self):
+        """What a call reads."""
+        return (self.inp,)
 
     def fill(self, turn):
         """New data in the input, something else in the output; returns the inputs of all ranks."""
@@ -147,24 +139,37 @@ def bits(tensor):
     return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
-def run_cases(device, cases, turns=1, members=None, workspace="", packets=False):
+def jobs_of(case):
+    """The module whose `Tensors`, `call` and `verify` are for a case: this one, or that of products."""
+    return importlib.import_module(case.jobs)
+
+
+def run_cases(device, cases, turns=1, members=None, workspace="", packets=False, backend="auto", heap="24MiB"):
     """Call every case with new data in each turn, on these ranks in this order or on all; returns what was wrong.
+
+    Products that are added up are the same on all, bit by bit.
 
     Args:
         workspace: its bound: what is larger goes in pieces.
         packets: whether CPU ranks emulate them.
     """
     wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
-    with (emulation if packets else environment)(**limits), Iris("24MiB", device=device) as ctx:
+    with (emulation if packets else environment)(**limits), Iris(heap, device=device, backend=backend) as ctx:
         everyone = list(members or range(ctx.num_ranks))
         is_member = ctx.cur_rank in everyone
         for case in cases:
+            jobs = jobs_of(case)
             with ctx.scope():  # a symmetric call: on all ranks
-                tensors = Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
+                tensors = jobs.Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
                 for turn in range(turns * is_member):
-                    inputs = tensors.fill(turn)
-                    if call(ctx, case, tensors, members, everyone) is not None:
+                    given = tensors.fill(turn)
+                    if jobs.call(ctx, case, tensors, members, everyone) is not None and case.op in OPS:
                         wrong.append(f"{case}: a synchronous call returned something")
-                    wrong += verify(case, tensors, inputs, f" (turn {turn})")
+                    wrong += jobs.verify(case, tensors, given, f" (turn {turn})")
+                    if case.op == "matmul_all_reduce":
+                        mine = bits(tensors.out)
+                        of_all = mine.new_empty(len(everyone), *mine.shape)
+                        ctx.ccl.all_gather(of_all, mine, members)
+                        wrong += [f"{case}: other bits"] * (not (of_all == mine).all())
         ctx.barrier()
     return wrong

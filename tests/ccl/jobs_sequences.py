@@ -10,9 +10,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from ccl_cases import OPS, Case, expected
-from jobs_ccl import Tensors, bits, call, on_heap, run_cases, said_by, verify
-from jobs_common import environment
+from ccl_cases import OPS, Case
+from emulation import emulation
+from jobs_ccl import bits, jobs_of, on_heap, run_cases
+from jobs_common import environment, said_by
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -46,66 +47,83 @@ def rest(ctx, seconds):
         torch.cuda._sleep(int(seconds * 1e9))
 
 
-def in_groups(device, sets, rounds):
-    """Every group makes calls of its own; a rank that is in none of them makes none."""
-
-    def play(ctx, generator, turn, rank, members, group):
-        case = random_case(generator, len(members))
-        tensors = Tensors(ctx, case, rank or 0, len(members))
-        if rank is None:
-            return []
-        inputs = tensors.fill(turn)
-        call(ctx, case, tensors, group, members)
-        return verify(case, tensors, inputs, f" in group {members}")
-
-    return of_groups(device, sets, lambda members: rounds, play)
-
-
-def of_groups(device, sets, rounds, play, backend="auto"):
-    """What `play` finds wrong with calls of each group, in turns; its rank is None where this one is no member."""
+def in_groups(device, sets, rounds, cases=(), draw=None, backend="auto"):
+    """Every group makes calls of its own, random ones and given ones; a rank that is in none of them makes none."""
     unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
     made, wrong = [dist.new_group(members, **unsorted) for members in sets], []
     sets = [members if unsorted else sorted(members) for members in sets]  # older versions of torch sort them
     with Iris("24MiB", device=device, backend=backend) as ctx:
         for number, (members, group) in enumerate(zip(sets, made, strict=True)):
-            generator = random.Random(number)
+            generator, size = random.Random(number), len(members)
             rank = members.index(ctx.cur_rank) if ctx.cur_rank in members else None
-            for turn in range(rounds(members)):
-                wrong += play(ctx, generator, turn, rank, members, group)
+            drawn = [(draw or random_case)(generator, size) for _ in range(rounds)]
+            for turn, case in enumerate([*drawn, *(cases if size > 1 else ())]):
+                jobs = jobs_of(case)
+                tensors = jobs.Tensors(ctx, case, rank or 0, size)
+                if rank is not None:
+                    given = tensors.fill(turn)
+                    jobs.call(ctx, case, tensors, group if turn % 2 else list(members), members)
+                    wrong += jobs.verify(case, tensors, given, f" in group {members}")
         ctx.barrier()
     return wrong
 
 
-def back_to_back(device, calls, kinds, slow_ranks):
-    """Calls of different sizes and operations, nothing waited for in between; all results are looked at afterwards."""
-    generator, wrong, plays = random.Random(5), [], []
-    with Iris("64MiB", device=device) as ctx:
+def back_to_back(
+    device, calls, kinds, slow=False, draw=None, cases=None, backend="auto", packets=False, begin=None, **variables
+):
+    """Calls of different kinds with changing data, nothing waited for in between; all is looked at afterwards.
+
+    Between products there are collectives, and some products are waited for behind later calls.
+
+    Args:
+        device: where.
+        calls, kinds: how many; the kinds are `cases`, or drawn by a function.
+        slow: whether some ranks are late.
+        draw, cases, backend: see above.
+        packets: whether CPU ranks emulate them.
+        begin: called when all kinds are known; from then on one rank is late in every call.
+        **variables: of the environment.
+    """
+    order, own, wrong, plays = random.Random(11), random.Random(), [], []
+    with (emulation if packets else environment)(**variables), Iris("64MiB", device=device, backend=backend) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
-        for turn in range(kinds):
-            case = random_case(generator, size)
-            tensors = Tensors(ctx, case, rank, size)
-            inputs = tensors.fill(turn)
-            source = tensors.inp.clone()
-            bad = torch.zeros((), dtype=torch.int64, device=ctx.device)
-            has_output = case.op not in ("reduce", "gather") or rank == case.root
-            want = expected(case, rank, inputs).to(ctx.device) if has_output else None
-            plays.append((case, tensors, source, want, bad))
+        for case in cases or [(draw or random_case)(order, size) for _ in range(kinds)]:
+            jobs, sides = jobs_of(case), []
+            tensors = jobs.Tensors(ctx, case, rank, size)
+            for turn in range(2):
+                given = tensors.fill(turn)
+                before = [None if each is None else each.clone() for each in (*tensors.operands, tensors.out)]
+                jobs.call(ctx, case, tensors)
+                wrong += jobs.verify(case, tensors, given, " at first")
+                sides.append((before, bits(tensors.out)))
+            plays.append((case, tensors, sides, torch.zeros((), dtype=torch.int64, device=ctx.device)))
+        between, total = ctx.ones(100), ctx.zeros(100)
+        ctx.ccl.all_reduce(total, between)
         ctx.barrier()
-        for _ in range(calls):
-            case, tensors, source, want, bad = plays[generator.randrange(kinds)]
-            if slow_ranks and generator.random() < 0.1 and generator.randrange(size) == rank:
-                rest(ctx, 0.003)
-            if case.op == "broadcast" and rank == case.root:
-                tensors.out.copy_(source)
-            elif want is not None:
-                tensors.out.copy_(want.flip(0))
-            call(ctx, case, tensors)
-            tensors.inp.neg_() if case.dtype != "int8" else tensors.inp.add_(1)  # peers must be done with it
-            if want is not None:
-                bad += (bits(tensors.out) != bits(want)).sum()
-            tensors.inp.copy_(source)
+        if begin:
+            begin(ctx)
+        for turn in range(calls):
+            case, tensors, sides, bad = plays[order.randrange(len(plays))]
+            (before, want), (others, _) = sides[turn % 2], sides[1 - turn % 2]
+            for mine, new in zip((*tensors.operands, tensors.out), before, strict=True):
+                if new is not None:
+                    mine.copy_(new)
+            if (turn + rank) % size == 0 if begin else slow and own.random() < 0.1:
+                rest(ctx, 0.05 if begin else 0.003)
+            is_product = case.op not in OPS
+            is_async = is_product and order.random() < 0.3
+            work = jobs_of(case).call(ctx, case, tensors, async_op=is_async)
+            if is_product and order.random() < 0.3:
+                ctx.ccl.all_reduce(total.zero_(), between)
+                bad += (total != size).sum()
+            if is_async:
+                work.wait()
+            for mine, other in zip(tensors.operands, others, strict=False):  # peers must be done with them
+                if other is not None:
+                    mine.copy_(other)
+            bad += (bits(tensors.out) != want).sum()  # the same bits every time
         ctx.barrier()
-        for case, _, _, _, bad in plays:
+        for case, _, _, bad in plays:
             if int(bad.item()):
                 wrong.append(f"{case}: {int(bad.item())} bytes were wrong on rank {rank}")
     return wrong
@@ -256,39 +274,44 @@ def keeps_errors():
         assert not last.is_alive()
 
 
-def captured(device, cases, replays, workspace=""):
-    """Calls in a graph, replayed with new data; and a first call inside a capture; with a workspace of this bound."""
-    wrong = []
-    with environment(**({"IRIS_CCL_WORKSPACE": workspace} if workspace else {})), Iris("64MiB", device=device) as ctx:
+def captured(device, cases, replays, workspace="", every=1, backend="auto"):
+    """Calls in a graph, replayed with new data, looked at in `every` such turn; and a first call inside a capture."""
+    wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
+    with environment(**limits), Iris("64MiB", device=device, backend=backend) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
-        x = ctx.zeros(77)
+        plays = [(case, jobs_of(case), jobs_of(case).Tensors(ctx, case, rank, size)) for case in cases]
+
+        def make(case, jobs, tensors, is_async=False):
+            work = jobs.call(ctx, case, tensors, async_op=is_async)
+            if is_async:
+                work.wait()
 
         def first_call():
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                ctx.ccl.all_reduce(x, x)
+                make(*plays[0])
 
+        plays[0][-1].fill(0)
         said = said_by(first_call)
+        torch.cuda.synchronize()
         ctx.barrier()
-        everything = [Tensors(ctx, case, rank, size) for case in cases]
-        for case, tensors in zip(cases, everything, strict=True):
-            tensors.fill(0)
-            call(ctx, case, tensors)
+        for play in plays:
+            play[-1].fill(0)
+            make(*play)
         ctx.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for case, tensors in zip(cases, everything, strict=True):
-                work = call(ctx, case, tensors, async_op=case.place == "ordinary")
-                if work is not None:
-                    work.wait()
+            for play in plays:
+                make(*play, is_async=play[0].op in OPS and play[0].place == "ordinary")
         for turn in range(replays):
-            inputs = [tensors.fill(turn) for tensors in everything]
+            if turn % 3 == 0:  # eager calls of the same team between replays
+                make(*plays[0])
+            given = [tensors.fill(turn) for *_, tensors in plays]
             if turn % 7 == rank:
                 torch.cuda._sleep(int(1e6))
             graph.replay()
-            if turn % 3 == 0:  # eager calls of the same team between replays
-                call(ctx, cases[0], everything[0])
-            for case, tensors, given in zip(cases, everything, inputs, strict=True):
-                wrong += verify(case, tensors, given, f" in replay {turn}")
+            if turn < 3 or turn % every == every - 1:
+                for (case, jobs, tensors), each in zip(plays, given, strict=True):
+                    wrong += jobs.verify(case, tensors, each, f" in replay {turn}")
         ctx.barrier()
     return [said] if said.startswith("UnsupportedError") else [], wrong
 
@@ -321,12 +344,12 @@ def observed(ctx):
 
 
 @on_heap("24MiB")
-def messages(ctx, rounds):
+def messages(ctx):
     """Messages round a ring and across, of all kinds, small and larger than an inbox."""
-    wrong, rank, size = [], ctx.cur_rank, ctx.num_ranks
+    rank, size = ctx.cur_rank, ctx.num_ranks
     right, left = (rank + 1) % size, (rank - 1) % size
     kinds = [(dtype, n) for dtype in ("bfloat16", "int8", "complex128", "bool") for n in (1, 77, 30_001)]
-    for turn, (name, n) in enumerate(kinds * rounds):
+    for turn, (name, n) in enumerate(kinds):
         dtype = getattr(torch, name)
         drawn = [torch.Generator().manual_seed(1000 * turn + sender) for sender in range(size)]
         sent = [torch.randint(0, 2 if name == "bool" else 100, (n, 3), generator=each).to(dtype) for each in drawn]
@@ -334,19 +357,15 @@ def messages(ctx, rounds):
         inp = sent[rank].to(ctx.device)
         for work in (ctx.ccl.send(inp, right, async_op=True), ctx.ccl.recv(out, left, async_op=True)):
             work.wait()
-        if not torch.equal(bits(out.cpu()), bits(sent[left])):
-            wrong.append(f"{name} {n}: rank {rank} got something else than rank {left} sent")
+        assert torch.equal(bits(out.cpu()), bits(sent[left])), (name, n)
     # in order, and before anybody receives
     small, got = ([ctx.full((5,), float(n * (10 * rank + i))) for i in range(2)] for n in (1, 0))
     for tensor in small:
         ctx.ccl.send(tensor, right)
     for tensor in got:
         ctx.ccl.recv(tensor, left)
-    if [t.unique().tolist() for t in got] != [[10.0 * left + i] for i in range(2)]:
-        wrong.append(f"rank {rank}: messages came in another order: {got}")
-    if "this rank" not in said_by(ctx.ccl.send, small[0], rank):
-        wrong.append("a message to oneself was not refused")
-    return wrong
+    assert [t.unique().tolist() for t in got] == [[10.0 * left + i] for i in range(2)]
+    assert "this rank" in said_by(ctx.ccl.send, small[0], rank)  # a message to oneself
 
 
 @on_heap("24MiB")

@@ -1,27 +1,412 @@
 """Calls that are refused, ranks that do not call alike, plans that only some can make, kinds of calls without end."""
 
+import functools
+import os
+import pathlib
 import re
 import threading
+import time
 from types import SimpleNamespace
+from unittest import mock
 
-import jobs_agreement as jobs
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from ccl_cases import OPS
+from jobs_ccl import on_heap, total
+from jobs_common import environment, kind_of, said_by, unlike
 
+from iris_core import Iris
+from iris_core.ccl import Config, ReduceOp
 from iris_core.dispatch import bind, members
+from iris_core.dispatch.products import OPS as PRODUCTS
+from iris_core.dispatch.tables import Entry, write_table
 from iris_core.dispatch.team import ELEMENT_TYPES, control_words
+from iris_core.errors import UnsupportedError
+from iris_core.logs import logger
+from iris_core.ops import FusedConfig
+from iris_core.types import Availability
 from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
 
-two_ranks = pytest.mark.parametrize("num_ranks", [2])
-three_ranks = pytest.mark.parametrize("num_ranks", [3])
+# -- calls that are refused, and calls that differ --------------------------------------------------------------------
+DEFECTS = [
+    ("ArgumentError: all_reduce: the output has shape", lambda t, bad: (
+        t.all_reduce(t.part, t.whole if bad else t.part))),
+    ("ArgumentError: .*int32.*float32", lambda t, bad: t.all_gather(t.whole.int() if bad else t.whole, t.part)),
+    ("DeviceError: all_reduce: the input is on meta", lambda t, bad: (
+        t.all_reduce(t.part, t.part.to("meta") if bad else t.part))),
+    ("TypeError: all_reduce: the output must be a torch tensor, not list", lambda t, bad: (
+        t.all_reduce([1.0] if bad else t.part, t.part))),
+    ("ArgumentError: .*'median'.*known are SUM", lambda t, bad: (
+        t.all_reduce(t.part, t.part, op="median" if bad else "sum"))),
+    ("ArgumentError: all_reduce: BAND works on integers and bool", lambda t, bad: (
+        t.all_reduce(t.part, t.part, op=ReduceOp.BAND if bad else ReduceOp.SUM))),
+    ("ArgumentError: all_reduce: AVG does not work on bool", lambda t, bad: (
+        t.all_reduce(t.bits, t.bits, op=ReduceOp.AVG if bad else ReduceOp.MAX))),
+    ("UnsupportedError: .*torch.complex64 cannot be reduced", lambda t, bad: (
+        t.all_reduce(*[t.part.cfloat() if bad else t.part] * 2))),
+    ("ArgumentError: all_reduce: input and output overlap", lambda t, bad: (
+        t.all_reduce(t.wide[:-1, : t.n], t.wide[1:, : t.n] if bad else t.wide[1:, t.n :]))),
+    ("ArgumentError: all_to_all: input and output overlap; it does not work in place", lambda t, bad: (
+        t.all_to_all(t.whole, t.whole if bad else t.whole.clone()))),
+    ("ArgumentError: all_gather: input and output overlap", lambda t, bad: (
+        t.all_gather(t.strided, t.strided[t.rank] if bad else t.part))),
+    ("ArgumentError: reduce_scatter: input and output overlap", lambda t, bad: (
+        t.reduce_scatter(t.strided[t.rank] if bad else t.part, t.strided))),
+    ("ArgumentError: .*cannot record it for gradients", lambda t, bad: (
+        t.all_reduce(t.part, t.recorded if bad else t.recorded.detach()))),
+    ("ArgumentError: broadcast: writes into its output", lambda t, bad: t.broadcast(2 * t.recorded if bad else t.part)),
+    ("ArgumentError: .*share memory", lambda t, bad: t.broadcast(t.few if bad else t.part, 1)),
+    (r"ArgumentError: all_gather.*the output must be \(.*\) or \(", lambda t, bad: (
+        t.all_gather(t.part if bad else t.whole, t.part))),
+    (r"ArgumentError: reduce_scatter.*the input must be \(.*\) or \(", lambda t, bad: (
+        t.reduce_scatter(t.part, t.part.clone() if bad else t.whole))),
+    ("ArgumentError: all_to_all.*must be divisible by the 3 members", lambda t, bad: (
+        t.all_to_all(*[each[int(bad) :] for each in (t.whole, t.whole.clone())]))),
+    ("ArgumentError: all_to_all: input_split_sizes=.* must be 3 numbers that add up", lambda t, bad: (
+        t.all_to_all(t.rows, t.rows.clone(), input_split_sizes=[t.n + bad, t.n, t.n], output_split_sizes=[t.n] * 3))),
+    ("", lambda t, bad: (
+        t.reduce_scatter(*([t.broad, t.broad.clone()] if bad else [t.high, t.high.clone()]), layout="tiles"))),
+    ("", lambda t, bad: (
+        t.all_to_all(*([t.others, t.others + 0] if bad else [t.chunks, t.chunks + 0]), layout="columns"))),
+    ('ArgumentError: all_to_all.*with layout="columns"', lambda t, bad: (
+        t.all_to_all(*[each[:, bad:] for each in (t.chunks, t.chunks + 0)], layout="columns"))),
+    ("ArgumentError: all_to_all: layout must be one of torch, columns, not 'rows'", lambda t, bad: (
+        t.all_to_all(t.whole, t.whole + 0, layout="rows" if bad else "torch"))),
+    ("ArgumentError: broadcast: rank 3 is not in the group of ranks 0, 1, 2", lambda t, bad: (
+        t.broadcast(t.part, 3 if bad else 0))),
+    ("TypeError: broadcast: a root is a rank, not '0'", lambda t, bad: t.broadcast(t.part, "0" if bad else 0)),
+    ("ArgumentError: .*is the root and must pass the output", lambda t, bad: (
+        t.reduce(None if bad else t.part, t.part, 0)), 0),
+    ("ArgumentError: scatter", lambda t, bad: t.scatter(t.part, t.whole[:-1] if bad else t.whole, 1), 1),
+    ("ArgumentError: gather: input and output overlap", lambda t, bad: (
+        t.gather(t.strided if bad else t.whole, t.strided[t.rank] if bad else t.part, 2)), 2),
+    ("ArgumentError: all_reduce: there is no algorithm 'magic'.*two_shot, one_shot", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="magic" if bad else "two_shot")))),
+    ("ArgumentError: .*there is no algorithm 'magic'", lambda t, bad: (
+        t.all_reduce(t.part[:0], t.part[:0], config=Config(algorithm="magic" if bad else "two_shot")))),
+    ("ArgumentError: .*'two_shot' contradicts all_reduce_variant='one_shot'", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="two_shot",
+            all_reduce_variant="one_shot" if bad else "auto")))),
+    ("TypeError: all_reduce: config must be an iris_core.ccl.Config, not dict", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config={"comm_sms": 3} if bad else None))),
+    ("UnsupportedError: all_reduce: algorithm 'two_shot' cannot serve.*swizzle_size", lambda t, bad: (
+        t.all_reduce(t.part, t.part, config=Config(algorithm="two_shot", **({"swizzle_size": 8} if bad else {}))))),
+    ("ArgumentError: .*as many columns as B has rows", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.a[:, :2] if bad else t.a, t.b))),
+    ("ArgumentError: .*share memory", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.product[:, 1:4] if bad else t.a, t.b))),
+    ("", lambda t, bad: t.matmul_all_reduce(*[each[:0] if bad else each for each in (t.product, t.a)], t.b)),
+    ("TypeError: .*FusedWorkspace", lambda t, bad: (
+        t.matmul_all_reduce(t.product, t.a, t.b, workspace={} if bad else None))),
+]  # fmt: skip
+"""What calls say, and on 3 ranks the calls, with whether this rank makes it badly, and the root if it alone must not.
+
+All may make those that say nothing.
+"""
 
 
-@three_ranks
+def calls_of(ctx):
+    """The collectives and products of a context, by name."""
+    engines = {**dict.fromkeys((*OPS, "team"), ctx.ccl), **dict.fromkeys(PRODUCTS, ctx.ops)}
+    return {name: getattr(engine, name) for name, engine in engines.items()}
+
+
+def tensors_of(ctx, n):
+    """What the calls are made with; n tells kinds apart."""
+    zeros, size, rank = functools.partial(torch.zeros, device=ctx.device), ctx.num_ranks, ctx.cur_rank
+    wide, rows = zeros(size + 1, 2 * n), zeros(size * n, 4)
+    return SimpleNamespace(
+        **calls_of(ctx), n=n, rank=rank, wide=wide, rows=rows, part=zeros(n), whole=zeros(size * n),
+        strided=wide[:size, :n], few=zeros(1).expand(n), bits=zeros(n).bool(), recorded=zeros(n).requires_grad_(),
+        a=rows[:n, :3], b=torch.ones(3, 5, device=ctx.device), product=zeros(n, 5), high=zeros(n, 4), broad=zeros(4, n),
+        chunks=zeros(n, 4 * size), others=zeros(4, n * size),
+    )  # fmt: skip
+
+
+@on_heap("16MiB", IRIS_BARRIER_TIMEOUT="30")
+def refused_by_some(ctx):
+    """Calls that one rank, each in turn, or all cannot make, of every operation; afterwards right ones.
+
+    Returns what each call raised.
+    """
+    outcomes = []
+    for who in (0, 2, "all", "none"):
+        for row, (_, call, *_) in enumerate(DEFECTS):
+            tensors = tensors_of(ctx, 8 + len(outcomes))
+            outcomes.append((who, row, said_by(call, tensors, who in (tensors.rank, "all"))))
+        assert total(ctx) == [6.0]
+    return outcomes
+
+
+F8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DIFFERING = [
+    ("elements: 12 on rank 0; 12 on rank 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
+    ("elements: 24 on rank 0; 24 on rank 1; 0 on rank 2", lambda t, odd: (
+        t.all_reduce(*[each[6 * odd :] for each in (t.y, t.x)]))),
+    ("operation: all_reduce on rank 0; all_reduce on rank 1; reduce on rank 2", lambda t, odd: (
+        t.reduce(t.y, t.x) if odd else t.all_reduce(t.y, t.x))),
+    ("input on the heap and contiguous: True on rank 0; True on rank 1; False on rank 2", lambda t, odd: (
+        t.all_reduce(t.y, t.off_heap[:, :4] if odd else t.x))),
+    ("root: 0 on rank 0; 0 on rank 1; 1 on rank 2", lambda t, odd: t.broadcast(t.x, src=int(odd))),
+    ("algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2", lambda t, odd: (
+        t.all_reduce(t.y, t.x, config=Config(algorithm="one_shot" if odd else "two_shot")))),
+    ("group: ranks 0, 1, 2 on rank 0; ranks 0, 1, 2 on rank 1; ranks 0, 2, 1 on rank 2", lambda t, odd: (
+        t.all_reduce(t.y, t.x, group=[0, 2, 1] if odd else None))),
+    ("group: ranks 2, 0, 1 on rank 0; ranks 2, 0, 1 on rank 1; ranks 2, 1, 0 on rank 2", lambda t, odd: (
+        t.team((2, 1, 0) if odd else (2, 0, 1)))),
+    ("product: 6 x 4 times 4 x 8 .* on rank 1; 6 x 4 times 4 x 4 .*on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out[:, : 8 - 4 * odd], t.x, t.b[:, : 8 - 4 * odd]))),
+    ("times float8_e4m3fn to float32 on rank 1; float8_e4m3fn times float8_e5m2 to float32 on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[odd])))),
+    ("the output on the heap, with dense rows at multiples of 16 bytes: True .* False on rank 2", lambda t, odd: (
+        t.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
+    ("algorithm: two_shot on rank 0; two_shot on rank 1; unfused on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
+    ("scales: rows on rank 0; rows on rank 1; blocks on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[0]), a_scales=t.x[:, :1].contiguous(),
+                            b_scales=t.b[:1, :1] if odd else t.b[:1]))),
+    ("bias along: none on rank 0; none on rank 1; columns on rank 2", lambda t, odd: (
+        t.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
+]  # fmt: skip
+"""What 3 ranks are told whose last one calls otherwise."""
+
+
+@on_heap("8MiB")
+def different(ctx):
+    """Calls that differ raise an error on all ranks, which go on, with calls of a kind of their own."""
+    off_heap = torch.ones(6, 24, device=ctx.device)
+    product, square = ctx.zeros(6, 5), ctx.ones(4, 5)
+    t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))
+    t.x, t.y, t.b, t.bias, t.out = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.ones(4, 8), ctx.zeros(8), ctx.zeros(6, 8)
+    for words, call in DIFFERING:
+        wrong = unlike((f"RankMismatchError.*{words}", lambda call=call: call(t, ctx.cur_rank == 2)))
+        assert not wrong, wrong
+        ctx.ops.matmul_all_reduce(product, t.x, square)
+        assert product.unique().tolist() == [12.0], words
+        for group in (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD):
+            assert total(ctx, group=group) == [6.0], (words, group)
+
+
+def opens_differently(device, what):
+    """An opening whose ranks ask for other bits, or other bounds of workspaces and so other pieces."""
+    rank = int(os.environ["RANK"])
+    words = "deterministic" if what == "bits" else "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1"
+    with environment(**({"IRIS_CCL_WORKSPACE": f"{1 + rank}MiB"} if what == "workspace" else {})):
+        how = {"device": device, "deterministic": what == "bits" and rank == 0}
+        assert unlike((f"RankMismatchError.*{words}", lambda: Iris("8MiB", **how))) == []
+
+
+def tables_that_differ(device, folder):
+    """Measured tables that differ only in the number of programs; then a call that names its own config."""
+    cache, config = pathlib.Path(folder) / os.environ["RANK"], {"comm_sms": 1 + int(os.environ["RANK"])}
+    entry = Entry("all_reduce", "float32", (64 * 64 * 4,), "two_shot", 1e-9, config=config)
+    write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
+    with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
+        call = functools.partial(ctx.ccl.all_reduce, y := ctx.zeros(64, 64), ctx.ones(64, 64))
+        wrong = unlike(("RankMismatchError.*config: comm_sms=1 on rank 0.*comm_sms=2 on rank 1", call))
+        call(config=Config(algorithm="two_shot"))
+        ctx.barrier()
+        assert (wrong, y.unique().tolist()) == ([], [2.0])
+
+
+@on_heap("8MiB")
+def refused_later(ctx):
+    """Lazy views, and strided tensors that overlap at a distance, after calls of the same kinds that are right."""
+    numbers = torch.full((4,), complex(1, 2), device=ctx.device)
+    gathered, one, other = numbers.new_zeros(4 * ctx.num_ranks), torch.zeros_like(numbers), torch.zeros_like(numbers)
+    wide = torch.ones(9, 64, device=ctx.device)
+    reduce = ctx.ccl.all_reduce
+    wrong = unlike(
+        ("", lambda: ctx.ccl.all_gather(gathered, numbers)), ("", lambda: reduce(one.imag, numbers.imag)),
+        ("", lambda: ctx.ccl.broadcast(numbers)), ("", lambda: reduce(wide[:4, :4], wide[5:, :4])),
+        (".*the input is a lazy conjugate", lambda: ctx.ccl.all_gather(gathered, numbers.conj())),
+        (".*the input is lazily negated", lambda: reduce(one.imag, numbers.conj().imag)),
+        (".*the output is lazily negated", lambda: reduce(other.conj().imag, numbers.imag)),
+        (".*is a lazy conjugate", lambda: ctx.ccl.broadcast(numbers.conj())),
+        (".*input and output overlap", lambda: reduce(wide[:4, :4], wide[1:5, :4])),
+        (".*input and output overlap", lambda: reduce(wide[1:5, :4], wide[:4, :4])),
+    )  # fmt: skip
+    assert wrong == []
+    reduce(wide[:4, :4], wide[1:5, 4:8])  # in the gaps
+    assert (one.imag.tolist(), other.tolist(), wide[:5].unique().tolist()) == ([4.0] * 4, [0j] * 4, [1.0, 2.0])
+
+
+# -- plans that only some can make ------------------------------------------------------------------------------------
+@on_heap("24MiB")
+def next_candidate(ctx):
+    """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
+    inp, out = torch.ones(40_003, device=ctx.device), torch.zeros(40_003, device=ctx.device)
+    first = ctx.ccl.explain("all_reduce", out, inp).algorithm
+    algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
+    own = algorithm.prepare
+
+    def prepare(request, context):
+        if ctx.cur_rank == 1:
+            raise UnsupportedError("no room here")
+        return own(request, context)
+
+    algorithm.prepare = prepare
+    with mock.patch.object(logger, "warning") as warning:
+        ctx.ccl.all_reduce(out, inp)
+        ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
+    algorithm.prepare = own
+    assert out.unique().tolist() == [2.0]
+    after = ctx.ccl.explain("all_reduce", out, inp)
+    if ctx.cur_rank == 0:  # alone: the others know a plan
+        ctx.ccl._bound.clear()
+    ctx.ccl.all_reduce(out.zero_(), inp)
+    assert out.unique().tolist() == [2.0]
+    assert after.algorithm not in ("", first)
+    assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in str(after)
+    warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
+    assert len(warnings) == (ctx.cur_rank == 0)  # once, of the group's first member
+    assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
+
+
+# -- what only the device can tell ------------------------------------------------------------------------------------
+@on_heap("24MiB")
+def messages_that_differ(ctx):
+    """Messages that are not what the receiver expects, of one piece and of several, and of nothing; then right ones."""
+    rank, piece = ctx.cur_rank, ctx.ccl.team((0, 1)).mail.nbytes // 4
+    f32, i32 = torch.float32, torch.int32
+    pairs = [((10, f32), (5, f32)), ((10, f32), (10, i32)), ((piece, f32), (7, f32)), ((3, f32), (piece, f32))]
+    for number, pair in enumerate([*pairs, ((5, f32), (0, f32)), ((0, f32), (5, f32))]):
+        (sent, dtype), (expected, other) = pair
+        tensor = torch.full((pair[rank][0],), 1 + number, dtype=pair[rank][1], device=ctx.device)
+        ctx.ccl.send(tensor, 1) if rank == 0 else ctx.ccl.recv(tensor, 0)
+        assert (tensor == 1 + number).all(), number
+        heard = "rank 1 has reported: " * (rank == 0)
+        words = f"DeviceError: {heard}rank 1 received from rank 0 and expected {expected} elements of {str(other)[6:]}"
+        assert unlike((f"{words}, but {sent} elements of {str(dtype)[6:]} were sent", ctx.barrier)) == []
+        right = torch.full((9,), (rank == 0) * (50.0 + number), device=ctx.device)
+        ctx.ccl.send(right, 1, config=Config(comm_sms=3)) if rank == 0 else ctx.ccl.recv(right, 0)
+        assert right.unique().tolist() == [50.0 + number]
+
+
+@on_heap("8MiB")
+def splits_that_differ(ctx):
+    """Split sizes that do not fit together: what a rank knows by itself, and what only the device can tell."""
+    rank = ctx.cur_rank
+
+    def exchange(given, taken):
+        inp, out = (
+            torch.full((sum(rows), 3), rank + n, device=ctx.device) for n, rows in ((1.0, given), (-9.0, taken))
+        )
+        ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
+        return out[:, 0].tolist()
+
+    own = f".*this rank, number {rank} of the group, has 3 rows for itself"
+    assert unlike((own, lambda: exchange([3, 3], [5, 5]))) == []
+    exchange(*[([2, 4], [3, 2])[rank]] * 2)  # rank 0 takes 4 of the 3 rows that there are
+    said = said_by(ctx.barrier)
+    assert "rank 0 takes 12 elements from rank 1 (output_split_sizes), which gives it 9" in said or rank == 1
+    assert "rank 1 takes 9 elements from rank 0" not in said or rank == 1
+    right = exchange([2, 4], [2, 3]) if rank == 0 else exchange([3, 2], [4, 2])
+    assert right == ([1.0] * 2 + [2.0] * 3, [1.0] * 4 + [2.0] * 2)[rank]
+
+
+@on_heap("8MiB")
+def accepted(ctx):
+    """Arguments as torch and numpy have them."""
+    rank, device = ctx.cur_rank, ctx.device
+    assert total(ctx, op=dist.ReduceOp(dist.ReduceOp.MAX)) == [2.0]
+    root = torch.full((3,), float(rank), device=device)
+    ctx.ccl.broadcast(root, np.int64(1))
+    assert root.tolist() == [1.0] * 3
+    inp, out = torch.arange(4.0, device=device) + 10 * rank, torch.zeros(4, device=device)
+    for splits in ({"input_split_sizes": [], "output_split_sizes": []}, {"input_split_sizes": [2, 2]}):
+        ctx.ccl.all_to_all(out.zero_(), inp, **splits)
+        assert out.tolist() == [2.0 * rank, 2.0 * rank + 1, 10 + 2.0 * rank, 11 + 2.0 * rank]
+    expanded = torch.ones(1, device=device).expand(4) if rank == 0 else torch.zeros(4, device=device)
+    ctx.ccl.broadcast(expanded)
+    assert expanded.tolist() == [1.0] * 4
+    average = torch.full((2,), 200, dtype=torch.uint8, device=device)
+    ctx.ccl.all_reduce(average, average, "avg")
+    assert average.tolist() == [72, 72]  # as NCCL: integers wrap around before they are divided
+    assert kind_of(ctx.ccl.send, None, 1 - rank) == "TypeError"
+
+
+def kinds_without_end(device):
+    """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again."""
+    with mock.patch.object(bind, "GENERATION", 8), Iris("24MiB", device=device) as ctx:
+        rank = ctx.cur_rank
+        for turn in range(40):
+            assert total(ctx, 1 + turn % 25) == [3.0], turn
+            given = [1 + (turn + rank) % 7, 2 + turn % 3 + rank]
+            taken = [1 + turn % 7, 1 + (turn + 1) % 7] if rank == 0 else [2 + turn % 3, 3 + turn % 3]
+            inp = torch.full((sum(given), 2), turn + 100.0 * rank, device=device)
+            out = torch.zeros(sum(taken), 2, device=device)
+            ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
+            assert out[:, 1].tolist() == [float(turn)] * taken[0] + [turn + 100.0] * taken[1], turn
+            assert len(ctx.ccl._bound) + len(ctx.ccl._bound.old) <= 2 * 8
+        ctx.barrier()
+
+
+# -- members that are ahead -------------------------------------------------------------------------------------------
+def wait_for(file):
+    """Wait until a rank has made a file; returns whether it did."""
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return file.exists()
+
+
+@on_heap("8MiB")
+def refused_by_one_that_is_ahead(ctx, folder):
+    """Rank 0 refuses a call of an operation that all have called before, and the others come to none until it has."""
+    raised, out = pathlib.Path(folder) / "raised", torch.zeros(6, device=ctx.device)
+    total(ctx)
+    if ctx.cur_rank == 0:
+        assert kind_of(ctx.ccl.all_reduce, out, out[:5]) == "ArgumentError"
+        raised.touch()
+    assert wait_for(raised)
+    if ctx.cur_rank != 0:
+        assert kind_of(ctx.barrier) == "RankMismatchError"
+    ctx.barrier()
+    # a call of another kind
+    said = kind_of(ctx.ccl.all_reduce, out, out[:5]) if ctx.cur_rank == 0 else kind_of(total, ctx, 7)
+    assert said == "ArgumentError"
+    assert total(ctx) == total(ctx, 7) == [3.0]
+
+
+@on_heap("8MiB")
+def laid_out_otherwise(ctx, folder):
+    """A call whose tensors lie so on rank 1 alone that another algorithm serves it; then it is so on all."""
+    raised = pathlib.Path(folder) / "raised"
+    dense, strided, out = (torch.ones(8, n, device=ctx.device)[:, :8] for n in (8, 9, 8))
+    reduce, first = ctx.ccl.all_reduce, ctx.ccl.explain("all_reduce", out, dense).algorithm
+    algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
+    own, no = algorithm.supports, Availability.no("rows are not dense")
+    algorithm.supports = lambda request: own(request) if request.options["in_stride"] == (8, 1) else no
+    reduce(out, dense)
+    if ctx.cur_rank == 1:
+        served = rf"served by {first!r} with in_stride=\(8, 1\)"
+        words = rf"RankMismatchError: all_reduce: (?=.*{served}).*in_stride=\(9, 1\)"
+        with mock.patch.object(members, "ABSENT_S", 1.0):
+            assert unlike((words, lambda: reduce(out, strided))) == []
+        raised.touch()
+    assert wait_for(raised)
+    if ctx.cur_rank == 0:
+        assert kind_of(ctx.barrier) == "RankMismatchError"
+    ctx.barrier()
+    for inp in (strided, dense, strided):
+        reduce(out, inp)
+        assert out.unique().tolist() == [2.0]
+    words = (
+        rf"RankMismatchError.*algorithm: {first} on rank 0; .*in_stride=\(9, 1\), out_stride=\(8, 1\), aligned=True on"
+    )
+    assert unlike((f"{words} rank 1", lambda: reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))) == []
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_ranks", [3])
 def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
-    for rows in zip(*pool.run(jobs.refused_by_some, num_ranks, device), strict=True):
+    for rows in zip(*pool.run(refused_by_some, num_ranks, device), strict=True):
         who, row, text = rows[0]
-        expected, _, *root = jobs.DEFECTS[row]
+        expected, _, *root = DEFECTS[row]
         kinds, at_root = {said.partition(":")[0] for *_, said in rows}, who in (*root, "all") or not root
         assert len(kinds) == 1, rows
         assert (text != "") == (who != "none" and at_root and (expected != "" or who != "all")), rows
@@ -32,35 +417,23 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
             assert any(re.search(words, said, re.DOTALL) for said in own), rows
 
 
-@three_ranks
-def test_ranks_that_call_differently_are_told(pool, num_ranks, device):
-    assert pool.run(jobs.different, num_ranks, device) == [None] * num_ranks
-
-
-@two_ranks
-@pytest.mark.parametrize("what", ["bits", "workspace"])
-def test_contexts_that_differ(pool, num_ranks, device, what):
-    assert pool.run(jobs.opens_differently, num_ranks, device, what) == [None] * num_ranks
-
-
-@two_ranks
-def test_tables_that_differ_in_the_launch_are_noticed(pool, num_ranks, tmp_path):
-    assert pool.run(jobs.tables_that_differ, num_ranks, "cpu", str(tmp_path)) == [None] * num_ranks
-
-
-@two_ranks
-@pytest.mark.parametrize("job", [
-    jobs.refused_later, jobs.next_candidate, jobs.messages_that_differ, jobs.splits_that_differ, jobs.accepted,
-    jobs.kinds_without_end,
+@pytest.mark.parametrize(("job", "num_ranks", "args"), [
+    (different, 3, ()), (opens_differently, 2, ("bits",)), (opens_differently, 2, ("workspace",)),
+    *((job, 2, ()) for job in (
+        refused_later, next_candidate, messages_that_differ, splits_that_differ, accepted, kinds_without_end)),
 ])  # fmt: skip
-def test_two_ranks(pool, num_ranks, device, job):
-    assert pool.run(job, num_ranks, device) == [None] * num_ranks
+def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args):
+    assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
 
 
-@two_ranks
-@pytest.mark.parametrize("job", [jobs.refused_by_one_that_is_ahead, jobs.laid_out_otherwise])
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("job", [refused_by_one_that_is_ahead, laid_out_otherwise])
 def test_members_that_are_ahead(pool, num_ranks, device, job, tmp_path):
     assert pool.run(job, num_ranks, device, str(tmp_path)) == [None] * num_ranks
+
+
+def test_tables_that_differ_in_the_launch_are_noticed(pool, tmp_path):
+    assert pool.run(tables_that_differ, 2, "cpu", str(tmp_path)) == [None] * 2
 
 
 # -- without ranks ----------------------------------------------------------------------------------------------------

@@ -1,15 +1,254 @@
 """The first call of a kind measures algorithms on its own tensors (IRIS_TUNE=first), on all members alike."""
 
+import contextlib
+import copy
+import os
+import pathlib
 from unittest import mock
 
-import jobs_first_calls as jobs
+import jobs_ccl
 import pytest
-from jobs_first_calls import HERE, WATCHED
+import torch
+from ccl_cases import OPS, Case
+from jobs_ccl import total
+from jobs_common import environment, in_vain, said_by, unlike
 from tables import table
 
+from iris_core import Iris
+from iris_core.ccl import Config
 from iris_core.dispatch import first_calls
-from iris_core.dispatch.tables import read_table
+from iris_core.dispatch.tables import Entry, read_table, write_table
+from iris_core.errors import UnsupportedError
+from iris_core.providers import Providers
+from iris_core.types import Availability
+from iris_triton.collectives.pull_reduce import PullReduce
 
+NOT_IN_PLACE = ("all_to_all", "broadcast")
+SECONDS, SLOW_SECONDS = 1e-4, 1e-3
+"""What algorithms take by the clock of these tests."""
+
+WATCHED = {"one_shot", "two_shot", "third", "gloo"}
+HERE = "measured here as the fastest"
+
+
+@contextlib.contextmanager
+def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
+    """A context whose first calls measure, with a clock by which one algorithm is the fastest; None for a real one.
+
+    Tables that the library brings for this GPU are left out: a point of theirs would not be measured.
+    """
+    own = first_calls._cpu_seconds
+
+    def seconds(launch, calls):
+        own(launch, calls)
+        return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS
+
+    clock = mock.patch.object(first_calls, "_cpu_seconds", seconds if fastest else own)
+    no_tables = mock.patch.object(Providers, "tables", return_value=[])
+    of_test = environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache))
+    with clock, no_tables, of_test, Iris("24MiB", device=device) as ctx:
+        ctx.ccl._binder.add([PullReduce("all_reduce", "third")])
+        yield ctx
+        ctx.barrier()
+
+
+def known_of(ctx, op="all_reduce"):
+    """The algorithms of a collective, by name."""
+    return ctx.ccl._binder._algorithms(None)._by_op[op]
+
+
+def watched(ctx, names=WATCHED):
+    """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
+    launched = []
+
+    def noted(name, launch):
+        def run(plan, *tensors):
+            launched.append(name)
+            return launch(plan, *tensors)
+
+        return run
+
+    for name, each in known_of(ctx).items():
+        each.launch = noted(name, each.launch)
+        each.cost = lambda request: 1.0
+        if name not in names:
+            each.supports = lambda request: Availability.no("left out by the test")
+    return launched
+
+
+def said_of(ctx, count=6, **how):
+    """Algorithm and reason for `total`."""
+    x = torch.zeros(count, device=ctx.device)
+    found = ctx.ccl.explain("all_reduce", x.clone(), x, **how)
+    return found.algorithm, found.why
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+def results(device, cache, members, mode):
+    """Every operation, with new data in each of two calls; returns why which algorithms serve those that reduce to all.
+
+    Two members make the calls on the heap that three make off it, and the other way around.
+    """
+    kinds, found = [("float32", "heap"), ("int32", "ordinary")], []
+    calls = [(op, in_place) for op in OPS for in_place in (False, True) if not in_place or op not in NOT_IN_PLACE]
+    cases = [
+        Case(op, dtype, shape=(7, 33 << 5 * in_place), root=len(members) - 1, place=place, in_place=in_place)
+        for number, (op, in_place) in enumerate(calls)
+        for dtype, place in (kinds if op == "all_reduce" else kinds[(number + len(members)) % 2 :][:1])
+    ]
+    with measuring(cache, mode, device, fastest=None) as ctx:
+        is_member, size = ctx.cur_rank in members, len(members)
+        group = None if size == ctx.num_ranks else members
+        for case in cases:
+            tensors = jobs_ccl.Tensors(ctx, case, members.index(ctx.cur_rank) if is_member else 0, size)
+            for turn in range(2 * is_member):
+                inputs = tensors.fill(turn)
+                work = jobs_ccl.call(ctx, case, tensors, group, members, case.place == "ordinary")
+                if work is not None:
+                    work.wait()
+                assert jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})") == []
+            if is_member and case.op == "all_reduce":
+                found.append(ctx.ccl.explain(case.op, tensors.out, tensors.inp, group=group).why)
+    return found
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+def twice(cache, mode, tunings):
+    """Two contexts, one after the other: what each launched, and what it said before and afterwards."""
+    found = []
+    for _ in range(2):
+        with measuring(cache, mode) as ctx:
+            launched = watched(ctx)
+            known_of(ctx)["two_shot"].tunings = lambda request: tunings
+            before = said_of(ctx)
+            assert total(ctx) == total(ctx) == [3.0]
+            found.append((set(launched), before, said_of(ctx)))
+    return found
+
+
+def with_a_config(cache):
+    """Calls whose config says something are measured, near a point of the table, and leave no point themselves."""
+    with measuring(cache) as ctx:
+        watched(ctx)
+        assert total(ctx) == [3.0]
+    with measuring(cache) as ctx:
+        launched = watched(ctx)
+        assert total(ctx, config=Config(num_warps=2)) == total(ctx, config=Config(num_warps=2)) == [3.0]
+        assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
+        assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
+        assert said_of(ctx)[1].startswith("measured as the fastest in")
+
+
+def caches_that_differ(folder, names, group, chosen):
+    """Each rank has a cache of its own, with a near point of an algorithm, or without."""
+    rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)
+    cache, own = folder / str(rank), ["mine.json"] if names[rank] else []
+    if names[rank]:
+        entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
+        write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
+    with measuring(cache) as ctx:
+        launched = watched(ctx)
+        assert total(ctx, group=group) == total(ctx, group=group) == [3.0]
+        said = said_of(ctx, group=group)
+    if chosen:
+        path = folder / str(names.index(chosen)) / "ccl" / "mine.json"
+        assert (set(launched), said) == ({chosen}, (chosen, f"measured as the fastest in {path}"))
+    else:  # it has no near point, so all measure, and it writes
+        assert (set(launched), said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
+        own += ["cpu-2.json"] if rank == 0 else []
+    assert sorted(path.name for path in cache.glob("ccl/*")) == sorted(own)
+
+
+def offered_by_some(cache):
+    """Each rank would measure an algorithm that the other one would not."""
+    with measuring(cache) as ctx:
+        launched = watched(ctx, names=("two_shot", "gloo", ("one_shot", "third")[ctx.cur_rank]))
+        assert total(ctx) == total(ctx) == [3.0]
+        assert (set(launched), said_of(ctx)) == ({"two_shot", "gloo"}, ("two_shot", HERE))
+
+
+def not_measured(cache, what, wanted):
+    """A call that measures nothing and writes no table; it launches `wanted`: these algorithms, or as many."""
+    with measuring(cache, "off" if what == "off" else "first") as ctx:
+        launched, rank = watched(ctx), ctx.cur_rank
+        x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]
+        if what == "a message":
+            ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
+            assert rank == 0 or y.eq(0).all()
+        elif what == "splits":
+            ctx.ccl.all_to_all(y, x, input_split_sizes=splits, output_split_sizes=splits)
+            assert y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
+        elif what == "a group of one":
+            assert total(ctx, group=[rank]) == [rank + 1.0]
+        else:
+            named = {"named": {"algorithm": "third"}, "named by variant": {"all_reduce_variant": "one_shot"}}
+            config = Config(**named[what]) if what in named else None
+            assert total(ctx, 0 if what == "nothing" else 6, config=config) == [3.0] * (what != "nothing")
+    assert wanted in (set(launched), len(set(launched)))
+    assert not any(pathlib.Path(cache).rglob("*.json"))
+
+
+def little_room(cache, taken, wanted):
+    """A call that needs a workspace of the heap, while users have much of it: what is launched leaves them half."""
+    with measuring(cache) as ctx:
+        launched, x = watched(ctx), ctx.empty(taken, dtype=torch.uint8)
+        before = ctx.heap.stats().largest_free
+        assert total(ctx, 1 << 20) == [3.0]
+        del x
+        assert set(launched) == wanted
+        assert ctx.heap.stats().largest_free >= before // 2
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+def odd_one(cache, where, who):
+    """An algorithm that cannot be prepared, or launched, on all ranks or on one, is left out.
+
+    A launch that fails on one rank raises on all.
+    """
+    with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
+        bad, alone = who in ("all", ctx.cur_rank), where == "launch" and who != "all"
+        odd = copy.copy(known_of(ctx)["two_shot"])
+        odd.name, prepare = "odd", odd.prepare
+
+        def fails(*arguments, **options):
+            if where != "launch":
+                prepare(*arguments)
+            raise {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
+
+        if bad:
+            setattr(odd, "launch" if where == "launch" else "prepare", fails)
+        ctx.ccl._binder.add([odd])
+        launched = watched(ctx, names=("two_shot", "third", "odd"))
+        out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
+        with in_vain(4) if alone else contextlib.nullcontext():
+            said = said_by(lambda: ctx.ccl.all_reduce(out, inp))
+        if said:
+            ctx.ccl.reset()
+        known_of(ctx)["odd"].supports = lambda request: Availability.no("it had its turn")
+        assert total(ctx) == total(ctx) == [3.0]
+        if alone:
+            assert said.startswith("RuntimeError: not here" if bad else "Device")
+            return
+        assert (said, out.unique().tolist(), inp.unique().numel()) == ("", [3.0], 1)
+        assert said_of(ctx) == ("two_shot", HERE)
+        assert set(launched) - {"odd"} == {"two_shot", "third"}
+        assert ("odd" in launched) == (where == "launch")
+
+
+def calls_that_differ(cache, what, words):
+    """One rank calls otherwise, or cannot call; then all call alike."""
+    with measuring(cache) as ctx:
+        launched, bad = watched(ctx), ctx.cur_rank == 1
+        x, y = torch.ones(8), torch.zeros(8)
+        config = Config(algorithm="third") if bad and what == "named" else None
+        dtype = torch.int32 if bad and what == "dtype" else torch.float32
+        out, inp = y.to(dtype), x.to(dtype)[: 7 if bad and what == "refused" else 8]
+        assert unlike((words, lambda: ctx.ccl.all_reduce(out, inp, config=config))) == launched == []
+        assert total(ctx) == total(ctx) == [3.0]
+        assert said_of(ctx) == ("two_shot", HERE)
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 ONE_IS_GOOD = "the cheapest by its model"
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
 
@@ -25,7 +264,7 @@ def cache(tmp_path):
     (3, (0, 1, 2), "first"), (3, (2, 0), "first"), (2, (0, 1), "exhaustive"),
 ])  # fmt: skip
 def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, cache):
-    found = pool.run(jobs.results, num_ranks, device, cache, members, mode)
+    found = pool.run(results, num_ranks, device, cache, members, mode)
     for rank, reasons in enumerate(found):
         assert len(reasons) == 4 * (rank in members)
         alone = {ONE_IS_GOOD} if device == "cuda" and members == (2, 0) else set()  # NCCL knows no other order
@@ -37,7 +276,7 @@ def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device
 def test_a_later_context_measures_nothing(pool, num_ranks, tmp_path):
     """What was measured is in the cache, the fastest first, and no first member's times are written twice."""
     path = tmp_path / "ccl" / "cpu-2.json"
-    for first, second in pool.run(jobs.twice, num_ranks, str(tmp_path), "first", ({}, {"comm_sms": 2})):
+    for first, second in pool.run(twice, num_ranks, str(tmp_path), "first", ({}, {"comm_sms": 2})):
         launched, before, after = first
         assert launched == WATCHED
         assert before[1] != HERE
@@ -50,33 +289,24 @@ def test_a_later_context_measures_nothing(pool, num_ranks, tmp_path):
     assert {(each.op, each.dtype, each.size, each.place) for each in entries} == {
         ("all_reduce", "float32", (1024,), "ordinary")
     }
-    assert [each.seconds for each in entries] == [jobs.SECONDS, *[jobs.SLOW_SECONDS] * 3]
+    assert [each.seconds for each in entries] == [SECONDS, *[SLOW_SECONDS] * 3]
     assert [each.config for each in entries] == [{}] * 4
 
 
 @two_ranks
 def test_what_a_config_says_is_measured_for_itself(pool, num_ranks, tmp_path):
-    assert pool.run(jobs.with_a_config, num_ranks, str(tmp_path)) == [None] * 2
+    assert pool.run(with_a_config, num_ranks, str(tmp_path)) == [None] * 2
     assert len(read_table(tmp_path / "ccl" / "cpu-2.json").entries) == len(WATCHED)
 
 
 @two_ranks
 def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tmp_path):
-    for found in pool.run(jobs.twice, num_ranks, str(tmp_path), "exhaustive", ({}, {"comm_sms": 2})):
+    for found in pool.run(twice, num_ranks, str(tmp_path), "exhaustive", ({}, {"comm_sms": 2})):
         for launched, _, after in found:
             assert (launched, after) == (WATCHED, ("two_shot", HERE))
     entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
     assert len(entries) == 5
     assert {tuple(each.config.items()) for each in entries if each.algorithm == "two_shot"} == {(), (("comm_sms", 2),)}
-
-
-@two_ranks
-@pytest.mark.parametrize(("names", "group", "chosen"), [
-    (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
-    (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""),
-])  # fmt: skip
-def test_members_whose_tables_differ_follow_the_first_one(pool, num_ranks, tmp_path, names, group, chosen):
-    assert pool.run(jobs.caches_that_differ, num_ranks, str(tmp_path), names, group, chosen) == [None] * 2
 
 
 @table("rounds, seconds", [
@@ -95,44 +325,30 @@ def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
     assert first_calls.measure(list(times), alone, on_gpu=False) == seconds
 
 
-@two_ranks
-def test_what_not_all_members_offer_is_not_measured(pool, num_ranks, cache):
-    assert pool.run(jobs.offered_by_some, num_ranks, cache) == [None] * 2
+DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "
 
 
 @two_ranks
-@table(
-    ("what", "launched"),
-    [
-        ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
-        ("a group of one", 1), ("nothing", set()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("job", "args"), [
+    *((caches_that_differ, each) for each in (
+        (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
+        (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
+    (offered_by_some, ()), (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
+    *((odd_one, each) for each in (
+        ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
+    *(pytest.param(odd_one, each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),
+    (calls_that_differ, ("dtype", f"{DIFFER}dtype: float32 on rank")),
+    (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
+    (calls_that_differ, ("refused", "ArgumentError: ")),
+])  # fmt: skip
+def test_two_ranks(pool, num_ranks, cache, job, args):
+    assert pool.run(job, num_ranks, cache, *args) == [None] * 2
+
+
+@two_ranks
+@table(("what", "launched"), [
+    ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
+    ("a group of one", 1), ("nothing", set()),
+])  # fmt: skip
 def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launched):
-    assert pool.run(jobs.not_measured, num_ranks, cache, what, launched) == [None] * 2
-
-
-@two_ranks
-@pytest.mark.parametrize(("mib", "launched"), [(7, WATCHED), (13, WATCHED - {"two_shot"})])
-def test_half_of_what_is_free_stays_free(pool, num_ranks, cache, mib, launched):
-    assert pool.run(jobs.little_room, num_ranks, cache, mib << 20, launched) == [None] * 2
-
-
-# -- what goes wrong --------------------------------------------------------------------------------------------------
-@two_ranks
-@pytest.mark.parametrize(("where", "who"), [
-    ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),
-])  # fmt: skip
-def test_an_algorithm_that_cannot_serve_the_call(pool, num_ranks, cache, where, who):
-    assert pool.run(jobs.odd_one, num_ranks, cache, where, who) == [None] * 2
-
-
-@two_ranks
-@pytest.mark.parametrize(("what", "text"), [
-    ("dtype", "RankMismatchError: all_reduce: the members of the group call differently:\n  dtype: float32 on rank"),
-    ("named", "RankMismatchError: all_reduce: the members of the group call differently:\n  algorithm: measured at"),
-    ("refused", "ArgumentError: "),
-])  # fmt: skip
-def test_calls_that_differ_raise_on_all_and_are_not_measured(pool, num_ranks, cache, what, text):
-    assert pool.run(jobs.calls_that_differ, num_ranks, cache, what, text) == [None] * 2
+    assert pool.run(not_measured, num_ranks, cache, what, launched) == [None] * 2

@@ -1,26 +1,133 @@
 """The system area of the heap, and the memory of teams."""
 
-import jobs_memory as jobs
+import time
+
 import pytest
+import torch
+from jobs_ccl import on_heap
+from jobs_common import environment, said_by
 from rank_counts import rank_counts
 
+from iris_core import Iris
+from iris_core.errors import HeapExhaustedError, UnsupportedError
+from iris_core.ops import FusedConfig
 
+
+def regions(device, system_size, workspace):
+    """Regions of the whole world and of a part of it: stable, filled, growing; returns where they lie."""
+    found = []
+    with environment(IRIS_SYSTEM_SIZE=system_size, IRIS_CCL_WORKSPACE=workspace), Iris("2MiB", device=device) as ctx:
+        for members in ((0, 1, 2), (2, 0)):
+            if ctx.cur_rank not in members:
+                continue
+            team = ctx.ccl.team(members)
+            assert (team.members, team.rank) == (members, members.index(ctx.cur_rank))
+            first, same = team.region("test", 1000, fill=7), team.region("test", 500)
+            other, larger = team.region("other", 1000), team.region("test", 5000)
+            space, again = (team.workspace("space", 1 << 40) for _ in range(2))
+            assert same is first
+            assert again is space
+            assert team.region("test", 5000) is larger
+            each = (first, other, larger, space)
+            assert [region.nbytes for region in each[:3]] == [1000, 1000, 5000]
+            assert 4096 <= space.nbytes <= 256 << 10
+            assert (first.tensor.unique().tolist(), other.tensor.unique().tolist()) == ([7], [0])
+            assert first.tensor.data_ptr() - team.base_ptrs[team.rank] == first.offset_bytes
+            assert "workspace 'huge' of a collective needs" in said_by(team.region, "huge", 1 << 30)
+            found.append([region.offset_bytes for region in each])
+        ctx.barrier()
+    return found
+
+
+@on_heap("1MiB", IRIS_SYSTEM_SIZE="64KiB")
+def used_before(ctx):
+    """A group's first call where its control words come from memory that was in use, full of large numbers."""
+    size, rank = ctx.num_ranks, ctx.cur_rank
+    ctx.heap.system_area.reserve(ctx._world, ctx.heap.system_area.nbytes // 2, "a test")
+    before = ctx.zeros(100_000, dtype=torch.int64)
+    torch.manual_seed(rank)
+    before.random_(1, 1 << 40)
+    ctx.free(before)
+    ctx.barrier()
+    x, y = ctx.zeros(64), ctx.zeros(64)
+    for late in range(size):
+        x.fill_(0)
+        ctx.barrier()
+        time.sleep(0.2 * (rank == late))
+        x.fill_(rank + 1.0)
+        ctx.ccl.all_reduce(y, x, group=[1, 0, *range(2, size)])
+        assert y.unique().tolist() == [size * (size + 1) / 2]
+
+
+@on_heap("96MiB", IRIS_SYSTEM_SIZE="1MiB")
+def what_a_group_gets(ctx, groups):
+    """Algorithms and memory of this rank's group for products and messages that are larger than the system area."""
+    members, chosen = next(group for group in groups if ctx.cur_rank in group), {}
+    a, b, out = ctx.zeros(512, 16), ctx.zeros(16, 1024), ctx.zeros(512, 1024)
+    for name in (None, "copy_engine", "two_shot"):
+        config = FusedConfig(algorithm=name)
+        chosen[name] = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members).variant
+    team = ctx.ccl.team(members)
+    sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
+    x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
+    message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
+    ctx.ccl.all_reduce(y, x, group=members)
+    assert y.unique().tolist() == [2.0]
+    return chosen, sizes, message
+
+
+def groups_beside_allocations(device):
+    """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps.
+
+    Returns how many allocations there were, and where the regions are.
+    """
+    groups, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), []
+    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
+        regions, blocks = {}, []
+        for turn in range(12):
+            members, nbytes = groups[turn % 4], (20_000, 200_000)[turn // 4 % 2]  # in the system area, and behind it
+            if ctx.cur_rank in members:
+                try:
+                    region = ctx.ccl.team(members).region(f"test {turn}", nbytes + 777 * turn, fill=turn)
+                except UnsupportedError:
+                    region = None
+                regions[turn, members] = region
+            if turn % 3 == 2:
+                blocks += [ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8) for _ in range(10)]
+        try:
+            while True:
+                blocks.append(ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8))
+        except HeapExhaustedError:
+            counts.append(len(blocks))
+        ctx.barrier()
+        assert all(each.tensor.unique().tolist() == [turn] for (turn, _), each in regions.items() if each)
+        assert all(block.unique().tolist() == [100 + ctx.cur_rank] for block in blocks)
+        for block in blocks:
+            ctx.free(block)
+        ctx.barrier()
+        assert 0 < ctx.stats().free <= 8 << 20
+        places = {name: None if region is None else region.offset_bytes for name, region in regions.items()}
+        ctx.barrier()
+        return counts, places
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
-    first, second, third = pool.run(jobs.regions, 3, "cpu", system_size, workspace)
+    first, second, third = pool.run(regions, 3, "cpu", system_size, workspace)
     assert first == third
     assert second == first[:1]
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device):
-    assert pool.run(jobs.used_before, num_ranks, device) == [None] * num_ranks
+    assert pool.run(used_before, num_ranks, device) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_a_group_gets_what_a_world_of_its_size_gets(pool, num_ranks, device):
-    worlds = pool.run(jobs.what_a_group_gets, 2, device, [(0, 1)])
-    groups = pool.run(jobs.what_a_group_gets, num_ranks, device, [(0, 2), (3, 1)])
+    worlds = pool.run(what_a_group_gets, 2, device, [(0, 1)])
+    groups = pool.run(what_a_group_gets, num_ranks, device, [(0, 2), (3, 1)])
     assert worlds[0] == worlds[1]
     assert groups == [worlds[0]] * num_ranks
     assert worlds[0][1] == [4 << 20, 16 << 20]
@@ -28,7 +135,7 @@ def test_a_group_gets_what_a_world_of_its_size_gets(pool, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [4])
 def test_regions_of_groups_and_allocations_never_overlap(pool, num_ranks, device):
-    results = pool.run(jobs.groups_beside_allocations, num_ranks, device)
+    results = pool.run(groups_beside_allocations, num_ranks, device)
     offsets = {}
     for counts, places in results:
         assert counts == results[0][0]

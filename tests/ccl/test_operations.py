@@ -2,14 +2,12 @@
 
 import ccl_cases
 import pytest
-from ccl_cases import ENCODINGS, FLOATS, Case, kinds, moving_cases, reducing_cases, reducing_pairs, served
+from ccl_cases import ENCODINGS, FLOATS, SMALL, Case, kinds, moving_cases, reducing_cases, reducing_pairs, served
 from jobs_ccl import run_cases
 from rank_counts import rank_counts
 
 FAMILIES = ("", "portable", *ENCODINGS)
 CASES_OF_A_JOB = 40  # a job on ranks has a limit of time, and the machine may be busy
-SMALL = "64KiB"
-"""A workspace in which few messages of packets go in one piece."""
 
 
 def families(*ranks, seldom=(), **others):

@@ -5,8 +5,8 @@ Of asynchronous calls that no caller waits for: barriers, frees, scopes, errors,
 
 import jobs_sequences as jobs
 import pytest
-from ccl_cases import ENCODINGS, OPS, Case, kinds
-from jobs_fast import SMALL, unprobed
+from ccl_cases import ENCODINGS, OPS, SMALL, Case, kinds
+from devices import unprobed
 from rank_counts import rank_counts
 
 
@@ -26,14 +26,10 @@ def test_back_to_back(pool, num_ranks, slow, device):
     assert found == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_messages_between_two_ranks(pool, num_ranks, device):
-    assert pool.run(jobs.messages, num_ranks, device, 3 if device == "cuda" else 1) == [[]] * num_ranks
-
-
 @pytest.mark.parametrize(("job", "num_ranks"), [
     *((jobs.in_tiles, n) for n in (1, 3)), *((jobs.freed_and_asked_for, n) for n in (1, 3)),
-    *((jobs.leaves, n) for n in (1, 2)), (jobs.observed, 2),
+    *((jobs.leaves, n) for n in (1, 2)), (jobs.observed, 2), (jobs.messages, 3),
+    pytest.param(jobs.messages, 2, marks=pytest.mark.exhaustive(device="cpu")),
 ])  # fmt: skip
 def test_a_few_ranks(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks

@@ -1,15 +1,149 @@
 """Algorithms of torch.distributed, by name: NCCL on GPUs, gloo on CPU ranks."""
 
-import jobs_torch_distributed as jobs
-import pytest
-from jobs_ccl import run_cases
-from jobs_ops import run_cases as run_products
+import itertools
+import os
+import re
+from unittest import mock
 
+import pytest
+import torch
+import torch.distributed as dist
+from ccl_cases import Case
+from jobs_ccl import on_heap, run_cases
+from jobs_common import said_by, unlike
+from ops_cases import Case as Product
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from iris_core import Iris
+from iris_core.ccl import Config
 from iris_core.errors import PeerLostError
+from iris_core.ops import FusedConfig
 from iris_core.testing import RankPool
 
-three_ranks = pytest.mark.parametrize("num_ranks", [3])
-members = pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+REDUCTIONS = ("sum", "product", "min", "max")
+
+
+def name_on(device):
+    """The name of the algorithms on a device."""
+    return "gloo" if device == "cpu" else "nccl"
+
+
+def collective_cases(size, name):
+    """Each operation with each element type, wherever tensors lie, and in place."""
+    config = {"algorithm": name}
+    for number, (op, dtype) in enumerate(itertools.product(("all_reduce", "reduce_scatter"), DTYPES)):
+        for i in range(2):
+            reduction = REDUCTIONS[(number + 2 * i + number // 8) % 4]
+            yield Case(op, dtype, reduction, shape=(5, 3), place=("heap", "ordinary")[i], config=config)
+    for number, (op, dtype) in enumerate(itertools.product(("all_gather", "all_to_all", "broadcast"), DTYPES)):
+        yield Case(op, dtype, shape=(5, 3), place=("heap", "ordinary")[number % 2], root=number % size, config=config)
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        yield Case(op, shape=(40, 101), in_place=True, config=config)
+    for op in ("all_gather", "reduce_scatter"):
+        yield Case(op, "int32", stacked=True, place="skewed", config=config)
+    yield Case("all_reduce", shape=(40_001,), place="output only", config=config)
+
+
+def product_cases(name):
+    """Each operation with some element types, biases and places."""
+    for number, dtype in enumerate(("float32", "bfloat16", "float16")):
+        place = ("heap", "ordinary", "heap")[number]
+        how = {"place": place, "out_place": place, "bias": ("", "columns", "rows")[number]}
+        yield Product("matmul_all_reduce", name, (24, 20, 40), dtype, **how)
+        yield Product("all_gather_matmul", name, (24, 20, 40), dtype, dim=0, **how)
+        yield Product("matmul_all_gather", name, (24, 20, 40), dtype, dim=0, **how)
+        yield Product("matmul_reduce_scatter", name, (24, 20, 40), dtype, **how)
+
+
+@on_heap("8MiB")
+def asynchronous(ctx):
+    """Calls beside the current stream, by torch.distributed and by ours in turn."""
+    torchs = name_on(ctx.device)
+    x, y = torch.full((64,), ctx.cur_rank + 1.0, device=ctx.device), torch.zeros(64, device=ctx.device)
+    for algorithm in (torchs, "two_shot", torchs):
+        ctx.ccl.all_reduce(y.zero_(), x, async_op=True, config=Config(algorithm=algorithm)).wait()
+        assert y.unique().tolist() == [3.0]
+
+
+@on_heap("8MiB")
+def refusals(ctx):
+    """Calls that it cannot serve are refused by name, with the reason; others serve them if nothing is named."""
+    name, size = name_on(ctx.device), ctx.num_ranks
+    turned = list(reversed(range(size)))
+
+    def zeros(*shape):
+        return torch.zeros(shape, device=ctx.device)
+
+    def refused(reason, op, /, *tensors, fields=None, **how):
+        """All members make it."""
+        fused = "matmul" in op
+        engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
+        said = said_by(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
+        words = f"UnsupportedError: .*cannot serve this call: {re.escape(reason)}"
+        assert re.fullmatch(words, said, re.DOTALL), said
+        assert fused or engine.explain(op, *tensors, **how).algorithm not in (name, "")
+
+    x, y, whole, square = zeros(8), zeros(8), zeros(16 * size)[::2], zeros(8, 8)
+    uninitialised = "torch.distributed is not initialised (torch.distributed.init_process_group)"
+    with mock.patch.object(dist, "is_initialized", return_value=False):
+        refused(uninitialised, "all_reduce", y, x)
+        refused(uninitialised, "matmul_all_reduce", zeros(8, 8), square, square)
+    orders = "torch.distributed orders the members by rank"
+    refused(orders, "all_reduce", y, x, group=turned)
+    refused("its tensors are contiguous", "all_reduce", y, zeros(16)[::2])
+    refused("its tensors are contiguous", "all_gather", whole, x)
+    parts, halves = "it divides tensors in equal parts, along the first dimension", [4, 4]
+    refused(parts, "all_to_all", x, y, input_split_sizes=halves, output_split_sizes=halves)
+    offered = "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64"
+    refused(offered, "all_reduce", y.short(), x.short())
+    refused("it does not reduce by bxor", "all_reduce", y.int(), x.int(), op="bxor")
+    refused("it does not reduce by avg", "all_reduce", y.int(), x.int(), op="avg")
+    refused("it has no use for comm_sms of the config", "all_reduce", y, x, fields={"comm_sms": 2})
+    refused("a group of one rank has no peer", "all_reduce", y, x, group=[ctx.cur_rank])
+    refused(orders, "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
+    rows = "its parts are rows, in torch's order"
+    refused(rows, "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
+    refused(rows, "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+    refused("its output is contiguous", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
+    refused("its A is contiguous", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
+    symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
+    (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
+    assert torch_symm.reason == "torch's symmetric memory is asked for on NVIDIA GPUs only"
+
+
+@on_heap("8MiB")
+def meshes(ctx):
+    """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
+    mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
+    part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
+    y, rank = ctx.zeros(2), ctx.cur_rank
+    for name, total in (("dp", 2.0 * (rank % 2) + 2), ("tp", 4.0 * (rank // 2) + 1)):
+        ctx.ccl.all_reduce(y, torch.full((2,), float(rank), device=ctx.device), group=mesh[name])
+        ctx.device_barrier(mesh[name])
+        ctx.barrier(group=mesh[name])
+        assert y.tolist() == [total] * 2
+    reduce = ctx.ccl.all_reduce
+    wrong = unlike(
+        (r"GroupError.*of 2 dimensions; pass one of them: mesh\[name\]", lambda: reduce(y, y, group=mesh)),
+        ("TypeError: all_reduce: the output is a DTensor; pass this rank's part", lambda: reduce(part, part)),
+        (r".*tensor.to_local\(\)", lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part)),
+    )
+    assert wrong == []
+
+
+def gloo_sum(dying=None):
+    """Return a sum that gloo makes; or end the process of a rank."""
+    if dying == dist.get_rank():
+        os._exit(7)
+    with Iris("4MiB", device="cpu") as ctx:
+        y = ctx.zeros(2)
+        ctx.ccl.all_reduce(y, ctx.ones(2), config=Config(algorithm="gloo"))
+        return y.tolist()
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu(shared=False))])  # as NCCL refuses
@@ -17,20 +151,18 @@ def device(request):
     return request.param
 
 
-@three_ranks
-@members
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
 def test_results_are_right(pool, num_ranks, device, members):
-    name = jobs.name_on(device)
-    for wrong in pool.run(run_cases, num_ranks, device, list(jobs.collective_cases(len(members), name)), 2, members):
-        assert wrong == []
-    assert pool.run(run_products, num_ranks, device, list(jobs.product_cases(name)), 2, members) == [[]] * num_ranks
+    cases = [*collective_cases(len(members), name_on(device)), *product_cases(name_on(device))]
+    assert pool.run(run_cases, num_ranks, device, cases, 2, members) == [[]] * num_ranks
 
 
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):
-    assert pool.run(jobs.refusals, 2, "cpu") == [None] * 2
+    assert pool.run(refusals, 2, "cpu") == [None] * 2
 
 
-@pytest.mark.parametrize(("job", "num_ranks"), [(jobs.asynchronous, 2), (jobs.meshes, 4)])
+@pytest.mark.parametrize(("job", "num_ranks"), [(asynchronous, 2), (meshes, 4)])
 def test_calls_beside_others_and_in_meshes(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
@@ -38,7 +170,7 @@ def test_calls_beside_others_and_in_meshes(pool, job, num_ranks, device):
 def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):
     monkeypatch.setattr("iris_core.testing.pool._GRACE_S", 0.5)  # for the rank that waits for the one that dies
     with RankPool(timeout_s=300, torch_distributed=True) as pool:
-        assert pool.run(jobs.gloo_sum, 2) == [[2.0, 2.0]] * 2
+        assert pool.run(gloo_sum, 2) == [[2.0, 2.0]] * 2
         with pytest.raises(PeerLostError):
-            pool.run(jobs.gloo_sum, 2, 1)
-        assert pool.run(jobs.gloo_sum, 2) == [[2.0, 2.0]] * 2
+            pool.run(gloo_sum, 2, 1)
+        assert pool.run(gloo_sum, 2) == [[2.0, 2.0]] * 2

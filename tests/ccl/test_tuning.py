@@ -1,32 +1,112 @@
 """Tables of collectives and of fused operations are measured on verified data, and used."""
 
+import contextlib
+import dataclasses
+import tempfile
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
-from jobs_tuning import chosen, samples, tune
-from rank_counts import rank_counts
+from jobs_ccl import on_heap
+from jobs_common import environment
 from tables import table
 
+from iris_core import Iris
+from iris_core.bench import RunOptions
 from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError
+from iris_core.ops import FusedConfig
 from iris_core.tuning.collectives import TuneOptions
 from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
+from iris_core.tuning.tuner import tune_on_this_rank
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-@pytest.mark.parametrize(("nbytes", "dtype"), [(1, "int8"), (5000, "bfloat16")])
-def test_samples_tell_right_from_wrong(pool, num_ranks, nbytes, dtype, device):
-    wanted = TuneOptions(dtypes=(dtype,), min_nbytes=nbytes, max_nbytes=nbytes)
-    assert pool.run(samples, num_ranks, device, wanted) == [None] * num_ranks
+@on_heap("16MiB")
+def samples(ctx, wanted, algorithm=None):
+    """Each operation's result is right; with a wrong end it is not, and spoiled neither."""
+    for sample, config, *_ in wanted.points(ctx.cur_rank, ctx.num_ranks):
+        with ctx.scope():
+            out, *inputs = tensors = sample.tensors(ctx)
+            if sample.op == "broadcast":
+                tensors = [inputs[0] if out is None else out]
+            face = ctx.ops if isinstance(config, FusedConfig) else ctx.ccl
+            how = {"config": dataclasses.replace(config, algorithm=algorithm), **sample.options}
+            getattr(face, sample.op)(*tensors, **how)
+            assert sample.is_right(out), sample
+            if out is not None:
+                assert out.any(), sample
+                out.view(-1)[-1] += 1
+                assert not sample.is_right(out), sample
+                out.fill_(sample.spoiled)
+                assert not sample.is_right(out), sample
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
-def test_products_tell_right_from_wrong(pool, num_ranks, dtype, device):
-    algorithm = None if dtype.startswith("float8") else "unfused"  # which does not multiply those
-    wanted = FusedTuneOptions(dtypes=(dtype,), layers=((10 * num_ranks, 16 * num_ranks, 48),))
+def _no_room(*_):
+    raise RuntimeError("out of resource: shared memory\nand more")
+
+
+def _broken(op, name, launch):
+    """Give an algorithm another launch."""
+    from iris_triton import collectives as package
+    from iris_triton import gemm
+
+    where, what = (gemm, "operations") if "matmul" in op else (package, "collectives")
+    offered = getattr(where, what)
+
+    def changed(**options):
+        found = offered(**options)
+        for each in found:
+            if (each.op, each.name) == (op, name):
+                each.launch = launch
+        return found
+
+    return mock.patch.object(where, what, changed)
+
+
+@contextlib.contextmanager
+def measuring_all():
+    """The environment in which `iris tune` runs ranks."""
+    with tempfile.TemporaryDirectory() as cache, environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache):
+        yield
+
+
+def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
+    """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
+    op, kind = wanted["ops"][0], FusedTuneOptions if "layers" in wanted else TuneOptions
+    launch = _no_room if refuses else (lambda *_, **__: None)
+    options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
+    with _broken(op, broken, launch) if broken else contextlib.nullcontext(), measuring_all():
+        found = tune_on_this_rank(kind(**wanted), options)
+    return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
+
+
+def chosen(cache, *shape):
+    """With tables in a folder: (algorithm, why) of an all_reduce, or of a matmul_all_reduce of this shape."""
+    with environment(IRIS_CACHE_DIR=cache), Iris("1MiB", device="cpu") as ctx:
+        if shape:
+            m, n, k = shape
+            tensors = (ctx.ones(*each, dtype=torch.bfloat16) for each in ((m, n), (m, k), (k, n)))
+            found = ctx.ops.explain("matmul_all_reduce", *tensors)
+        else:
+            x = ctx.ones(4, dtype=torch.float32)
+            found = ctx.ccl.explain("all_reduce", x, x)
+        return found.algorithm, found.why
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+SMALL, LARGE = (TuneOptions(dtypes=(dtype,), min_nbytes=nbytes, max_nbytes=nbytes)
+                for dtype, nbytes in (("int8", 1), ("bfloat16", 5000)))  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_ranks", "wanted", "algorithm"), [
+    (3, SMALL, None), (3, LARGE, None),
+    *(pytest.param(2, wanted, None, marks=pytest.mark.exhaustive(device="cpu")) for wanted in (SMALL, LARGE)),
+    *((2, FusedTuneOptions(dtypes=(dtype,), layers=((20, 32, 48),)), algorithm) for dtype, algorithm in (
+        ("bfloat16", "unfused"), ("float32", "unfused"), ("float8_e4m3fn", None))),  # which "unfused" does not multiply
+])  # fmt: skip
+def test_samples_tell_right_from_wrong(pool, num_ranks, wanted, algorithm, device):
     assert pool.run(samples, num_ranks, device, wanted, algorithm) == [None] * num_ranks
 
 

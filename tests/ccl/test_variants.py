@@ -109,18 +109,6 @@ def test_what_the_models_choose_on_nvidia(chosen, size):
         assert chosen(op, DeviceType.CUDA, size, 1 << 30) == "persistent"
 
 
-@table("target", [DeviceType.CPU, DeviceType.CUDA])
-@table(("op", "name"), ALGORITHMS)
-def test_cost_grows_with_bytes_and_with_members(op, name, target):
-    sizes = [1 << 10, 1 << 20, 1 << 30]
-    cost = lambda n, nbytes: ALGORITHMS[op, name].cost(request(Case(op), n, nbytes=nbytes, target=DeviceTarget(target)))
-    costs = [[cost(n, nbytes) for nbytes in sizes] for n in (2, 8)]
-    for row in costs:
-        assert 0 < row[0] < row[1] < row[2]
-    switched = name == "nvls_two_shot" or (op, name) == ("reduce_scatter", "nvls")  # adds up however many inputs
-    assert all(few < many or (switched and few == many) for few, many in zip(*costs, strict=True))
-
-
 @table("size", [2, 3, 8])
 @table(("op", "name"), [key for key in ALGORITHMS if key[1] != "copy_engine"])  # its driver is not here
 def test_what_is_worth_measuring_is_served(op, name, size):

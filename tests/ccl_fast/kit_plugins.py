@@ -58,7 +58,8 @@ PACKETS = {
     **{op: ["ll128_mailbox"] for op in ("reduce_scatter", "all_to_all", "reduce", "gather")},
 }  # fmt: skip
 PORTABLE = {
-    "all_reduce": ["two_shot", "one_shot"], "all_gather": ["pull", "persistent"], "all_to_all": ["pull", "partitioned"],
+    "all_reduce": ["two_shot", "one_shot"], "all_gather": ["pull", "persistent", "push"],
+    "all_to_all": ["pull", "partitioned", "push"],
     **{op: ["pull"] for op in ("reduce_scatter", "reduce", "broadcast", "gather", "scatter")},
 }  # fmt: skip
 GLUON = {"all_gather": ["gluon_push"], "all_to_all": ["gluon_push"], "all_reduce": ["gluon_two_shot"]}

@@ -10,7 +10,8 @@ from tables import table
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_core.testing.conformance.collective_jobs import usual
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import interpreter
 from iris_triton.collectives import fast_collectives
 from iris_triton.collectives.packets.exchange import shape_for
@@ -23,17 +24,9 @@ ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
 
 def request_of(op, nbytes, size=8, device=DeviceType.CUDA, **config):
     """A request for `nbytes` altogether: of what is gathered, those of the output."""
-    own = nbytes // size if op in ("all_gather", "gather") else nbytes
-    out = nbytes // size if op in ("reduce_scatter", "scatter") else nbytes
-    options = {"layout": "torch", "in_place": False, "uneven": False, "aligned": True, "config": config}
-    options |= {"in_stride": (1,), "out_stride": (1,), "out_shape": (out // 2,)}
-    options |= {"reduction": "sum"} if "reduce" in op else {}
-    options |= {"root": 0} if op in ("broadcast", "reduce", "gather", "scatter") else {}
-    return CollectiveRequest(
-        op=op, shape=(own // 2,), dtype="bfloat16", nbytes=own, rank=0, group_size=size,
-        target=DeviceTarget(device, 0, "sm_90"), options=options, members=tuple(range(size)),
-        direct_in=True, direct_out=True,
-    )  # fmt: skip
+    count = nbytes // 2 // (1 if op in ("all_reduce", "reduce", "broadcast") else size)
+    made = usual(op, dtype="bfloat16", shape=(count,)).request(0, range(size), DeviceTarget(device, 0, "sm_90"))
+    return dataclasses.replace(made, options={**made.options, "aligned": True, "config": config})
 
 
 def launch(op, name, request):

@@ -1,36 +1,260 @@
 """Streams, graphs, threads and groups at the same time: each job in processes of its own, which end if it hangs."""
 
+import contextlib
+import random
+import threading
+import time
+
 import jobs_hopper
 import pytest
-from jobs_overlap import (
-    barrier_in_capture,
-    barriers_on_streams,
-    groups_crossed,
-    overlapping_replays,
-    replays_beside_calls,
-    threads_and_replays,
-)
+import torch
+import triton
+import triton.language as tl
+from jobs_common import environment
+from test_device_barrier import sum_box, tell_all
+from triton.language.extra.cuda import gdc_wait
 
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.testing import RankPool
 
+CYCLES_A_MS = 1_000_000
+
+
+@triton.jit
+def fill_device(value):
+    """Programs that take all threads of the multiprocessors as soon as they may, and wait for the kernel before."""
+    gdc_wait()
+    tl.store(value + tl.program_id(0), tl.program_id(0))
+
+
+def warm():
+    """Load what `delay` launches: loading a kernel may wait for those that run, and these for the other ranks."""
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+
+
+def delay(generator):
+    """Keep the current stream busy, now and then."""
+    if generator.random() < 0.3:
+        torch.cuda._sleep(generator.randrange(CYCLES_A_MS // 10))
+
+
+class Exchange:
+    """Every rank tells all others a number, in rounds; `step` can be captured."""
+
+    def __init__(self, ctx, barrier):
+        self._ctx, self._barrier = ctx, barrier
+        self._box, self.total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+
+    def step(self, value):
+        """A round; `total` grows by the numbers of all."""
+        ctx = self._ctx
+        tell_all(ctx, self._box, value * (ctx.cur_rank + 1), range(ctx.num_ranks))
+        self._barrier()
+        sum_box(ctx, self._box, self.total)
+        self._barrier()
+
+    def check(self, values, times=1):
+        """The total is that of rounds with these values."""
+        assert int(self.total.item()) == times * sum(values) * sum(range(1, self._ctx.num_ranks + 1))
+
+
+def barrier_in_capture():
+    """A first barrier in a capture is refused."""
+    with Iris("1MiB", device="cuda") as ctx:
+        refused = pytest.raises(UnsupportedError, match="call it once before the capture")
+        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()), refused:
+            ctx.device_barrier()
+        ctx.barrier()
+
+
+def barriers_on_streams(rounds):
+    """Two streams in turn, and groups of the same ranks in two orders."""
+    generator = random.Random()
+    with Iris("1MiB", device="cuda") as ctx:
+        backwards = list(reversed(range(ctx.num_ranks)))
+        ways = [ctx.device_barrier, lambda: ctx.ccl.barrier(backwards)]
+        exchanges = [Exchange(ctx, way) for way in ways]
+        streams = [torch.cuda.Stream() for _ in ways]
+        ctx.barrier()
+        warm()
+        for each in exchanges:
+            each.step(0)
+        ctx.barrier()
+        for value in range(1, rounds + 1):
+            for each, stream in zip(exchanges, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    delay(generator)
+                    each.step(value)
+        ctx.barrier()
+        for each in exchanges:
+            each.check(range(1, rounds + 1))
+
+
+def replays_beside_calls(replays):
+    """Two graphs, one with two branches, replayed on two streams in opposite orders on odd ranks, beside calls."""
+    generator = random.Random()
+    with Iris("1MiB", device="cuda") as ctx:
+        eager, first, second, branch = (Exchange(ctx, ctx.device_barrier) for _ in range(4))
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        warm()
+        for each in (eager, first, second, branch):
+            each.step(0)
+        ctx.barrier()
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        with torch.cuda.graph(graphs[0]):
+            first.step(1)
+            first.step(2)
+        with torch.cuda.graph(graphs[1]):
+            forked = torch.cuda.Stream()
+            forked.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(forked):
+                branch.step(3)
+            second.step(4)
+            torch.cuda.current_stream().wait_stream(forked)
+        ctx.barrier()
+        order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
+        for _ in range(replays):
+            for number in order:
+                with torch.cuda.stream(streams[number]):
+                    delay(generator)
+                    graphs[number].replay()
+            eager.step(5)
+        ctx.barrier()
+        for each, values in ((first, (1, 2)), (branch, (3,)), (second, (4,)), (eager, (5,))):
+            each.check(values, replays)
+
+
+def overlapping_replays(algorithm, count):
+    """Two graphs of one group at the same time on rank 0, which waits for the others; returns what the ranks are told.
+
+    Afterwards all is well again.
+    """
+    told = ""
+    with environment(IRIS_DEVICE_TIMEOUT="2"), Iris("24MiB", device="cuda") as ctx:
+        config = Config(algorithm=algorithm)
+        pairs = [(ctx.zeros(count), ctx.full((count,), ctx.cur_rank + 1.0)) for _ in range(2)]
+        warm()
+        streams = [torch.cuda.Stream() for _ in pairs]
+        graphs = [torch.cuda.CUDAGraph() for _ in pairs]
+        for (out, inp), graph in zip(pairs, graphs, strict=True):
+            ctx.ccl.all_reduce(out, inp, config=config)
+            ctx.barrier()
+            with torch.cuda.graph(graph):
+                ctx.ccl.all_reduce(out, inp, config=config)
+        ctx.barrier()
+        for number, (graph, stream) in enumerate(zip(graphs, streams, strict=True)):
+            with torch.cuda.stream(stream):
+                if ctx.cur_rank > 0:
+                    torch.cuda._sleep((50 + 200 * number) * CYCLES_A_MS)
+                graph.replay()
+        try:
+            ctx.barrier()
+        except DeviceError as error:
+            told = str(error)
+        ctx.broadcast(None)
+        ctx.ccl.reset()
+        for out, inp in pairs:
+            out.zero_()
+            ctx.ccl.all_reduce(out, inp, config=config)
+        ctx.barrier()
+        total = sum(range(1, ctx.num_ranks + 1))
+        return told, all(bool((out == total).all()) for out, _ in pairs)
+
+
+def groups_crossed(rounds, fills):
+    """Small calls of two groups on two streams, in opposite orders on odd ranks.
+
+    With `fills`, a kernel follows each that starts early and takes the whole device.
+    """
+    generator = random.Random()
+    with environment(IRIS_DEVICE_TIMEOUT="5"), Iris("24MiB", device="cuda") as ctx:
+        size = ctx.num_ranks
+        groups = [tuple(range(size)), tuple(reversed(range(size)))]
+        streams = [torch.cuda.Stream() for _ in groups]
+        pairs = [(ctx.zeros(256), ctx.full((256,), ctx.cur_rank + 1.0)) for _ in groups]
+        programs = 2 * torch.cuda.get_device_properties(0).multi_processor_count
+        filled = torch.zeros(programs, dtype=torch.int32, device=ctx.device)
+        early = {"num_warps": 32, "launch_pdl": True}
+        config = Config(algorithm="ll_one_shot")
+        for group, (out, inp) in zip(groups, pairs, strict=True):
+            ctx.ccl.all_reduce(out, inp, group=group, config=config)
+        fill_device[(programs,)](filled, **early)
+        warm()
+        ctx.barrier()
+        order = (0, 1) if ctx.cur_rank % 2 == 0 else (1, 0)
+        for _ in range(rounds):
+            for number in order:
+                out, inp = pairs[number]
+                with torch.cuda.stream(streams[number]):
+                    delay(generator)
+                    ctx.ccl.all_reduce(out, inp, group=groups[number], config=config)
+                    if fills:
+                        fill_device[(programs,)](filled, **early)
+                if fills:
+                    time.sleep(2e-4)  # the first one's follower is there before the second
+        ctx.barrier()
+        total = sum(range(1, size + 1))
+        assert all(bool((out == total).all()) for out, _ in pairs)
+
+
+def threads_and_replays(rounds):
+    """A thread for each of two groups, with calls of its own, beside replays of a graph of a third one."""
+    failures = []
+    with environment(IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device="cuda") as ctx:
+        size, total = ctx.num_ranks, sum(range(1, ctx.num_ranks + 1))
+        members = list(range(size))
+        groups = list(dict.fromkeys((tuple(members), tuple(reversed(members)), (*members[1:], 0))))
+        pairs = [(ctx.zeros(1000), ctx.full((1000,), ctx.cur_rank + 1.0)) for _ in groups]
+        for group, (out, inp) in zip(groups, pairs, strict=True):
+            ctx.ccl.all_reduce(out, inp, group=group)
+        warm()
+        ctx.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ctx.ccl.all_reduce(*pairs[0], group=groups[0])
+        ctx.barrier()
+
+        def calls(group, out, inp):
+            try:
+                generator = random.Random()
+                with torch.cuda.stream(torch.cuda.Stream(ctx.device)):
+                    for _ in range(rounds):
+                        delay(generator)
+                        ctx.ccl.all_reduce(out, inp, group=group)
+                        work = ctx.ccl.all_reduce(out, inp, group=group, async_op=True)
+                        work.wait()
+            except Exception as error:  # noqa: BLE001 - shown by the test
+                failures.append(repr(error))
+
+        threads = [
+            threading.Thread(target=calls, args=(group, *pair))
+            for group, pair in zip(groups[1:], pairs[1:], strict=True)
+        ]
+        for each in threads:
+            each.start()
+        for _ in range(rounds):
+            graph.replay()
+        for each in threads:
+            each.join(60)
+        ctx.barrier()
+        assert (failures, all(bool((out == total).all()) for out, _ in pairs)) == ([], True)
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 pytestmark = [pytest.mark.multigpu, pytest.mark.alone]
 LIMIT_S = 100.0
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_barriers_on_two_streams(pool, num_ranks):
-    for pairs in pool.run(barriers_on_streams, num_ranks, 200, timeout_s=LIMIT_S):
-        assert all(total == expected for total, expected in pairs)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_replays_of_barriers_beside_calls(pool, num_ranks):
-    for pairs in pool.run(replays_beside_calls, num_ranks, 100, timeout_s=LIMIT_S):
-        assert all(total == expected for total, expected in pairs)
-
-
-def test_a_first_barrier_in_a_capture_is_refused(pool):
-    assert all("call it once before the capture" in said for said in pool.run(barrier_in_capture, 2))
+@pytest.mark.parametrize(("job", "args", "num_ranks"), [
+    *((barriers_on_streams, (200,), n) for n in (2, 3, 4)), *((replays_beside_calls, (100,), n) for n in (2, 3, 4)),
+    *((groups_crossed, (100, fills), n) for fills in (False, True) for n in (2, 3, 4)),
+    *((threads_and_replays, (100,), n) for n in (2, 3)), (barrier_in_capture, (), 2),
+])  # fmt: skip
+def test_at_the_same_time(pool, job, args, num_ranks):
+    assert pool.run(job, num_ranks, *args, timeout_s=LIMIT_S) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -42,19 +266,6 @@ def test_replays_at_the_same_time_are_reported(pool, algorithm, count, num_ranks
     results = pool.run(overlapping_replays, num_ranks, algorithm, count, timeout_s=LIMIT_S)
     assert "at the same time on the device of rank 0" in results[0][0]
     assert all(well for _, well in results)
-
-
-@pytest.mark.parametrize("fills", [False, True])
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_two_groups_in_opposite_orders(pool, num_ranks, fills):
-    assert pool.run(groups_crossed, num_ranks, 100, fills, timeout_s=LIMIT_S) == [True] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_threads_beside_replays(pool, num_ranks):
-    for failures, well in pool.run(threads_and_replays, num_ranks, 100, timeout_s=LIMIT_S):
-        assert failures == []
-        assert well
 
 
 def test_launches_that_return_when_their_kernel_is_done():

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import re
 import sys
 from unittest import mock
 
-from iris_core.errors import IrisError
 from iris_triton.interpreter.entries import read_clock
 from iris_triton.language import asm
 
@@ -37,13 +37,24 @@ def in_language(language, job, *args):
         return job(*args)
 
 
-def said(call):
-    """What a call raises, as "kind: text"; empty if nothing."""
+def said_by(call, *arguments, **named):
+    """What a call raises, as text; empty if nothing."""
     try:
-        call()
-    except (IrisError, ValueError, TypeError) as error:
+        call(*arguments, **named)
+    except Exception as error:  # noqa: BLE001 - of plugins, and what should not be raised, as well
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def kind_of(call, *arguments, **named):
+    """The type of the error that a call raises; empty if none."""
+    return said_by(call, *arguments, **named).partition(":")[0]
+
+
+def unlike(*rows):
+    """What calls raise that is not as it should be: rows of a pattern of `kind: text` and a call; "" for nothing."""
+    said = [(words, said_by(call)) for words, call in rows]
+    return [(words, text) for words, text in said if not (re.match(words, text, re.DOTALL) if words else not text)]
 
 
 def in_vain(faster):

@@ -1,13 +1,246 @@
 """Exchanges between hosts: every kind and size; ranks that are in different ones are told, and can go on."""
 
+import gc
+import os
+import random
 import re
+import threading
+import time
 
-import jobs_exchanges as jobs
 import pytest
+import torch
 
+from iris_core import Iris
+from iris_core.errors import IrisError
 from iris_core.testing import RankPool
+from iris_core.testing.conformance import oracle
+from iris_core.types import Segment
+from iris_core.world import connect, rendezvous
 
 
+def attempt(call):
+    """What a call raises, as (kind, ranks, text)."""
+    try:
+        call()
+    except IrisError as error:
+        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
+        return type(error).__name__, tuple(ranks), str(error)
+    return "nothing", (), ""
+
+
+def exchanges():
+    """All kinds, small and large; what was wrong."""
+    world = connect(None, 30.0)
+    rank, size, wrong = world.rank, world.world_size, []
+    for number in (0, 1, 14, 15, 40):
+        rows = world.all_gather_ints([rank - (1 << 62)] * number)
+        if rows != [(r - (1 << 62),) * number for r in range(size)]:
+            wrong.append(f"{number} integers: {rows}")
+    for length in (0, 90, 113, 5000, 3 << 20):  # the last one is more than a socket holds
+        if world.all_gather_object(["\xff" * (length + rank)]) != [["\xff" * (length + r)] for r in range(size)]:
+            wrong.append(f"objects of {length}")
+        if world.broadcast_object(b"\0" * length + bytes([rank]), size - 1) != b"\0" * length + bytes([size - 1]):
+            wrong.append(f"broadcast of {length}")
+    world.barrier()
+    world.close()
+    return wrong
+
+
+def out_of_step(pair):
+    """What ranks are told that are in different exchanges; afterwards they can go on."""
+    world = connect(None, 30.0)
+    calls = {
+        "two": lambda: world.all_gather_ints([1, 2]), "three": lambda: world.all_gather_ints([1, 2, 3]),
+        "object": lambda: world.all_gather_object("x" * 500), "broadcast": lambda: world.broadcast_object("x", 0),
+        "another root": lambda: world.broadcast_object("x", 1), "barrier": world.barrier,
+    }  # fmt: skip
+    said = attempt(calls[pair[world.rank % 2]])
+    after = world.all_gather_object(world.rank)
+    world.close()
+    return said, after
+
+
+class Stubborn:
+    def __reduce__(self):
+        raise RuntimeError("cannot be sent")
+
+
+def broadcast_what_cannot_be_sent():
+    """One rank's object refuses to be pickled: all raise, and can go on."""
+    with Iris("1MiB", device="cpu") as ctx:
+        try:
+            ctx.broadcast(Stubborn(), src=1)
+        except (IrisError, RuntimeError) as error:
+            return type(error).__name__, str(error), ctx.broadcast(7, src=1)
+
+
+def different_calls():
+    """One rank is in a barrier while the others wait for it in the first call of an operation; then all go on."""
+    with Iris("1MiB", device="cpu") as ctx:
+        a, out = torch.ones(8, 8), ctx.zeros(8, 8)
+        multiply = lambda: ctx.ops.matmul_all_reduce(out, a, a)
+        said = attempt(ctx.barrier if ctx.cur_rank == 1 else multiply)
+        ctx.barrier()
+        multiply()
+        ctx.barrier()
+        return said, out.unique().tolist()
+
+
+def wait_for(folder, *names):
+    """Wait until others have made these files: for what no exchange may tell."""
+    while not {*names} <= {*os.listdir(folder)}:
+        time.sleep(0.01)
+
+
+def late(folder):
+    """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
+    world = connect(None, 30.0)
+    rank = world.rank
+    world.barrier()
+    said = None
+    if rank < 2:
+        world.timeout_s = 1.0
+        members = (0, 2, 1) if rank == 0 else (1, 0)
+        said = attempt(world.subworld(members).barrier)
+        world.timeout_s = 30.0
+        (folder / str(rank)).touch()
+    else:
+        wait_for(folder, "0", "1")
+    world.barrier()  # all come here, and are in step again
+    if rank < 2:
+        world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
+    world.barrier()
+    world.close()
+    return said
+
+
+def threads():
+    """Rank 1 waits in one exchange of each of two threads."""
+    world = connect(None, 30.0)
+    pair, other = world.subworld((0, 1)), world.subworld((1, 0))
+    if world.rank == 0:
+        pair.barrier()  # rank 1 comes here in its thread, while it waits in `other`
+        other.barrier()
+    else:
+        thread = threading.Thread(target=lambda: (time.sleep(1), pair.barrier()))
+        thread.start()
+        other.barrier()
+        thread.join()
+    world.close()
+    return "passed"
+
+
+def stress(seed, calls):
+    """Many groups, with ranks that are late by anything; descriptors now and then.  Returns what was wrong."""
+    world = connect(None, 60.0)
+    rank, size = world.rank, world.world_size
+    shared, own = random.Random(seed), random.Random(seed + 1 + rank)
+    wrong = []
+    for call in range(calls):
+        members = tuple(shared.sample(range(size), shared.randint(2, size)))
+        kind = shared.randrange(4)
+        if own.random() < 0.1:
+            time.sleep(own.expovariate(100))
+        if rank not in members:
+            continue
+        part = world.subworld(members)
+        if kind == 0:
+            part.barrier()
+        elif kind == 1:
+            if part.all_gather_ints([rank, call]) != [(member, call) for member in members]:
+                wrong.append(call)
+        elif kind == 2:
+            if part.all_gather_object("x" * 300 + str(rank)) != ["x" * 300 + str(each) for each in members]:
+                wrong.append(call)
+        else:
+            wrong += [(call, each) for each in pass_descriptors(part, members)]
+    world.barrier()
+    world.close()
+    return wrong
+
+
+def pass_descriptors(part, members, each=lambda rank: rank % 3):
+    """Every member sends some descriptors; returns of whom they were not right."""
+    rank = members[part.rank]
+    mine = []
+    for index in range(each(rank)):
+        mine.append(os.memfd_create("stress"))
+        os.write(mine[-1], f"{rank} {index}".encode())
+    segments = [Segment(index, 1, bytes([rank]), fd) for index, fd in enumerate(mine)]
+    got = part.exchange_segments([*segments, Segment(9, 9, b"plain")])
+    wrong = []
+    for index, row in enumerate(got):
+        contents = [os.pread(each.fd, 99, 0).decode() for each in row[:-1]]
+        right = [f"{members[index]} {number}" for number in range(each(members[index]))]
+        if contents != right or row[-1] != Segment(9, 9, b"plain"):
+            wrong.append((members[index], contents))
+        if index != part.rank:
+            for segment in row[:-1]:
+                os.close(segment.fd)
+    for fd in mine:
+        os.close(fd)
+    return wrong
+
+
+def many_descriptors():
+    """More than one message holds; none of them stays."""
+    world = connect(None, 30.0)
+    gc.collect()  # earlier jobs may have left descriptors to the collector
+    before = num_descriptors()
+    wrong = pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
+    after = num_descriptors()
+    world.close()
+    return wrong, after - before
+
+
+def open_and_close(times, refused):
+    """What is said where rank 1 refuses to open worlds, or may not, and how many more descriptors are open then."""
+    said, kept, before = set(), [], 0
+    look = rendezvous.Opening._look_after
+
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    def use():
+        world = connect(None, 30.0)
+        world.subworld((1, 0)).barrier()
+        world.barrier()
+        world.close()
+        kept.append(world)
+
+    for number in range(times + 2):
+        if refused and int(os.environ["RANK"]) == 1:
+            rendezvous.Opening._look_after = refuse
+        try:
+            said.add(attempt(use)[::2])
+        finally:
+            rendezvous.Opening._look_after = look
+        if number == 1:
+            gc.collect()  # earlier jobs may have left descriptors to the collector
+            before = num_descriptors()
+    return said, num_descriptors() - before
+
+
+def elsewhere():
+    """Rank 1 seems to be on another host; how the ranks are divided."""
+    real = rendezvous.host_id
+    if int(os.environ["RANK"]) == 1:
+        rendezvous.host_id = lambda: "elsewhere"
+    try:
+        world = connect(None, 30.0)
+    finally:
+        rendezvous.host_id = real
+    seen = world.all_gather_object(world.rank)
+    world.close()
+    return world.nodes, world.node, seen
+
+
+def num_descriptors():
+    """How many descriptors are open; without the sockets of gloo, which closes them when it likes."""
+    return sum(" socket:" not in each for each in oracle.open_descriptors())
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def plain_pool():
     """Ranks without torch.distributed."""
@@ -22,7 +255,7 @@ def any_pool(request):
 
 
 def test_every_kind_and_size(any_pool):
-    assert any_pool.run(jobs.exchanges, 3) == [[], [], []]
+    assert any_pool.run(exchanges, 3) == [[], [], []]
 
 
 @pytest.mark.parametrize("pair", [
@@ -30,7 +263,7 @@ def test_every_kind_and_size(any_pool):
     ("broadcast", "another root"),
 ])  # fmt: skip
 def test_ranks_in_different_exchanges(plain_pool, pair):
-    for (kind, _, text), after in plain_pool.run(jobs.out_of_step, 2, pair):
+    for (kind, _, text), after in plain_pool.run(out_of_step, 2, pair):
         assert kind == "RankMismatchError"
         assert "rank 0" in text
         assert "rank 1" in text
@@ -38,14 +271,14 @@ def test_ranks_in_different_exchanges(plain_pool, pair):
 
 
 def test_a_broadcast_that_one_rank_cannot_send(pool):
-    assert pool.run(jobs.broadcast_what_cannot_be_sent, 2) == [
+    assert pool.run(broadcast_what_cannot_be_sent, 2) == [
         ("IrisError", "broadcast: rank 1's object cannot be sent: cannot be sent", 7),
         ("RuntimeError", "cannot be sent", 7),
     ]
 
 
 def test_ranks_in_different_calls_of_a_context(pool):
-    for (kind, _, text), result in pool.run(jobs.different_calls, 3):
+    for (kind, _, text), result in pool.run(different_calls, 3):
         assert kind == "RankMismatchError"
         assert "ranks 0, 2: matmul_all_reduce()\n" in text
         assert "rank 1: barrier()\n" in text
@@ -53,7 +286,7 @@ def test_ranks_in_different_calls_of_a_context(pool):
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
-    first, second, third = plain_pool.run(jobs.late, 3, tmp_path)
+    first, second, third = plain_pool.run(late, 3, tmp_path)
     assert first[:2] == ("CollectiveTimeoutError", (1, 2))
     assert "rank 0 waits in barrier(), among ranks 0, 2, 1\n" in first[2]
     assert "rank 1 waits in barrier(), among ranks 1, 0\n" in first[2]
@@ -63,23 +296,23 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
 
 
 def test_exchanges_of_several_threads(plain_pool):
-    assert plain_pool.run(jobs.threads, 2) == ["passed"] * 2
+    assert plain_pool.run(threads, 2) == ["passed"] * 2
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_groups_in_any_order_with_random_delays(plain_pool, some, num_ranks):
     calls = len(some(range(1500), 5))
-    assert plain_pool.run(jobs.stress, num_ranks, 7, calls) == [[]] * num_ranks
+    assert plain_pool.run(stress, num_ranks, 7, calls) == [[]] * num_ranks
 
 
 def test_more_descriptors_than_one_message_holds(plain_pool):
-    assert plain_pool.run(jobs.many_descriptors, 3) == [([], 0)] * 3
+    assert plain_pool.run(many_descriptors, 3) == [([], 0)] * 3
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refused):
     """No descriptor stays of them."""
-    results = any_pool.run(jobs.open_and_close, 2, 4, refused)
+    results = any_pool.run(open_and_close, 2, 4, refused)
     assert [more for _, more in results] == [0, 0]
     for rank, (((kind, text),), _) in enumerate(results):
         assert kind == ("IrisError" if refused else "nothing")
@@ -88,4 +321,4 @@ def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refus
 
 
 def test_ranks_on_another_host_are_another_node(pool):
-    assert pool.run(jobs.elsewhere, 3) == [(((0, 2), (1,)), node, [0, 1, 2]) for node in (0, 1, 0)]
+    assert pool.run(elsewhere, 3) == [(((0, 2), (1,)), node, [0, 1, 2]) for node in (0, 1, 0)]

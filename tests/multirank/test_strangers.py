@@ -1,18 +1,110 @@
 """Processes that are no ranks of a world: they get nothing, and disturb nothing."""
 
+import array
+import contextlib
+import errno
 import json
 import os
+import resource
 import socket
+import struct
 import tempfile
+import time
+import warnings
 
-import jobs_strangers as jobs
 import pytest
 from rank_processes import HANG_S, Processes, wait_until
 
 from iris_core.errors import IrisError
-from iris_core.world import rendezvous
+from iris_core.world import connect, rendezvous
 from iris_core.world.rendezvous import Folder
 
+
+def open_late(tell, go, limit):
+    """Open a world with few descriptors, the last rank when there is a file, and use it; tell what it has seen."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+        with open(f"{go}.asked", "w"):
+            pass
+        while not os.path.exists(go):
+            time.sleep(0.02)
+    world = connect(None, 60.0)
+    seen = world.all_gather_object(world.rank)
+    fd = os.memfd_create("mine")
+    os.write(fd, b"%d" % world.rank)
+    from iris_core.types import Segment
+
+    rows = world.exchange_segments([Segment(0, 1, b"", fd)])
+    seen += [os.pread(row[0].fd, 9, 0).decode() for row in rows]
+    world.barrier()
+    world.close()
+    tell(seen)
+
+
+def open_by_variables(tell, rank, num_ranks, variables, folder):
+    """Open a world by torchrun's variables, in a folder for temporary files that others can write to."""
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    os.environ.update(variables, TMPDIR=folder, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
+    tempfile.tempdir = None
+    world = connect(None, 60.0)
+    seen = world.all_gather_ints([world.rank])
+    world.close()
+    tell((seen, sorted(os.listdir(folder))))
+
+
+def stranger_main(tell, uid, job, *args):
+    """Run a job as another user, and tell what it returns."""
+    warnings.simplefilter("ignore")
+    if uid != os.geteuid():
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    tell(job(*args))
+
+
+def squat(folder, name):
+    """Make the folder of another user beforehand."""
+    os.mkdir(os.path.join(folder, name), 0o777)
+    return True
+
+
+def hello(token):
+    """The frame with which a rank begins."""
+    return struct.pack("<QQBHIQ", 0, 0, 255, 0, 0, len(token)) + token
+
+
+def flood(folder, cards, number):
+    """Connect to ranks, many times, and send all sorts of things; what came back, and which errors there were.
+
+    Args:
+        folder: where the ranks meet.
+        cards: what stands on their cards, which no stranger can read: tokens and names of sockets.
+        number: of connections.
+    """
+    found, connections, errors = set(), [], set()
+    for index in range(number):
+        card = cards[index % len(cards)]
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(5.0)
+        try:
+            connection.connect(os.path.join(folder, card["socket"]))
+            greeting = hello(bytes.fromhex(card["token"]))
+            kinds = [b"", b"garbage" * 1000, greeting[:20], greeting]
+            fds = [] if index % 5 else [0, 1]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            connection.sendmsg([kinds[index % 4] or b"\0"], rights)
+            connections.append(connection)
+        except OSError as error:
+            errors.add(errno.errorcode[error.errno] if error.errno else type(error).__name__)
+            connection.close()
+    for connection in connections:
+        with contextlib.suppress(ConnectionResetError):
+            found.add(connection.recv(1000))
+        connection.close()
+    return found, errors
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -24,7 +116,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
     if uid == os.geteuid() and not let_in:
         pytest.skip("the same user can enter the folder")
     with tempfile.TemporaryDirectory() as folder, Processes(server) as processes:
-        processes.start_ranks(folder, 3, jobs.open_late, f"{folder}/go", 256)
+        processes.start_ranks(folder, 3, open_late, f"{folder}/go", 256)
         ready = ("card.1.0", "card.1.1", "go.asked")
         wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
         cards = []
@@ -35,7 +127,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
                 os.chmod(f"{folder}/{cards[-1]['socket']}", 0o777)
         if let_in:
             os.chmod(folder, 0o711)
-        processes.start(jobs.stranger_main, uid, jobs.flood, folder, cards, 500)
+        processes.start(stranger_main, uid, flood, folder, cards, 500)
         found, errors = processes.answer(3)
         os.chmod(folder, 0o700)
         with open(f"{folder}/go", "w"):
@@ -79,10 +171,10 @@ def test_a_rank_shows_the_token_of_the_others_card(opening, token):
     peer, theirs = opening._peers[1], bytes(range(32))
     peer.pid, peer.card = os.getpid(), {"pid": os.getpid(), "socket": "socket", "token": theirs.hex()}
     shown = opening._token if token == "the right one" else bytes(32)
-    with greet(opening, jobs.hello(shown)) as connection:
+    with greet(opening, hello(shown)) as connection:
         opening._prove(peer, peer.link)
         assert peer.proven == (peer.link is not None) == (token == "the right one")
-        assert connection.recv(100) == jobs.hello(theirs)
+        assert connection.recv(100) == hello(theirs)
 
 
 @as_root
@@ -94,11 +186,11 @@ def test_a_folder_that_a_stranger_has_made_beforehand(server, tmp_path):
             parent.chmod(0o755)
     name = f"iris-{os.geteuid()}"
     with Processes(server) as processes:
-        processes.start(jobs.stranger_main, NOBODY, jobs.squat, str(tmp_path), name)
+        processes.start(stranger_main, NOBODY, squat, str(tmp_path), name)
         assert processes.answer(0)
         variables = {"MASTER_ADDR": "here", "MASTER_PORT": str(os.getpid())}
         for rank in range(2):
-            processes.start(jobs.open_by_variables, rank, 2, variables, str(tmp_path))
+            processes.start(open_by_variables, rank, 2, variables, str(tmp_path))
         assert [processes.answer(1 + rank) for rank in range(2)] == [([(0,), (1,)], [name])] * 2
     assert os.listdir(tmp_path / name) == []
     with pytest.raises(IrisError, match=rf"{name} belongs to user {NOBODY}"):

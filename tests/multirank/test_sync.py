@@ -3,21 +3,223 @@
 The kit compares, adds, meets, and gives up, on ranks of tests/kit, tests/gluon and tests/gpu.
 """
 
+import contextlib
+import itertools
+import os
+import random
+import time
+from unittest import mock
+
 import pytest
-from jobs_common import in_language
-from jobs_sync import backend_name, check_served, run_handshake, run_ring, run_serve, tokens, wait_for_a_dead_peer
+import torch
+import triton
+import triton.language as tl
+from delays import late_after_signals
+from jobs_common import compile_together, environment, in_language
 from rank_counts import languages, rank_counts
 
+import iris_triton as iris
+from iris_core import Iris
 from iris_core.errors import PeerLostError
+from iris_triton import DeviceContext
+from iris_triton.interpreter import DeadlockError, configured
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
+
+BLOCK = 128
+ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
+"""sem of the signal and of the wait."""
 
 
-@pytest.mark.parametrize(*languages(rank_counts(4, seldom=[2, 8])))
-def test_ring(pool, language, num_ranks, device):
-    rounds = 5 if device == "cpu" else 100
-    results = pool.run(in_language, num_ranks, language, run_ring, rounds, device)
-    assert results[-1] == [rounds - 1 + num_ranks]
+@triton.jit(do_not_specialize=["rank", "peer", "n"])
+def handshake(
+    x, y, flags, meeting, out, bases, context, rank, peer, world: tl.constexpr, n, form: tl.constexpr,
+    method: tl.constexpr, op: tl.constexpr, sem: tl.constexpr, wait_sem: tl.constexpr, scope: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy a block to `peer`, signal, await the own flag, meet; `out` is what the wait and then the memory said."""
+    i = lanes(BLOCK)
+    ctx = DeviceContext.from_tensor(context, world)
+    if form == "signal":
+        iris.put(x + i, y + i, rank, peer, bases, i < n)
+        if method:
+            ctx.signal(flags, 3, peer, op, sem, scope)
+        else:
+            iris.signal(flags, 3, rank, peer, bases, op, sem, scope)
+    else:
+        if method:
+            ctx.put_signal(x + i, y + i, flags, 3, peer, op, i < n, sem=sem, scope=scope)
+        else:
+            iris.put_signal(x + i, y + i, flags, 3, rank, peer, bases, op, i < n, sem=sem, scope=scope)
+    if method:
+        seen = ctx.wait(flags, 3, "ge", wait_sem, scope)
+        ctx.barrier(meeting)
+    else:
+        seen = iris.wait(flags, 3, "ge", wait_sem, scope)
+        iris.barrier(meeting, rank, world, bases)
+    tl.store(out, seen)
+    tl.store(out + 1 + i, tl.load(y + i))
 
 
+@triton.jit
+def serve(
+    inbox, arrived, granted, out, context, rank: tl.constexpr, world: tl.constexpr, rounds, LANES: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Rank 0 takes from whoever has sent, and lets that rank send again."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    i = lanes(BLOCK)
+    if rank > 0:
+        for r in range(rounds):
+            ctx.store(inbox + rank * BLOCK + i, 1000 * (r + 1) + rank, 0)
+            ctx.signal(arrived + rank, r + 1, 0)
+            ctx.wait(granted, r + 1)
+    else:
+        for taken in range(rounds * (world - 1)):
+            sender = ctx.wait_any(arrived + lanes(LANES), 0, "gt")
+            turn = ctx.load_acquire(arrived + sender)
+            holds = ctx.test(arrived + sender, turn, "eq") & ~ctx.test(arrived + sender, turn + 1)
+            tl.store(out + taken * BLOCK + i, tl.load(inbox + sender * BLOCK + i) * holds.to(tl.int32))
+            tl.store(arrived + sender, 0)
+            ctx.signal(granted, turn, sender)
+
+
+@triton.jit
+def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
+    """A signal that nobody sends."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    ctx.wait(flag, 42)
+
+
+def backend_name(device: str = "cpu") -> str:
+    with Iris("1MiB", device=device) as ctx:
+        return ctx.backend.info.name
+
+
+def run_handshake(device: str = "cpu") -> list[str]:
+    """Try signal and put_signal with every sem and scope, and with op "add", by function and by method.
+
+    Returns what went wrong.
+    """
+    problems = []
+    with Iris("4MiB", device=device) as ctx:
+        rank, world, n = ctx.cur_rank, ctx.num_ranks, BLOCK - 5
+        x, y = ctx.arange(BLOCK, dtype=torch.int64) + 1000 * rank, ctx.empty(BLOCK, dtype=torch.int64)
+        flags = {dtype: ctx.empty(1, dtype=dtype) for dtype in (torch.int64, torch.uint32)}
+        meeting, out = ctx.zeros(world + 1, dtype=torch.int64), ctx.empty(BLOCK + 1, dtype=torch.int64)
+        launches = []
+        for form, method, op, (sem, wait_sem), scope in itertools.product(
+            ("signal", "put_signal"), (False, True), ("set", "add"), ORDERS, ("sys", "gpu")
+        ):
+            if op == "add" and (sem, scope) != ("release", "sys"):
+                continue
+            peer = (rank + 1) % world if scope == "sys" else rank  # "gpu" is for flags of the own device
+            args = (
+                x, y, flags[torch.int64 if method else torch.uint32], meeting, out, ctx.get_heap_bases(),
+                ctx.get_device_context(), rank, peer, world, n, form, method, op,
+            )  # fmt: skip
+            launches.append((handshake, args, {"sem": sem, "wait_sem": wait_sem, "scope": scope, "BLOCK": BLOCK}))
+        compile_together(ctx, launches)
+        for kernel, args, kwargs in launches:
+            flag, op = args[2], args[-1]
+            flag.copy_(torch.full((1,), 2 if op == "add" else 0).to(flag.dtype))
+            y.fill_(-1)
+            ctx.barrier()
+            kernel[(1,)](*args, **kwargs)
+            ctx.barrier()
+            sender = (rank - 1) % world if kwargs["scope"] == "sys" else rank
+            value = 5 if op == "add" else 3
+            wanted = [value, *range(1000 * sender, 1000 * sender + n), *[-1] * (BLOCK - n)]
+            if out.tolist() != wanted or int(flag.item()) != value:
+                problems.append(f"rank {rank}: {args[-3:]} {kwargs}: {out.tolist()[:3]}..., flag {flag.item()}")
+    return problems
+
+
+def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
+    """Return what rank 0 took, an element of each block; blocks of different elements are an error."""
+    with Iris("4MiB", device=device) as ctx:
+        rank, world, lanes = ctx.cur_rank, ctx.num_ranks, triton.next_power_of_2(ctx.num_ranks)
+        inbox, arrived = ctx.zeros(world, BLOCK, dtype=torch.int32), ctx.zeros(lanes, dtype=torch.int64)
+        granted = ctx.zeros(1, dtype=torch.int64)
+        out = torch.zeros(rounds * (world - 1), BLOCK, dtype=torch.int32, device=ctx.device)
+        ctx.barrier()
+        late = late_after_signals(shared_file, rank, world, 0.1) if device == "cpu" else contextlib.nullcontext()
+        with late:
+            serve[(1,)](inbox, arrived, granted, out, ctx.get_device_context(), rank, world, rounds, lanes, BLOCK=BLOCK)
+            ctx.barrier()
+        assert (out == out[:, :1]).all()
+        return out[:, 0].tolist()
+
+
+def check_served(served: list[int], num_ranks: int, rounds: int) -> None:
+    """Every rank was served once a round, and its rounds in order."""
+    for sender in range(1, num_ranks):
+        mine = [value for value in served if value % 1000 == sender]
+        assert mine == [1000 * (r + 1) + sender for r in range(rounds)]
+    assert len(served) == rounds * (num_ranks - 1)
+
+
+def wait_for_a_dead_peer(device: str = "cpu") -> str:
+    """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
+    with environment(IRIS_DEVICE_TIMEOUT="100" if device == "cpu" else "2"):  # a GPU's kernel does not notice
+        ctx = Iris("4MiB", device=device)
+    flag = ctx.zeros(1, dtype=torch.int64)
+    ctx.barrier()
+    if ctx.cur_rank == 1:
+        time.sleep(0.5)
+        os._exit(5)
+    try:
+        wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
+        ctx.barrier()  # on a GPU the launch returns at once
+    except PeerLostError as e:
+        raise RuntimeError(f"as it should be: {e}") from None
+    finally:
+        ctx.close()
+    return "nothing was noticed"
+
+
+# -- waits for good, and for a slow rank -------------------------------------------------------------------------------
+@triton.jit
+def token_kernel(context, flags, turn, rank, world: tl.constexpr, STARTS: tl.constexpr):
+    """Pass a token round: each rank waits for the one before, and the first one starts, or not."""
+    ctx = DeviceContext.initialize(context, rank, world)
+    if tl.program_id(0) == 0:
+        if STARTS:
+            ctx.signal(flags, turn, (rank + 1) % world)
+            ctx.wait(flags, turn)
+        else:
+            ctx.wait(flags, turn)
+            ctx.signal(flags, turn, (rank + 1) % world)
+    else:
+        ctx.wait(flags, turn)
+
+
+def tokens(seed, turns, bad):
+    """Ranks are late by themselves, between launches; in one turn nobody starts.  Only a proof ends a wait.
+
+    Returns turn, rank and last value of the error, whether its notes name the rank, and the last token.
+    """
+    said = None
+    with mock.patch.dict(os.environ):
+        os.environ.pop("IRIS_DEVICE_TIMEOUT", None)  # which would end the waits
+        ctx = Iris("1MiB", device="cpu")
+    with ctx, configured(timeout_s=1e6):
+        rank, size = ctx.cur_rank, ctx.num_ranks
+        own = random.Random(100 * seed + rank)
+        flags = ctx.zeros(1, dtype=torch.int64)
+        for turn in range(1, turns + 1):
+            time.sleep(own.choice([0, 0, 0.1, 0.8, 1.5]))
+            starts = rank == turn % size and turn != bad
+            try:
+                token_kernel[(2,)](ctx.get_device_context(), flags, turn, rank, size, starts)
+            except DeadlockError as error:
+                named = any(f"rank {rank} of {size}, at " in note for note in error.__notes__)
+                said = turn, error.rank, error.last_value, named
+                ctx.barrier()
+        ctx.barrier()
+        return said, int(flags.item())
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(*languages(rank_counts(2, seldom=[1, 4]), gluon=rank_counts(2, seldom=[1])))
 def test_every_op_sem_and_scope_of_signals_and_waits(pool, language, num_ranks, device):
     assert pool.run(in_language, 1, language, backend_name) == [language]

@@ -7,14 +7,14 @@ from unittest import mock
 
 import delays
 import torch
-from jobs_ccl import unlike
+from jobs_common import unlike
 
 from iris_core import Iris
 from iris_core.nn import ExpertParallel, combine, dispatch
 from iris_triton.collectives.experts import ExpertKernels
 
 
-def layer(size, local, top_k, hidden, max_tokens, dtype, seed, turn):
+def layer_of(size, local, top_k, hidden, max_tokens, dtype, seed, turn):
     """What all members bring to a turn, and which number each expert multiplies by: small whole numbers."""
     drawn = torch.Generator().manual_seed(1000 * seed + turn)
     experts, members = size * local, []
@@ -48,7 +48,7 @@ def passes(device, group, case, turns, gone=()):
         dtype = getattr(torch, dtype)
         experts = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, scales=scales, group=group)
         for turn in range(turns):
-            members = layer(size, local, top_k, hidden, most, dtype, len(everyone), turn)
+            members = layer_of(size, local, top_k, hidden, most, dtype, len(everyone), turn)
             if gone and turn == turns // 2:
                 if me in gone:
                     break
@@ -119,7 +119,7 @@ def differentiates(device, group, case, turns):
         dtype = getattr(torch, dtype)
         tokens = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, group=group)
         for turn in range(turns):
-            members = layer(size, local, top_k, hidden, most, dtype, size, turn)
+            members = layer_of(size, local, top_k, hidden, most, dtype, size, turn)
             drawn = torch.Generator().manual_seed(turn)
             factors = torch.randint(1, 3, (size * local, hidden), generator=drawn).float()
             grads = [torch.randint(-1, 2, each.x.shape, generator=drawn).float() for each in members]
@@ -146,16 +146,16 @@ def differentiates(device, group, case, turns):
     return wrong
 
 
-def keeps(device, turns=4):
+def keeps(device, turns=0):
     """What is wrong with turns that are kept, and combined in another order, twice, and by halves."""
-    wrong = []
+    wrong, turns = [], turns or (2 if device == "cpu" else 4)
     with Iris("64MiB", device=device) as ctx:
         size, me, late = ctx.num_ranks, ctx.cur_rank, random.Random(ctx.cur_rank)
         local, top_k, hidden, most = 2, 2, 32, 9
         tokens = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=torch.float32)
 
         def begin(turn, **how):
-            mine = layer(size, local, top_k, hidden, most, torch.float32, 7, turn)[me]
+            mine = layer_of(size, local, top_k, hidden, most, torch.float32, 7, turn)[me]
             x, chosen, weights = (each.to(ctx.device) for each in (mine.x, mine.chosen, mine.weights))
             time.sleep(late.choice([0, 0, 0.01]))
             weighted = mine.x * (mine.weights * (mine.chosen >= 0)).sum(1, keepdim=True)
@@ -176,57 +176,6 @@ def keeps(device, turns=4):
     return wrong
 
 
-class GroupedMLP(torch.nn.Module):
-    """Experts as grouped products take them."""
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first, self.second = torch.nn.Parameter(first.clone()), torch.nn.Parameter(second.clone())
-
-    def forward(self, rows, counts, offsets):
-        grouped = torch.nn.functional.grouped_mm
-        inner = torch.nn.functional.silu(grouped(rows, self.first, offs=offsets[1:]))
-        return grouped(inner, self.second, offs=offsets[1:])
-
-
-def of_one_process(device):
-    """Relative errors of a layer's results and gradients, and of its router's, against one process with all tokens."""
-    with Iris("64MiB", device=device) as ctx:
-        size, me, local, top_k, hidden, n = ctx.num_ranks, ctx.cur_rank, 2, 2, 16, 12
-        drawn = torch.Generator().manual_seed(2)
-        first, second = (torch.randn(size * local, hidden, hidden, generator=drawn) / 2 for _ in range(2))
-        router = torch.randn(size * local, hidden, generator=drawn) / 4
-        x, target = torch.randn(2, size, n, hidden, generator=drawn)
-        tokens = ctx.ops.experts(n, hidden, size * local, top_k=top_k, dtype=torch.float32)
-        part = slice(me * local, (me + 1) * local)
-        layer = ExpertParallel(tokens, GroupedMLP(first[part], second[part])).to(ctx.device)
-        alone = GroupedMLP(first, second)
-
-        def of_one(x, chosen, weights):
-            y = 0
-            for expert in range(size * local):
-                inner = torch.nn.functional.silu(x @ alone.first[expert]) @ alone.second[expert]
-                y = y + inner * (weights * (chosen == expert)).sum(-1, keepdim=True)
-            return y
-
-        def differentiate(x, target, experts):
-            gate = router.to(x.device, copy=True).requires_grad_()
-            weights, chosen = (x @ gate.t()).softmax(-1).topk(top_k)
-            ((x + experts(x, chosen, weights) - target) ** 2).sum().backward()
-            return gate.grad
-
-        mine = differentiate(x[me].to(ctx.device), target[me].to(ctx.device), layer)
-        ctx.ccl.all_reduce(mine, mine)
-        pairs = [(mine, differentiate(x, target, of_one))]
-        pairs += [(ours.grad, theirs.grad[part])
-                  for ours, theirs in zip(layer.parameters(), alone.parameters(), strict=True)]  # fmt: skip
-        with torch.no_grad():
-            chosen = torch.zeros(n, top_k, dtype=torch.int64, device=ctx.device)
-            chosen[:, 1] = -1
-            pairs += [(layer(x[me].to(ctx.device), chosen), of_one(x[me], chosen.cpu(), torch.ones(n, top_k)))]
-        return [((got.cpu() - want).abs().max() / want.abs().max()).item() for got, want in pairs], repr(layer)
-
-
 def refused():
     """What is wrong with what is refused."""
     with Iris("16MiB", device="cpu") as ctx:
@@ -241,6 +190,9 @@ def refused():
         )
         group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)
         x, chosen = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
+        double = ExpertParallel(group, lambda rows, counts, offsets: 2 * rows)  # a layer without weights
+        assert (double(x, chosen) == 2).all()
+        assert "experts=2, hidden=16, top_k=1" in repr(double)
         first = group.dispatch(x, chosen)
         kept = [group.dispatch(x, chosen, keep=True) for _ in range(2)][1]
         wrong += unlike(
@@ -260,45 +212,7 @@ def refused():
 
 
 def replays(turns):
-    """Whether turns that a graph replays are right, where each rank's device rests before some of them."""
-    with Iris("64MiB", device="cuda") as ctx:
-        size, me, wrong = ctx.num_ranks, ctx.cur_rank, []
-        local, top_k, hidden, most = 3, 2, 64, 20
-        experts = ctx.ops.experts(most, hidden, size * local, top_k=top_k)
-        x = torch.zeros(most, hidden, dtype=torch.bfloat16, device=ctx.device)
-        chosen = torch.full((most, top_k), -1, device=ctx.device)
-        factors = torch.arange(1, local + 1, device=ctx.device) + me * local
-
-        def step():
-            rows, _, state = experts.dispatch(x, chosen)
-            place = torch.searchsorted(state.offsets[1:], torch.arange(len(rows), device=ctx.device), right=True)
-            return experts.combine(rows * factors[place.clamp(max=local - 1)][:, None].bfloat16(), state)
-
-        step()
-        torch.cuda.synchronize()
-        ctx.barrier()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = step()
-        late = random.Random(me)
-        for turn in range(turns):
-            mine = layer(size, local, top_k, hidden, most, torch.bfloat16, 5, turn)[me]
-            n = len(mine.x)
-            x[:n].copy_(mine.x)
-            chosen.fill_(-1)
-            chosen[:n].copy_(mine.chosen)
-            if late.random() < 0.2:
-                torch.cuda._sleep(int(late.random() * 2e6))
-            graph.replay()
-            total = mine.x.float() * (mine.chosen + 1).sum(1, keepdim=True)
-            if not torch.equal(out[:n].float().cpu(), total.bfloat16().float()):
-                wrong.append(turn)
-        ctx.barrier()
-        return wrong
-
-
-def replays_training(turns):
-    """Whether forward and backward passes that a graph replays are right."""
+    """Whether forward and backward passes that a graph replays are right, where a device rests before some of them."""
     with Iris("64MiB", device="cuda") as ctx:
         size, me, wrong, n = ctx.num_ranks, ctx.cur_rank, [], 20
         local, top_k, hidden, bf16 = 3, 2, 64, torch.bfloat16
@@ -306,31 +220,41 @@ def replays_training(turns):
         x = torch.zeros(n, hidden, dtype=bf16, device=ctx.device, requires_grad=True)
         weights = torch.zeros(n, top_k, device=ctx.device, requires_grad=True)
         chosen = torch.full((n, top_k), -1, device=ctx.device)
-        double = ExpertParallel(tokens, lambda rows, counts, offsets: 2 * rows)
-        stream = torch.cuda.Stream()
+        factors = torch.arange(1, local + 1, device=ctx.device) + me * local
+
+        def multiply(rows, counts, offsets):
+            place = torch.searchsorted(offsets[1:], torch.arange(len(rows), device=ctx.device), right=True)
+            return rows * factors[place.clamp(max=local - 1)][:, None].bfloat16()
+
+        layer, stream = ExpertParallel(tokens, multiply), torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            double(x, chosen, weights).sum().backward()
+            layer(x, chosen, weights).sum().backward()
         torch.cuda.synchronize()
         ctx.barrier()
         x.grad = weights.grad = None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            double(x, chosen, weights).sum().backward()
+            out = layer(x, chosen, weights)
+            out.sum().backward()
         for turn in range(turns):
-            mine = layer(size, local, top_k, hidden, n, bf16, 5, 3 * turn + 3 - me)[me]  # as many tokens as there are
+            mine = layer_of(size, local, top_k, hidden, n, bf16, 5, turn)[me]
+            whole = torch.zeros(n, hidden), torch.zeros(n, top_k), torch.full((n, top_k), -1)
             with torch.no_grad():
-                for to, given in ((x, mine.x), (weights, mine.weights), (chosen, mine.chosen)):
-                    to.copy_(given)
+                given = mine.x, mine.weights, mine.chosen
+                for to, all_of_it, part in zip((x, weights, chosen), whole, given, strict=True):
+                    all_of_it[: len(part)] = part  # the others have no choice
+                    to.copy_(all_of_it)
             for each in (x, weights):
                 each.grad.zero_()
             if me == turn % size:
                 torch.cuda._sleep(1_000_000)
             graph.replay()
-            is_one = (mine.chosen >= 0).float()
-            of_x = 2 * (mine.weights * is_one).sum(1, keepdim=True).expand(n, hidden)
-            of_weights = 2 * mine.x.float().sum(1, keepdim=True) * is_one
-            if not torch.equal(x.grad.float().cpu(), of_x) or not torch.equal(weights.grad.cpu(), of_weights):
-                wrong.append(turn)
+            factor = (whole[2] + 1).float()  # 0 for no choice
+            total = (whole[1] * factor).sum(1, keepdim=True)
+            right = whole[0] * total, total.expand(n, hidden), whole[0].sum(1, keepdim=True) * factor
+            for name, got, want in zip(("out", "x", "weights"), (out, x.grad, weights.grad), right, strict=True):
+                if not torch.equal(got.float().cpu(), want.to(got.dtype).float()):
+                    wrong.append((turn, name))
         ctx.barrier()
         return wrong
 

@@ -3,8 +3,8 @@
 import functools
 
 import torch
-from jobs_ccl import unlike
-from jobs_ops import run_cases
+from jobs_ccl import run_cases
+from jobs_common import unlike
 from ops_cases import Case
 
 from iris_core import Iris
@@ -77,7 +77,7 @@ def one_of_each(on_cpu, shapes=None):
 
 def run(device, turns):
     """Call every case `turns` times with new data; returns what was wrong."""
-    return run_cases(device, list(cases(device == "cpu")), turns, None, "gluon", "64MiB")
+    return run_cases(device, list(cases(device == "cpu")), turns, backend="gluon", heap="64MiB")
 
 
 def refused(device):

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import delays
 import torch
 from emulation import emulation
-from jobs_ccl import unlike
-from jobs_common import environment
+from jobs_common import environment, unlike
 
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.errors import IrisError
 from iris_core.nn import RMSNorm
 
-OP, EPS = "all_reduce_rms_norm", 1e-3
+EPS = 1e-3
 UNTOUCHED = 7
 
 
@@ -32,6 +31,7 @@ class Case:
     weight: str = ""
     place: str = "ordinary"
     programs: int = 0
+    op, jobs = "all_reduce_rms_norm", "jobs_norm"
 
 
 class Tensors:
@@ -74,30 +74,35 @@ def tolerance(case):
             "float8_e4m3fn": 2**-4 + 2**-8, "float8_e5m2": 2**-3 + 2**-8}[case.out]  # fmt: skip
 
 
-def verify(case, tensors, stream, norm):
+def call(ctx, case, tensors, group=None, _members=None, async_op=False, bound=False):
+    """Call the operation, or one that was bound to the tensors."""
+    programs = {"comm_sms": case.programs} if case.programs else {}
+    config = Config(algorithm=case.algorithm, **programs) if case.algorithm or programs else None
+    how = {"scales": tensors.scales, "config": config, "group": group}
+    if bound:
+        return ctx.ops.bind(case.op, *tensors.given, **how)()
+    return ctx.ops.all_reduce_rms_norm(*tensors.given, **how, async_op=async_op)
+
+
+def verify(case, tensors, wanted, what=""):
     """What is wrong with the results."""
-    wrong = []
+    wrong, (stream, norm) = [], wanted
     if not torch.equal(tensors.residual.cpu().double(), stream):
-        wrong.append((case, "residual"))
+        wrong.append((case, what, "residual"))
     if not torch.equal(tensors.x.cpu().double(), tensors.parts[tensors.rank].double()):
-        wrong.append((case, "x was changed"))
+        wrong.append((case, what, "x was changed"))
     got = tensors.out.cpu().double()
     most = norm.abs().amax(-1, keepdim=True)
     if case.out:
         largest = torch.finfo(getattr(torch, case.out)).max
         scales = tensors.scales.cpu().double()[..., None]
         if not torch.allclose(scales, most / largest, rtol=1e-5, atol=0):
-            wrong.append((case, "scales"))
+            wrong.append((case, what, "scales"))
         got = got * scales
     error = ((got - norm).abs() / most.clamp(min=1e-30)).max().item() if norm.numel() else 0.0
     if not error <= tolerance(case):
-        wrong.append((case, error))
+        wrong.append((case, what, error))
     return wrong
-
-
-def config_of(case):
-    programs = {"comm_sms": case.programs} if case.programs else {}
-    return Config(algorithm=case.algorithm, **programs) if case.algorithm or programs else None
 
 
 def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
@@ -115,16 +120,12 @@ def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
         with late if share and device == "cpu" else contextlib.nullcontext():
             for turn in range(turns):
                 for number, (case, tensors) in enumerate(made):
-                    stream, norm = tensors.fill(turn * len(made) + number)
+                    wanted = tensors.fill(turn * len(made) + number)
                     time.sleep(chance.choice([0, 0, 0.005]))
-                    how = {"scales": tensors.scales, "config": config_of(case), "group": group}
+                    work = call(ctx, case, tensors, group, None, turn % 2 == 1, turn % 2 == 0 and number % 2 == 1)
                     if turn % 2:
-                        ctx.ops.all_reduce_rms_norm(*tensors.given, **how, async_op=True).wait()
-                    elif number % 2:
-                        ctx.ops.bind(OP, *tensors.given, **how)()
-                    else:
-                        ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
-                    wrong += [(turn, *each) for each in verify(case, tensors, stream, norm)]
+                        work.wait()
+                    wrong += verify(case, tensors, wanted, turn)
         bits = [(tensors.out.cpu().view(torch.uint8), tensors.residual.cpu().view(torch.uint8)) for _, tensors in made]
         hashes = torch.tensor([hash(tuple(a.flatten().tolist() + b.flatten().tolist())) >> 2 for a, b in bits])
         mine, all_of_them = hashes.to(ctx.device), torch.empty(len(everyone), len(made), dtype=torch.int64)
@@ -197,10 +198,9 @@ def measured(cache):
     for _ in range(2):  # the second context reads what the first one has written
         with environment(IRIS_TUNE="first", IRIS_CACHE_DIR=cache), Iris("16MiB", device="cpu") as ctx:
             tensors = Tensors(ctx, Case("", (5, 64), "float32"), ctx.cur_rank, ctx.num_ranks)
-            stream, norm = tensors.fill(0)
-            ctx.ops.all_reduce_rms_norm(*tensors.given)
-            wrong = verify(tensors.case, tensors, stream, norm)
-            said.append((wrong, ctx.ops.explain(OP, *tensors.given).why))
+            wanted = tensors.fill(0)
+            call(ctx, tensors.case, tensors)
+            said.append((verify(tensors.case, tensors, wanted), ctx.ops.explain(Case.op, *tensors.given).why))
             ctx.barrier()
     return said
 
@@ -236,7 +236,7 @@ def refused():
              lambda: call(out, residual, x, weight, config=Config(algorithm="none"))),
             ("RankMismatchError: .*rows", lambda: call(*(each[one:] for each in (out, residual, x)), weight)),
             ("ArgumentError: .*neither async_op",
-             lambda: ctx.ops.bind(OP, out, residual, x, weight, async_op=True)),
+             lambda: ctx.ops.bind(Case.op, out, residual, x, weight, async_op=True)),
             ("", lambda: call(*(each[:0] for each in (out, residual, x)), weight)),
         )  # fmt: skip
     assert torch.equal(kept, residual)
@@ -262,26 +262,3 @@ def called_differently(algorithm):
             except IrisError as error:
                 return type(error).__name__, str(error)
     return "nothing", ""
-
-
-def replays(turns, algorithm):
-    """Whether calls that a graph replays are right, where each rank's device rests before some of them."""
-    wrong = []
-    with Iris("64MiB", device="cuda") as ctx:
-        tensors = Tensors(ctx, Case(algorithm, (12, 512)), ctx.cur_rank, ctx.num_ranks)
-        how, late = {"config": config_of(tensors.case)}, random.Random(ctx.cur_rank)
-        tensors.fill(0)
-        ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
-        torch.cuda.synchronize()
-        ctx.barrier()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            ctx.ops.all_reduce_rms_norm(*tensors.given, **how)
-        for turn in range(turns):
-            stream, norm = tensors.fill(turn)
-            if late.random() < 0.2:
-                torch.cuda._sleep(int(late.random() * 2e6))
-            graph.replay()
-            wrong += [(turn, *each) for each in verify(tensors.case, tensors, stream, norm)]
-        ctx.barrier()
-    return wrong

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from jobs_ccl import run_cases  # noqa: F401 - a job of tests that name this module
 from ops_cases import UNTOUCHED, operand, wrong_elements
 
 from iris_core import Iris
@@ -53,14 +54,15 @@ class Tensors:
         return make(count * dtype.itemsize, dtype=torch.uint8, device=self._ctx.device).view(dtype)
 
     def fill(self, turn):
-        """New data in the operands, something else in the output."""
+        """New data in the operands, something else in the output; returns the turn."""
         for which, tensor in enumerate(self.operands):
             if tensor is not None:
                 tensor.copy_(operand(self.case, self.rank, self.size, which, turn))
         self.out.fill_(UNTOUCHED)
+        return turn
 
 
-def call(ctx, case, tensors, group=None, async_op=False, workspace=None):
+def call(ctx, case, tensors, group=None, _members=None, async_op=False, workspace=None):
     """Call the operation."""
     config = FusedConfig(**{"algorithm": case.algorithm, **case.config}) if case.config or case.algorithm else None
     kwargs = {"group": group, "async_op": async_op, "config": config, "workspace": workspace}
@@ -103,28 +105,3 @@ def float32_precisions(device, algorithms):
                     errors[default, wish, name] = float(error), setting.fp32_precision
         ctx.barrier()
     return errors
-
-
-def run_cases(device, cases, turns, members=None, backend="auto", heap="24MiB"):
-    """Call every case `turns` times with new data, on these ranks in this order or on all; returns what was wrong.
-
-    What is the sum of all is the same on all, bit by bit.
-    """
-    wrong = []
-    with Iris(heap, device=device, backend=backend) as ctx:
-        everyone = list(members or range(ctx.num_ranks))
-        is_member = ctx.cur_rank in everyone
-        for case in cases:
-            with ctx.scope():
-                tensors = Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
-                for turn in range(turns * is_member):
-                    tensors.fill(turn)
-                    call(ctx, case, tensors, members)
-                    wrong += verify(case, tensors, turn, f" (turn {turn})" if turn else "")
-                    if case.op == "matmul_all_reduce":
-                        bits = tensors.out.contiguous().view(torch.uint8)
-                        of_all = bits.new_empty(len(everyone), *bits.shape)
-                        ctx.ccl.all_gather(of_all, bits, members)
-                        wrong += [f"{case}: other bits"] * (not (of_all == bits).all())
-        ctx.barrier()
-    return wrong

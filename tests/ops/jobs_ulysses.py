@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from jobs_ccl import unlike
+from jobs_common import unlike
 
 from iris_core import Iris
 from iris_core.nn import ulysses

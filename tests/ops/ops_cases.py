@@ -40,6 +40,7 @@ class Case:
     layout: str = "torch"
     scales: str = ""  # "rows" or "blocks"
     config: dict = field(default_factory=dict, hash=False)
+    jobs = "jobs_ops"
 
     def shapes(self, size):
         """Shapes of A, B and the output of a rank."""
@@ -129,7 +130,7 @@ def all_cases(size):
 
 
 def thinned(cases, size):
-    """Some of these: on 3 ranks a third, on more one of each operation, algorithm, gather_dim and layout.
+    """Some of these: on 3 ranks a fifth, on more one of each operation, algorithm, gather_dim and layout.
 
     They differ in all the rest, and on every number of ranks they are others.
     """
@@ -137,7 +138,7 @@ def thinned(cases, size):
     for case in cases:
         by_kind.setdefault((case.op, case.algorithm, case.dim, case.layout), []).append(case)
     if size == 3:
-        return [case for number, each in enumerate(by_kind.values()) for case in each[number % 3 :: 3] or each]
+        return [case for number, each in enumerate(by_kind.values()) for case in each[number % 5 :: 5] or each[-1:]]
     return [each[(5 * number + size) % len(each)] for number, each in enumerate(by_kind.values())]
 
 

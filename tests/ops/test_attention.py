@@ -1,40 +1,204 @@
 """`ctx.ops.flash_decode`, `ctx.ops.ring_attention`: attention to keys and values that are divided among ranks."""
 
-import jobs_attention as jobs
+import random
+import time
+
+import delays
 import jobs_corpus
 import pytest
+import torch
+from jobs_common import unlike
+from jobs_experts import current_rank
 
+from iris_core import Iris
+from iris_core.nn import ring_attention
+
+UNITS = {"float32": 4e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+"""Of the sums of absolute values: what weights and results may lose when they are rounded."""
+
+
+def weights_of(q, k, causal=False):
+    """softmax(q k^T / sqrt(head_dim)) with key heads for groups of heads; zeros where there is no key."""
+    scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1)
+
+
+def problems(name, got, want, bound):
+    """Which elements of a result are further away than they may be."""
+    error = (got.detach().double().cpu() - want.detach()).abs()
+    wrong = ~(error <= bound + 1e-30)
+    return [(name, int(wrong.sum()), error[wrong].max().item())] if wrong.any() else []
+
+
+def decodes(device, group, case, turns):
+    """What is wrong with tokens of sequences that are spread over the members, each late at random."""
+    wrong = []
+    with Iris("16MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
+        batch, heads, kv_heads, dim, capacity, dtype, pieces = case
+        dtype, unit = getattr(torch, dtype), UNITS[dtype]
+        decode = ctx.ops.flash_decode(batch, heads, kv_heads, dim, dtype=dtype, pieces=pieces, group=group)
+        drawn, outs, wants = torch.Generator().manual_seed(3), [], []
+        for turn in range(turns):
+            q = torch.randn(batch, heads, dim, generator=drawn).to(dtype)
+            k, v = (torch.randn(size, batch, capacity, kv_heads, dim, generator=drawn).to(dtype) for _ in range(2))
+            lengths = torch.randint(0, capacity + 1, (size, batch), generator=drawn, dtype=torch.int32)
+            lengths[turn % size] = 0  # on one member there is no key, and of one sequence on none
+            lengths[:, turn % batch] *= turn % 3 > 0
+            mine = [each[me].to(ctx.device).transpose(1, 2) for each in (k, v)]  # with strides
+            mine = mine if turn % 2 else [each.contiguous() for each in mine]
+            time.sleep(late.choice([0, 0, 0.02]))
+            given = q.to(ctx.device, copy=True)
+            outs.append(decode(given, *mine, lengths[me].to(ctx.device), given if turn % 2 else None))
+            for b in range(batch):
+                keys, values = (
+                    torch.cat([each[m, b, : lengths[m, b]] for m in range(size)]).transpose(0, 1).double()
+                    for each in (k, v)
+                )
+                weights = weights_of(q[b].double()[:, None], keys)[:, 0]
+                values = values.repeat_interleave(heads // kv_heads, 0)
+                want, bound = (torch.einsum("hk,hkd->hd", weights, each) for each in (values, values.abs()))
+                wants.append((turn, b, want, unit * bound))
+        for turn, b, want, bound in wants:
+            wrong += problems((turn, b), outs[turn][b], want, bound)
+        bits = torch.stack(outs).view(torch.uint8)
+        of_all = bits.new_empty(size, *bits.shape)
+        ctx.ccl.all_gather(of_all, bits, group)
+        if not (of_all == bits).all():
+            wrong.append("other bits")
+    return wrong
+
+
+def rings(device, group, case, turns):
+    """What is wrong with outputs and gradients of layers of attention that share a ring, each rank late at random."""
+    wrong = []
+    with Iris("16MiB", device=device) as ctx:
+        everyone = group or list(range(ctx.num_ranks))
+        if ctx.cur_rank not in everyone:
+            return wrong
+        late = random.Random(ctx.cur_rank)
+        heads, kv_heads, length, dim, dtype, causal, striped = case
+        dtype, unit = getattr(torch, dtype), UNITS[dtype]
+        how = {"dtype": dtype, "causal": causal, "striped": striped, "group": group, "gradients": True}
+        ring = ctx.ops.ring_attention(heads, kv_heads, length, dim, **how)
+        drawn, made = torch.Generator().manual_seed(4), []
+        is_mine = ring.part(torch.ones(heads, length, dim)) > 0
+        for _ in range(turns):
+            wholes = [
+                torch.randn(n, length, dim, generator=drawn).to(dtype) for n in (heads, kv_heads, kv_heads, heads)
+            ]
+            parts = [ring.part(each).to(ctx.device).requires_grad_() for each in wholes[:3]]
+            time.sleep(late.choice([0, 0, 0.02]))
+            out = ring_attention(ring, *parts)
+            _, lse = ring(*(each.detach() for each in parts))
+            made.append((wholes, parts, out, lse))
+        for wholes, _, out, _ in reversed(made):  # other calls lie between a forward pass and its backward pass
+            time.sleep(late.choice([0, 0, 0.02]))
+            out.backward(ring.part(wholes[3]).to(ctx.device))
+        for turn, (wholes, parts, out, lse) in enumerate(made):
+            q, k, v, grad = (each.double().requires_grad_() for each in wholes)
+            times, scale = heads // kv_heads, dim**-0.5
+            weights, values = weights_of(q, k, causal), v.repeat_interleave(times, 0)
+            want = weights @ values
+            want.backward(grad)
+            with torch.no_grad():
+                keys = k.repeat_interleave(times, 0)
+                most = weights * (
+                    grad.abs() @ values.abs().mT + (grad.abs() * (weights @ values.abs())).sum(-1)[..., None]
+                )
+                bounds = most @ keys.abs() * scale, most.mT @ q.abs() * scale, weights.mT @ grad.abs()
+                logs = (q @ keys.mT * scale).masked_fill(weights == 0, float("-inf")).logsumexp(-1)
+            pairs = [("out", out, want, weights @ values.abs())]
+            pairs += [
+                (name, x.grad, y.grad, bound.view(len(y), -1, length, dim).sum(1))
+                for name, x, y, bound in zip("qkv", parts, (q, k, v), bounds, strict=True)
+            ]
+            for name, got, exact, bound in pairs:
+                mine = is_mine[: len(got)]
+                exact, bound = ring.part(exact.detach()), unit * ring.part(bound.detach())
+                got = got.detach().cpu()
+                wrong += problems((turn, name), got[mine], exact[mine], bound[mine])
+                if name != "out" and (got[~mine] != 0).any():
+                    wrong.append((turn, name, "beyond the sequence"))
+            mine = is_mine[:, :, 0]
+            wrong += problems((turn, "lse"), lse.cpu()[mine], ring.part(logs[..., None])[:, :, 0][mine], 1e-5)
+    return wrong
+
+
+def late_inside(file, case, rounds, job):
+    """What is wrong where programs are late at random in the middle of kernels, too."""
+    with delays.late_after_signals(file, *current_rank(), 0.1):
+        return job("cpu", None, case, rounds)
+
+
+def refused():
+    """What is wrong with what is refused, on both ranks."""
+    with Iris("4MiB", device="cpu") as ctx:
+        decode, ring, one = ctx.ops.flash_decode, ctx.ops.ring_attention, ctx.cur_rank
+        wrong = unlike(
+            ("ArgumentError: .*3 heads must be a multiple", lambda: decode(1, 3, 2, 16)),
+            ("ArgumentError: .*not 24", lambda: decode(1, 2, 2, 16 + 8 * one)),  # one of the ranks
+            ("UnsupportedError: .*not int32", lambda: decode(1, 2, 2, 16, dtype=torch.int32)),
+            ("RankMismatchError", lambda: decode(1 + one, 2, 2, 16)),
+            ("ArgumentError", lambda: ring(2, 1, 0, 16)),
+            ("RankMismatchError", lambda: ring(2, 1, 8, 16, causal=one == 0)),
+            ("UnsupportedError", lambda: ring(2, 1, 1 << 22, 16)),
+        )
+        made, q = decode(1, 2, 1, 16), torch.ones(1, 2, 16, dtype=torch.bfloat16)
+        k, n = torch.ones(1, 1, 5, 16, dtype=torch.bfloat16), torch.ones(1, dtype=torch.int32)
+        rows = ring(2, 1, 8, 16)
+        x = torch.ones(2, rows.rows, 16, dtype=torch.bfloat16)
+        wrong += unlike(
+            (r"ArgumentError: .*v must be \(1, 1, 5, 16\)", lambda: made(q, k, k[:, :, :4], n)),
+            ("ArgumentError: .*with gaps",
+             lambda: made(q, k.transpose(2, 3).contiguous().transpose(2, 3), k, n)),
+            (r"ArgumentError: .*lengths must be \(1,\), int32", lambda: made(q, k, k, n.long())),
+            (r"ArgumentError: .*k must be \(1, 4, 16\)", lambda: rows(x, x, x)),
+            ("ArgumentError: .*pass gradients=True",
+             lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
+            ("ArgumentError: .*gradients", lambda: made(q.clone().requires_grad_(), k, k, n)),
+        )  # fmt: skip
+    return wrong + unlike(("HeapClosedError", lambda: made(q, k, k, n)))
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 exhaustive = pytest.mark.exhaustive
 
 
-@pytest.mark.parametrize(("num_ranks", "group", "case"), [
+# sequences, heads, key heads, elements of a head, keys of a rank at most, dtype, pieces
+DECODES = [
     (3, None, (3, 6, 2, 16, 70, "float32", 3)),  # groups of three heads
     (4, [3, 1, 0], (2, 4, 4, 32, 40, "bfloat16", 1)),  # a piece for each
     (1, None, (2, 20, 1, 64, 90, "float16", None)),  # more heads than a tile
-])  # fmt: skip
-def test_decode(pool, device, num_ranks, group, case):
-    """Case: sequences, heads, key heads, elements of a head, keys of a rank at most, dtype, pieces."""
-    assert pool.run(jobs.decodes, num_ranks, device, group, case, 4) == [[]] * num_ranks
-
-
-@pytest.mark.parametrize(("num_ranks", "group", "case"), [
+]
+# heads, key heads, tokens, elements of a head, dtype, causal, striped
+RINGS = [
     (3, None, (2, 2, 75, 16, "float32", False, False)), (4, [3, 1, 0], (4, 2, 97, 16, "float32", True, False)),
     (1, None, (2, 1, 70, 32, "bfloat16", True, True)),
     (2, None, (2, 1, 2, 16, "float16", True, False)),  # a member without tokens
     (3, None, (1, 1, 64, 16, "float32", False, True)),  # exactly a tile
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "turns", "num_ranks", "group", "case"), [
+    *((decodes, 4, *each) for each in DECODES), *((rings, 2, *each) for each in RINGS),
 ])  # fmt: skip
-def test_ring(pool, device, num_ranks, group, case):
-    """Case: heads, key heads, tokens, elements of a head, dtype, causal, striped."""
-    assert pool.run(jobs.rings, num_ranks, device, group, case, 2) == [[]] * num_ranks
+def test_results(pool, device, job, turns, num_ranks, group, case):
+    assert pool.run(job, num_ranks, device, group, case, turns) == [[]] * num_ranks
 
 
 DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "float32", False, False)
 
 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
-@pytest.mark.parametrize(("job", "case", "turns"), [(jobs.decodes, DECODE_SMALL, 6), (jobs.rings, RING_SMALL, 3)])
+@pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 6), (rings, RING_SMALL, 3)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
-    found = pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case, turns, job)
+    found = pool.run(late_inside, num_ranks, str(tmp_path / "changes"), case, turns, job)
     assert found == [[]] * num_ranks
 
 
@@ -42,10 +206,10 @@ def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
 @pytest.mark.parametrize(("job", "case"), [("decodes", DECODE_SMALL), ("rings", RING_SMALL)])
 def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
     path = tmp_path / "found"
-    wrong = pool.run(jobs_corpus.checked, num_ranks, str(path), "jobs_attention", job, "cpu", None, case, 3)
+    wrong = pool.run(jobs_corpus.checked, num_ranks, str(path), __name__, job, "cpu", None, case, 3)
     assert wrong == [[]] * num_ranks
     assert not path.exists() or path.read_text() == ""
 
 
 def test_what_is_refused(pool):
-    assert pool.run(jobs.refused, 2) == [[]] * 2
+    assert pool.run(refused, 2) == [[]] * 2

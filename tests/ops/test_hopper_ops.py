@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from cubins import assembler_says, resources
 from jobs_hopper import one_of_each, refused, run
-from jobs_sequences_ops import back_to_back, captured, in_groups
+from jobs_sequences import back_to_back, captured, in_groups
 from tables import table
 from test_choice_ops import REQUEST
 
@@ -40,9 +41,6 @@ def test_refused_calls(pool, num_ranks, device):
 
 
 # -- many calls -------------------------------------------------------------------------------------------------------
-GLUON = "gluon"
-
-
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
 def test_back_to_back_with_changing_data(pool, num_ranks, device):
     """All algorithms share memory, words and meetings; some ranks are late."""
@@ -50,14 +48,15 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
     if on_cpu and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
     cases = list(one_of_each(on_cpu))
-    for wrong in pool.run(back_to_back, num_ranks, device, 0, 12 if on_cpu else 400, cases, GLUON, timeout_s=300.0):
-        assert wrong == []
+    job = partial(back_to_back, slow=True, cases=cases, backend="gluon")
+    assert pool.run(job, num_ranks, device, 12 if on_cpu else 400, 0, timeout_s=300.0) == [[]] * num_ranks
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replays_with_changing_data(pool, num_ranks):
-    for said, wrong in pool.run(captured, num_ranks, "cuda", list(one_of_each(False)), 50, GLUON, timeout_s=500.0):
+    how = list(one_of_each(False)), 50, "", 10, "gluon"
+    for said, wrong in pool.run(captured, num_ranks, "cuda", *how, timeout_s=500.0):
         assert len(said) == 1
         assert wrong == []
 
@@ -66,8 +65,8 @@ def test_replays_with_changing_data(pool, num_ranks):
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks):
     cases = list(one_of_each(False))
-    for wrong in pool.run(in_groups, num_ranks, "cuda", [[3, 1], [2, 0, 3], [1, 3, 0, 2]], 0, cases, GLUON):
-        assert wrong == []
+    sets = [[3, 1], [2, 0, 3], [1, 3, 0, 2]]
+    assert pool.run(in_groups, num_ranks, "cuda", sets, 0, cases, None, "gluon") == [[]] * num_ranks
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------

@@ -1,16 +1,144 @@
 """Divided layers train like those of torch.distributed."""
 
+import copy
+
 import pytest
 import torch
-from jobs_nn import frozen, of_a_layer, refused_by_one, train
+import torch.distributed as dist
+from jobs_ccl import on_heap
+from jobs_common import kind_of
 from tables import table
+from torch.nn.functional import gelu
 
 from iris_core import Iris
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.nn import ColumnParallelLinear, RowParallelLinear, all_gather_linear, linear, linear_reduce_scatter
+from iris_core.nn import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    all_gather_linear,
+    linear,
+    linear_all_gather,
+    linear_all_reduce,
+    linear_reduce_scatter,
+)
 from iris_core.ops import FusedConfig
 
+FEATURES, HIDDEN, OUT, ROWS, BATCH = 12, 24, 10, 8, 3
 
+
+def train(device, form, dtype, steps, algorithms=None, members=None):
+    """Steps of gradient descent by both, of these ranks or all; returns the largest relative deviations."""
+    torch.manual_seed(3)
+    whole = [torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Linear(HIDDEN, OUT)]
+    xs, targets = torch.randn(steps, ROWS, BATCH, FEATURES), torch.randn(steps, ROWS, BATCH, OUT)
+    worst, everyone = {}, members or list(range(dist.get_world_size()))
+    group = dist.new_group(members) if members else None
+
+    def part(x, dim):
+        return x if dim is None else x.chunk(len(everyone), dim)[everyone.index(dist.get_rank())]
+
+    def compare(what, got, want, dim):
+        error = (got.detach().cpu().float() - part(want, dim)).abs().max()
+        worst[what] = max(worst.get(what, 0.0), float(error) / (float(part(want, dim).abs().max()) + 1e-6))
+
+    configs = [None if name is None else FusedConfig(algorithm=name) for name in algorithms or (None, None)]
+    with Iris("8MiB", device=device) as ctx:
+        if ctx.cur_rank not in everyone:
+            ctx.barrier()
+            return None
+        rows = 0 if form == "sequence" else None  # what is divided of x and of results
+        kwargs = {"dtype": dtype, "sequence_parallel": form == "sequence", "group": group}
+        first = ColumnParallelLinear(ctx, FEATURES, HIDDEN, gather_output=form == "whole", config=configs[0], **kwargs)
+        second = RowParallelLinear(ctx, HIDDEN, OUT, input_is_parallel=form != "whole", config=configs[1], **kwargs)
+        for ours, theirs in zip((first, second), whole, strict=True):
+            ours.load_whole(theirs.weight, theirs.bias)
+        layers = {
+            "first weight": (first.weight, whole[0].weight, 0), "first bias": (first.bias, whole[0].bias, 0),
+            "second weight": (second.weight, whole[1].weight, 1), "second bias": (second.bias, whole[1].bias, None),
+        }  # fmt: skip
+        for x, target in zip(xs, targets, strict=True):
+            alone, mine = x.clone().requires_grad_(), part(x, rows).to(ctx.device, dtype, copy=True).requires_grad_()
+            want, got = whole[1](gelu(whole[0](alone))), second(gelu(first(mine)))
+            assert got.shape == part(want, rows).shape
+            compare("result", got, want, rows)
+            ((want - target) ** 2).sum().backward()
+            ((got - part(target, rows).to(ctx.device, dtype)) ** 2).sum().backward()
+            compare("gradient of x", mine.grad, alone.grad, rows)
+            with torch.no_grad():
+                for name, (ours, theirs, dim) in layers.items():
+                    compare(f"gradient of {name}", ours.grad, theirs.grad, dim)
+                    for each in (ours, theirs):
+                        each -= 0.002 * each.grad
+                        each.grad = None
+        ctx.barrier()
+    return worst
+
+
+@on_heap("4MiB")
+def frozen(ctx):
+    """What needs no gradient gets none; under no_grad nothing is recorded."""
+    layer = RowParallelLinear(ctx, 2 * ctx.num_ranks, 4, bias=False, sequence_parallel=True)
+    x = torch.ones(2 * ctx.num_ranks, 2, device=ctx.device)
+    layer(x).sum().backward()
+    said = [x.grad is None, layer.weight.grad is not None, layer.bias is None]
+    layer.weight.requires_grad_(False)
+    said += [not layer(x).requires_grad]
+    with torch.no_grad():
+        said += [not layer(x.requires_grad_()).requires_grad]
+    layer(x).sum().backward()
+    return [*said, torch.allclose(x.grad.cpu(), layer.weight.detach().cpu().sum(0).expand(x.shape), atol=1e-6)]
+
+
+@on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30")
+def refused_by_one(ctx):
+    """What was raised by layers whose x has too few features on rank 1, then right ones, and none can be divided."""
+    weight = torch.ones(4, 4, device=ctx.device)
+    functions = (linear_all_gather, linear_all_reduce, all_gather_linear, linear_reduce_scatter)
+    layers = [lambda x, each=each: each(ctx, x, weight=weight) for each in functions]
+    kwargs = {"bias": False, "input_is_parallel": False}
+    layers += [RowParallelLinear(ctx, 4, 4, sequence_parallel=each, **kwargs) for each in (False, True)]
+    features = (4 - ctx.cur_rank, 4)
+    raised = [kind_of(layer, torch.ones(6, n, device=ctx.device)) for layer in layers for n in features]
+    return [*raised, kind_of(ColumnParallelLinear, ctx, 4, 5), kind_of(RowParallelLinear, ctx, 5, 4)]
+
+
+@on_heap("8MiB")
+def of_a_layer(ctx):
+    """What users of torch's modules expect: autocast, no rows, copies, seeds."""
+    size = ctx.num_ranks
+
+    def layers():
+        for sequence in (False, True):
+            yield ColumnParallelLinear(ctx, 8, 4 * size, sequence_parallel=sequence)
+            yield RowParallelLinear(ctx, 8 * size, 4, sequence_parallel=sequence)
+        yield ColumnParallelLinear(ctx, 8, 4 * size, gather_output=True)
+
+    autocast, no_rows = set(), set()
+    for layer in layers():
+        x = torch.randn(4, 8, device=ctx.device, requires_grad=True)
+        with torch.autocast(torch.device(ctx.device).type, torch.bfloat16):
+            y = layer(x)
+        y.float().sum().backward()
+        autocast.add((y.dtype, layer.weight.grad.dtype, x.grad.dtype))
+        layer.zero_grad()
+        x = torch.randn(0, 8, device=ctx.device, requires_grad=True)
+        layer(x).sum().backward()
+        no_rows.add(float(layer.weight.grad.abs().sum()) + x.grad.numel())
+    copied = copy.deepcopy(layer)
+    with torch.no_grad():
+        copied.weight += 1
+    independent = torch.allclose(copied.weight - 1, layer.weight, atol=1e-6) and copied._setting is layer._setting
+
+    torch.manual_seed(5)
+    column, row = ColumnParallelLinear(ctx, 2, 3 * size), RowParallelLinear(ctx, 2 * size, 3)
+    drawn = {"weight": column.weight.tolist(), "own bias": column.bias.tolist(), "shared bias": row.bias.tolist()}
+    drawn["next"] = torch.rand(()).item()
+    torch.manual_seed(5)
+    drawn["again"] = ColumnParallelLinear(ctx, 2, 3 * size).weight.tolist()
+    return {"autocast": autocast, "no rows": no_rows, "copies are independent": independent, "drawn": drawn}
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("num_ranks", "form", "algorithms", "members"), [
     *((2, form, None, None) for form in ("plain", "sequence", "whole")),
     *(pytest.param(4, form, None, None, marks=pytest.mark.exhaustive(device="cpu"))

@@ -1,33 +1,228 @@
 """Many calls one after the other, in groups, beside each other, in graphs; calls that are refused."""
 
+import functools
 import re
+from functools import partial
 
-import jobs_sequences_ops as jobs
 import pytest
-from ops_cases import OPS, Case, algorithms, dims
+import torch
+from jobs_common import unlike
+from jobs_ops import Tensors, call, verify
+from jobs_sequences import back_to_back, captured, in_groups
+from ops_cases import OPS, SEVERAL, Case, algorithms, dims, kinds
 from rank_counts import rank_counts
 
+from iris_core import Iris
+from iris_core.ccl import Config
+from iris_core.errors import UnsupportedError
+from iris_core.ops import FusedConfig, FusedWorkspace
 
+ENGINES = {
+    "all_gather_matmul": ["copy_engine_push"],
+    "matmul_all_reduce": ["copy_engine"],
+    "matmul_reduce_scatter": ["copy_engine"],
+}
+"""Algorithms that use the copy engine."""
+
+SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
+
+
+IN_GROUPS = (
+    Case("all_gather_matmul", "copy_engine_push", (6, 20, 17), dim=0, bias="columns"),
+    Case("matmul_reduce_scatter", "copy_engine", (6, 20, 17), bias="rows"),
+)
+"""What any group is to serve, beside random calls."""
+
+
+def random_case(generator, size):
+    """A call, the same on every rank that has the same generator."""
+    op = generator.choice(OPS)
+    dim = generator.choice(dims(op))
+    engines = ENGINES.get(op, []) if dim in (0, None) else []
+    algorithm = generator.choice((*algorithms(op, size), *(engines if size > 1 else [])))
+    config = SEVERAL if algorithm not in ("unfused", *engines, None) and generator.random() < 0.6 else {}
+    return Case(
+        op, algorithm, generator.choice(SHAPES), generator.choice(("float32", "bfloat16")),
+        place=generator.choice(("heap", "ordinary", "gaps")), out_place=generator.choice(("heap", "ordinary")),
+        bias=generator.choice(("", "columns")), dim=dim, config=config,
+    )  # fmt: skip
+
+
+def workspaces(device):
+    """A workspace knows its last call, is used again, and lets go of what it has: the names of what does not hold."""
+    said = {}
+    with Iris("8MiB", device=device) as ctx:
+        case = Case("all_gather_matmul", "fetch" if ctx.num_ranks > 1 else "unfused", (20, 24, 32), dim=0)
+        other, mine = Case("matmul_all_reduce", "unfused", (4, 4, 4)), FusedWorkspace()
+        tensors, others = (Tensors(ctx, each, ctx.cur_rank, ctx.num_ranks) for each in (case, other))
+        operands = tensors.out, tensors.a, tensors.b, None, FusedConfig(algorithm=case.algorithm), mine
+        prepared = ctx.ops.all_gather_matmul_preamble(*operands, gather_dim=0)
+
+        def matches():
+            return mine.matches(case.op, (20 * ctx.num_ranks, 24, 32), torch.float32, ctx.num_ranks)
+
+        said["preamble"] = prepared is mine and matches()
+        plan = next(iter(mine.calls.values())).plan
+        for turn in range(3):
+            tensors.fill(turn)
+            returned = call(ctx, case, tensors, workspace=mine)
+            said[f"right {turn}"] = returned is mine and not verify(case, tensors, turn)
+        said["planned once"] = len(mine.calls) == 1 and next(iter(mine.calls.values())).plan is plan
+        said["memory"] = mine.aux_buffer is not None and (mine.locks is not None) == (case.algorithm == "fetch")
+        others.fill(0)
+        call(ctx, other, others, workspace=mine)
+        said["another"] = mine.operation == "matmul_all_reduce" and len(mine.calls) == 2 and not matches()
+        own = call(ctx, other, others)
+        said["own"] = own is not mine and own is call(ctx, other, others) and own.variant == "unfused"
+        with Iris("1MiB", device=device) as second:
+            of_another = unlike((".*plans of another context", lambda: call(second, other, others, workspace=mine)))
+            mine.reset()
+            call(second, other, others, workspace=mine)
+            said["of another context"] = not of_another + verify(other, others) and len(mine.calls) == 1
+            second.barrier()
+        said["closed with it"] = not mine.calls and not mine.prepared and mine.owner is None
+        tensors.fill(5)
+        call(ctx, case, tensors, workspace=mine)
+        said["again"] = verify(case, tensors, 5) == []
+        ctx.barrier()
+    said["after close"] = not unlike((".*closed", lambda: call(ctx, case, tensors, workspace=mine)))
+    return [name for name, holds in said.items() if not holds]
+
+
+def without_room(device, deterministic):
+    """A large product on a small heap: the library takes what needs less, a named algorithm says so.
+
+    In a `deterministic` context, what needs less has other bits.
+    """
+    said = []
+    with Iris("1MiB", device=device, deterministic=deterministic) as ctx:
+        size = ctx.num_ranks
+        a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
+        out = torch.zeros(1024, 4096, device=ctx.device)
+        for _ in range(2):
+            try:
+                ctx.ops.matmul_all_reduce(
+                    out, a, b, config=None if deterministic else FusedConfig(algorithm="two_shot")
+                )
+            except UnsupportedError as error:
+                said.append(str(error))
+        if not deterministic:
+            ctx.ops.matmul_all_reduce(out, a, b)
+        said.append(out.unique().tolist() == [8.0 * size])
+        ctx.barrier()
+    return said
+
+
+def refused(device):
+    """What is wrong with what wrong calls say; nothing is launched, so right ones still work afterwards."""
+    with Iris("8MiB", device=device) as ctx:
+        ops, size = ctx.ops, ctx.num_ranks
+        a, b, out, part = ctx.ones(6 * size, 4), ctx.ones(4, 6), ctx.zeros(6 * size, 6), ctx.zeros(6, 6)
+        grad = torch.ones(4, 6, device=ctx.device, requires_grad=True)
+        halves, f8, f8z = torch.zeros(6, dtype=torch.half), torch.float8_e4m3fn, torch.float8_e4m3fnuz
+        buffer, pairs = (torch.zeros(n, device=ctx.device) for n in (64 * (6 * size + 1), 48 * size))
+        spread, column = (buffer.as_strided((6 * size, 4), (64, 1), begin) for begin in (0, 8))
+        pairs = pairs.view(6 * size, 4, 2)
+        negated, plain = torch.view_as_complex(pairs).conj().imag, pairs[..., 1]
+        assert negated.is_neg()
+        assert plain.stride() == negated.stride()
+        total, partial = ops.matmul_all_reduce, functools.partial
+        reduce, scatter = partial(total, out), partial(ops.matmul_reduce_scatter, part)
+        before, gather = partial(ops.all_gather_matmul, out, a[:6], b), partial(ops.all_gather_matmul, out)
+        rows, columns, scaled = ctx.ones(6 * size), ctx.ones(6), partial(reduce, a.to(f8), b.to(f8))
+        of_rows, of_blocks = partial(scaled, a_scales=rows), partial(scaled, a_scales=rows[:, None])
+        two_shot, of = partial(FusedConfig, algorithm="two_shot"), FusedConfig
+        total(spread, column, b[:, :4])  # between each other's rows they share nothing
+        total(column, plain, b[:, :4])
+        reduce(a, b)
+        reduce(a, b, ctx.zeros(6))
+        scaled(a_scales=rows, b_scales=columns)
+        wrong = unlike(
+            (r"ArgumentError: matmul_all_reduce: .* the output must be \(12, 6\)", lambda: total(out[:5], a, b)),
+            ("ArgumentError: .*as many columns as B has rows", lambda: reduce(a[:, :3], b)),
+            ("ArgumentError: .*A must be a matrix", lambda: reduce(a[0], b)),
+            ("ArgumentError: .*inner dimension is 0", lambda: reduce(a[:, :0], b[:0])),
+            ("ArgumentError: .*A has dtype float32, B float16", lambda: reduce(a, b.half())),
+            ("ArgumentError: .*the output has dtype float16", lambda: total(out.half(), a, b)),
+            ("UnsupportedError: .*int32 are not multiplied", lambda: total(*(x.int() for x in (out, a, b)))),
+            ("DeviceError", lambda: reduce(a, torch.zeros(4, 6, device="meta"))),
+            ("TypeError: .*B must be a torch tensor", lambda: reduce(a, [[1.0]])),
+            (r"ArgumentError: .*must be \(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
+            (r"ArgumentError: .*bias\[:, None\]", lambda: reduce(a, b, ctx.zeros(6 * size))),
+            ("ArgumentError: .*the bias has dtype float16", lambda: reduce(a, b, halves.to(ctx.device))),
+            ("ArgumentError: .*the output and A share memory", lambda: reduce(out[:, :4], b)),
+            ("ArgumentError: .*share memory", lambda: total(out[:1].expand(6 * size, 6), a, b)),
+            ("ArgumentError: .*iris_core.nn, or call it under torch.no_grad", lambda: reduce(a, grad)),
+            ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
+            ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
+            ("ArgumentError: .*there is no algorithm 'magic'", lambda: reduce(a, b, config=of(algorithm="magic"))),
+            ("UnsupportedError: .*no use for num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
+            ("UnsupportedError: .*block_size_m is 48", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
+            ("ArgumentError: .*must divide the 11 rows", lambda: scatter(a[:-1], b)),
+            (r"ArgumentError: .*must be \(6, 6\)", lambda: ops.matmul_reduce_scatter(out, a, b)),
+            ('ArgumentError: .*with layout="tiles" the output must be', lambda: scatter(a, b, layout="tiles")),
+            ("ArgumentError: .*layout must be one of torch, tiles", lambda: scatter(a, b, layout="columns")),
+            ("ArgumentError: .*they fit gather_dim=0", before),
+            ("ArgumentError: .*gather_dim must be 0", lambda: before(gather_dim=2)),
+            (".*num_sms must be the larger number",
+             lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
+            (".*'matmul' is no operation", lambda: ops.explain("matmul", out, a, b)),
+            ("ArgumentError: .*b_scales are missing", of_rows),
+            ("TypeError: .*the a_scales must be a torch tensor", lambda: scaled(a_scales=1.0, b_scales=columns)),
+            ("ArgumentError: .*b_scales must be float32, not float16", lambda: of_rows(b_scales=columns.half())),
+            (r"ArgumentError: .*of rows they must be \(12,\) or \(12, 1\), .* of blocks of 128 \(12, 1\) and \(1, 1\)",
+             lambda: scaled(a_scales=rows[:5], b_scales=columns)),
+            ("DeviceError: .*b_scales", lambda: of_rows(b_scales=columns.to("meta"))),
+            ("ArgumentError: .*scales belong to 8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
+            ("UnsupportedError: .*gather rows, with gather_dim=0",
+             lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
+            ("UnsupportedError: .*block_size_k is 256, and scales are of blocks of 128",
+             lambda: of_blocks(b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
+            # the same kinds of calls, which are known now
+            ("ArgumentError: .*the output and A share memory",
+             lambda: total(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
+            (".*lazily negated", lambda: total(column, negated, b[:, :4])),
+            ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
+            ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
+            ("ArgumentError: .*the output and a_scales share memory",
+             lambda: scaled(a_scales=out.view(-1)[: 6 * size], b_scales=columns)),
+            ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
+        )  # fmt: skip
+        scatter(a, b)
+        ctx.barrier()
+        assert part.unique().tolist() == [4.0 * size]
+        with torch.no_grad():
+            reduce(a, grad)
+        assert total(out[:0], a[:0], b).operation == ""
+        said = str(ops.explain("all_gather_matmul", out, a[:6], b, gather_dim=0))
+        ctx.barrier()
+    return wrong + unlike(("HeapClosedError", lambda: reduce(a, b))), said
+
+
+# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
-    assert pool.run(jobs.in_groups, num_ranks, device, [[3, 1], [2, 0, 3], [2], [1, 3, 0, 2]], 4) == [[]] * num_ranks
+    how = [[3, 1], [2, 0, 3], [2], [1, 3, 0, 2]], 4, IN_GROUPS, random_case, "triton"
+    assert pool.run(in_groups, num_ranks, device, *how) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2]))
 def test_back_to_back_with_changing_data(pool, num_ranks, device):
-    kinds, calls = (5, 12) if device == "cpu" else (12, 300)
-    assert pool.run(jobs.back_to_back, num_ranks, device, kinds, calls, timeout_s=300.0) == [[]] * num_ranks
+    cases = [Case(op, algorithm, (17, 20, 33), dim=dim) for op, algorithm, dim in kinds(num_ranks)]
+    cases, calls = (cases, 24) if device == "cpu" else (None, 300)  # there, random ones
+    job = partial(back_to_back, slow=True, draw=random_case, cases=cases, backend="triton")
+    assert pool.run(job, num_ranks, device, calls, 12, timeout_s=300.0) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_workspaces(pool, num_ranks, device):
-    assert pool.run(jobs.workspaces, num_ranks, device) == [[]] * num_ranks
+    assert pool.run(workspaces, num_ranks, device) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_without_room(pool, num_ranks, device, deterministic):
-    for *said, right in pool.run(jobs.without_room, num_ranks, device, deterministic):
+    for *said, right in pool.run(without_room, num_ranks, device, deterministic):
         assert len(said) == 2
         assert all("no room for them" in text for text in said)
         assert right != deterministic
@@ -35,7 +230,7 @@ def test_without_room(pool, num_ranks, device, deterministic):
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_refused_calls(pool, num_ranks, device):
-    for wrong, explained in pool.run(jobs.refused, num_ranks, device):
+    for wrong, explained in pool.run(refused, num_ranks, device):
         assert wrong == []
         text = "all_gather_matmul: \\w+, the cheapest by its model\n  unfused .*us, model\n  fetch .*\n  copy_engine"
         assert re.match(text, explained, re.DOTALL)
@@ -48,10 +243,10 @@ def test_replays_with_changing_data(pool, num_ranks):
     cases = [
         Case(op, algorithm, (130, 264, 96), "bfloat16", place=place, out_place=place, dim=dim, bias="columns")
         for op in OPS
-        for algorithm in (*algorithms(op, num_ranks), *jobs.ENGINES.get(op, ()))
-        for dim in (dims(op)[:1] if algorithm in jobs.ENGINES.get(op, ()) else dims(op))
+        for algorithm in (*algorithms(op, num_ranks), *ENGINES.get(op, ()))
+        for dim in (dims(op)[:1] if algorithm in ENGINES.get(op, ()) else dims(op))
         for place in ("heap", "ordinary")
     ]
-    for said, wrong in pool.run(jobs.captured, num_ranks, "cuda", cases, 50, timeout_s=500.0):
+    for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50, "", 10, "triton", timeout_s=500.0):
         assert len(said) == 1
         assert wrong == []

@@ -11,7 +11,7 @@ import compile_tiles
 import torch
 import triton
 import triton.language as tl
-from compile_tiles import per_access
+from jobs_rma import atomic, per_access, rma
 
 from iris_core.types import CompileCase, DeviceType
 from iris_triton import language
@@ -24,42 +24,6 @@ from iris_triton.testing.languages import invoke
 _BLOCK = 1024
 _WORLD = 8
 _CUDA, _HIP = DeviceType.CUDA, DeviceType.HIP
-
-
-@triton.jit
-def move(
-    function: tl.constexpr, Context: tl.constexpr, op: tl.constexpr, x, y, context, me, peer, n, W: tl.constexpr,
-    BLOCK: tl.constexpr, hint: tl.constexpr
-):  # fmt: skip
-    """One remote load, store, get, put or copy of a masked block."""
-    api: tl.constexpr = (function, Context, op)
-    i = tl.program_id(0) * BLOCK + lanes(BLOCK, per_access(x.dtype.element_ty))
-    mask, ranks = i < n, (me, peer, context + 2)
-    if op == "load":
-        tl.store(y + i, invoke(api, context, W, (x + i,), ranks, (peer,), (mask, None, None, False, hint)), mask=mask)
-    elif op == "store":
-        data = (y + i, tl.load(x + i, mask=mask))
-        invoke(api, context, W, data, (me, peer, context + 2, mask, hint), (peer, mask, None, hint), ())
-    elif op == "copy":
-        ends = (x + i, y + i, peer, (peer + 1) % W)
-        invoke(api, context, W, ends, (me, context + 2), (), (mask, None, None, None, hint))
-    else:
-        invoke(api, context, W, (x + i, y + i), ranks, (peer,), (mask, None, None, None, hint))
-
-
-@triton.jit
-def atomic(
-    function: tl.constexpr, Context: tl.constexpr, op: tl.constexpr, x, out, context, me, peer, value, W: tl.constexpr,
-    sem: tl.constexpr, scope: tl.constexpr
-):  # fmt: skip
-    """One atomic on a peer's word; the old value is kept."""
-    api: tl.constexpr = (function, Context, op)
-    ranks = (me, peer, context + 2)
-    if op == "atomic_cas":
-        old = invoke(api, context, W, (x, 0, value), ranks, (peer,), (sem, scope))
-    else:
-        old = invoke(api, context, W, (x, value), ranks, (peer,), (None, sem, scope))
-    tl.store(out, old)
 
 
 @triton.jit
@@ -146,7 +110,7 @@ def _case(Context, op, dtype, method, kernel, args, how, expect, name=None):
     """A case of a device function, or of the context's method that is called alike."""
     what = (None, Context, op) if method else (getattr(language, op), None, op)
     name = f"{name or f'{op}-{str(dtype)[6:]}'}-{'method' if method else 'function'}"
-    return CompileCase(name, kernel, (*what, *args), {"W": _WORLD, **how}, expect=expect)
+    return CompileCase(name, kernel, (*what, *args), how, expect=expect)
 
 
 def _moves(Context):
@@ -160,8 +124,9 @@ def _moves(Context):
         forms = [(dtype, False, None) for dtype in (torch.int8, torch.bfloat16, torch.int64)]
         forms += [(torch.float32, method, hint) for method in (False, True) for hint in (None, 16)]
         for dtype, method, hint in forms:
-            args, name = (dtype, dtype, torch.int64, 3, 5, 1 << 20), f"{op}-{str(dtype)[6:]}-hint={hint}"
-            yield _case(Context, op, dtype, method, move, args, {"BLOCK": 4 * _BLOCK, "hint": hint}, expect, name)
+            args = dtype, dtype, dtype, torch.int64, torch.int64, 3, _WORLD if method else None, 5, 6, 1 << 20
+            how, name = {"masked": True, "BLOCK": 4 * _BLOCK, "hint": hint}, f"{op}-{str(dtype)[6:]}-hint={hint}"
+            yield _case(Context, op, dtype, method, rma, args, how, expect, name)
 
 
 def _atomics(Context):
@@ -175,16 +140,20 @@ def _atomics(Context):
         forms = [(torch.int32, False), (torch.int32, True), (torch.int64, False)]
         forms += [(torch.float32, False)] * (short in ("add", "sub", "xchg"))
         for dtype, method in forms:
-            args = (dtype, dtype, torch.int64, 3, 5, 7)
-            yield _case(Context, op, dtype, method, atomic, args, {"sem": None, "scope": None}, expect)
+            yield _atomic(Context, op, dtype, method, expect)
     expect = {_CUDA: (r"atom\.global\.gpu\.relaxed\.add\.",), _HIP: (r"global_atomic_add",)}
-    args, how = (torch.int32, torch.int32, torch.int64, 3, 5, 7), {"sem": "relaxed", "scope": "gpu"}
-    yield _case(Context, "atomic_add", torch.int32, False, atomic, args, how, expect, "atomic_add-relaxed-gpu")
+    yield _atomic(Context, "atomic_add", torch.int32, False, expect, "relaxed", "gpu", "atomic_add-relaxed-gpu")
+
+
+def _atomic(Context, op, dtype, method, expect, sem=None, scope=None, name=None):
+    args = dtype, dtype, dtype, torch.int64, torch.int64, 3, _WORLD if method else None, 5, 7
+    how = {"masked": False, "sem": sem, "scope": scope, "LANES": 32}
+    return _case(Context, op, dtype, method, atomic, args, how, expect, name)
 
 
 def _synchronise(Context, op, dtype, method, form, sem, scope, expect, name=None):
     args = (torch.float32, dtype, torch.int64, 3, 5, 7, 10**9, torch.int64)
-    how = {"form": form, "sem": sem, "scope": scope, "BLOCK": _BLOCK}
+    how = {"form": form, "sem": sem, "scope": scope, "W": _WORLD, "BLOCK": _BLOCK}
     return _case(Context, op, dtype, method, synchronise, args, how, expect, name)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from compile_tiles import default_layout
 from jobs_common import environment
 
 import iris_gluon
@@ -31,6 +30,12 @@ OPS = (*WITH_LOCKS, *ADDING, *MOVES)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def default_layout(shape, vector):
+    """Triton's tiles have no layout; kernels in Gluon have another function in place of this one."""
+    return None
+
+
 @triton.jit
 def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
     """One tile-level collective, the same in both languages; `number` is its last argument, if any.
@@ -65,7 +70,8 @@ def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
     elif op == "default":
         ctx.all_reduce(tile, src, dst)
     else:  # a variant by its number
-        ctx.all_reduce(tile, src, dst, config=AllReduceConfig(op, locks))
+        number = mem.pid_m * tl.cdiv(dst.N, mem.block_n) + mem.pid_n
+        ctx.all_reduce(tile, src, dst, config=AllReduceConfig(op, locks), tile_id=number)
 
 
 @triton.jit
@@ -79,15 +85,16 @@ def publish(tile, src, flag):
 @triton.jit(do_not_specialize=["M", "N", "dst_M", "dst_N", "number"])
 def run(
     Context: tl.constexpr, op: tl.constexpr, form: tl.constexpr, data, src, dst, locks, context, world: tl.constexpr,
-    M, N, data_m, data_n, src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    M, N, data_m, data_n, src_m, src_n, dst_M, dst_N, dst_m, dst_n, number, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, VECTOR: tl.constexpr = 2, OTHER: tl.constexpr = 4
 ):  # fmt: skip
     """Programs take tiles of `data` in turn; in Gluon, data has another layout than a tile without data.
 
     `form`: where the parts are: in the "tile", in src ("memory"), or in src with a flag ("raised").
     """
     ctx = open_context(Context, context, world)
-    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=2)
-    other: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=4)
+    layout: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=VECTOR)
+    other: tl.constexpr = default_layout([BLOCK_M, BLOCK_N], vector=OTHER)
     view = make_tensor_view(data, M, N, data_m, data_n)
     src_view = make_tensor_view(src, M, N, src_m, src_n)
     dst_view = make_tensor_view(dst, dst_M, dst_N, dst_m, dst_n)
@@ -253,11 +260,7 @@ def run_case(ctx, language, case, problems, sums):
     number = {"gather": (rank + 1) % world, "all_to_all": 7}.get(case.op, 0)
 
     def launch(op):
-        kernel, context = KERNELS[language]
-        kernel[(2,)](
-            context, op, case.form, data, src.inner, dst.inner, locks, ctx.get_device_context(), world, m, n,
-            *data.stride(), *src.inner.stride(), dst_m, dst_n, *dst.inner.stride(), number, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        simple_launch(ctx, language, op, data, src.inner, dst.inner, locks, 2, case.form, number)
 
     ctx.barrier()
     results = []
@@ -316,11 +319,11 @@ def run_case(ctx, language, case, problems, sums):
 
 # -- other jobs -------------------------------------------------------------------------------------------------------
 def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):
-    """Launch on contiguous matrices of the same shape."""
-    (m, n), (kernel, context) = data.shape, KERNELS[language]
+    """Launch with a source of the shape of the data."""
+    kernel, context = KERNELS[language]
     kernel[(programs,)](
-        context, op, form, data, src, dst, locks, ctx.get_device_context(), ctx.num_ranks, m, n, *data.stride(),
-        *src.stride(), m, n, *dst.stride(), number, BLOCK_M, BLOCK_N,
+        context, op, form, data, src, dst, locks, ctx.get_device_context(), ctx.num_ranks, *data.shape, *data.stride(),
+        *src.stride(), *dst.shape, *dst.stride(), number, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 
@@ -408,11 +411,9 @@ def nobody_else_calls(language, op, device):
 
 def replayed(language, op, replays, device):
     """A launch in a CUDA graph, replayed with new data and no barrier; returns the replays with a wrong result."""
-    with Iris("16MiB", device=device, backend=language) as ctx:
+    m, n = 33, 70
+    with opened(language, device, op, m, n) as (ctx, src, dst, locks, _):
         rank, world = ctx.cur_rank, ctx.num_ranks
-        m, n = 33, 70
-        src, dst = ctx.zeros(m, n), ctx.zeros(m, n)
-        locks = make_locks(ctx, m, n, BLOCK_M, BLOCK_N)
         data, turn = torch.zeros(m, n, device=ctx.device), torch.zeros(1, device=ctx.device)
         results = torch.zeros(replays, m, n, device=ctx.device)
         place = torch.zeros(1, dtype=torch.int64, device=ctx.device)

@@ -4,9 +4,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from compile_tiles import default_layout
 from gluon_kernels import said_by_the_compiler
-from jobs_tiles import call
+from jobs_tiles import call, default_layout
 from tables import table
 from triton.experimental import gluon
 
