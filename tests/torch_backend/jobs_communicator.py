@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from jobs_common import said
+from jobs_common import said_by
 
 from iris_core.torch_backend.communicator import Communicator
 
@@ -63,9 +63,9 @@ def every_method(ranks, max_nbytes):
     assert (comm.name_of_engine, comm.global_ranks, comm.dispatch()) == ("tp:0", [7], "the engine's")
     assert comm.should_use(mine) == comm.should_custom_ar(mine) == (max_nbytes is None)
     assert not comm.should_use(torch.tensor([True]))
-    assert said(lambda: comm.all_gatherv(rows[rank], sizes=[1, *sizes])).startswith("ArgumentError")
-    assert said(lambda: comm.all_gatherv(rows[rank], 1, sizes)).startswith("ArgumentError")
-    assert said(lambda: comm.reduce_scatter(mine[:, :, 1:])).startswith("ArgumentError")
-    assert said(lambda: Communicator(group, global_ranks=[7])).startswith("TypeError")
+    assert said_by(lambda: comm.all_gatherv(rows[rank], sizes=[1, *sizes])).startswith("ArgumentError")
+    assert said_by(lambda: comm.all_gatherv(rows[rank], 1, sizes)).startswith("ArgumentError")
+    assert said_by(lambda: comm.reduce_scatter(mine[:, :, 1:])).startswith("ArgumentError")
+    assert said_by(lambda: Communicator(group, global_ranks=[7])).startswith("TypeError")
     comm.destroy()
     return wrong

@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from jobs_common import said
+from jobs_common import said_by
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
@@ -189,7 +189,7 @@ def promising_bits(store):
     groups = [None, dist.new_group(), dist.new_group(pg_options=torch_backend.Options(deterministic=False))]
     torch.use_deterministic_algorithms(False)
     groups.append(dist.new_group())
-    refusals = [said(lambda each=each: dist.reduce(torch.ones(3).cfloat(), 0, group=each)) for each in groups]
+    refusals = [said_by(lambda each=each: dist.reduce(torch.ones(3).cfloat(), 0, group=each)) for each in groups]
     promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
     assert promises == [bool(each) for each in refusals] == [True, True, False, False]
     assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in refusals[:2])

@@ -114,15 +114,17 @@ def test_every_method(pool, num_ranks, max_nbytes):
 
 
 PROGRAMS = jobs_programs.PROGRAMS
-SELDOM = "DDP, allreduce", "DDP, post-local SGD"
+TRANSFORMERS = [each for each in PROGRAMS if "transformer" in each]
+SELDOM = [*TRANSFORMERS, "DDP, allreduce", "DDP, post-local SGD"]
 
 
 @pytest.mark.parametrize(("device", "num_ranks", "name"), [
     *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in SELDOM)) for each in PROGRAMS),
     *(pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each),
+    *(pytest.param("cuda", 4, each, marks=pytest.mark.multigpu(4)) for each in TRANSFORMERS),
 ])  # fmt: skip
 def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
-    """They compute what they compute on gloo, or NCCL; tests/examples trains transformers."""
+    """They compute what they compute on gloo, or NCCL.  On CPUs, tests/examples trains the transformers."""
     for is_equal, num_tensors in on_ranks(jobs_programs.as_on_the_peer, num_ranks, name, device):
         assert is_equal
         assert num_tensors >= 3

@@ -4,7 +4,7 @@ import pathlib
 from functools import partial
 
 import torch
-from jobs_common import environment, said
+from jobs_common import environment, said_by
 from trace_kernels import MINE, everything, record, record_gluon
 
 from iris_core import Iris
@@ -119,16 +119,16 @@ def mistakes(device, folder):
     """
     with environment(IRIS_BARRIER_TIMEOUT="30"), Iris("1MiB", device=device) as ctx:
         tracing, last = ctx.tracing, ctx.cur_rank == 1
-        wrong = [said(partial(tracing.enable, number)) for number in (0, -1, 1.5, True, 1 << 31)]
-        wrong += [said(partial(tracing.name_event, *each)) for each in ((0, "mine"), (-1, "mine"), (5000, ""))]
-        wrong.append(said(tracing.events))
+        wrong = [said_by(partial(tracing.enable, number)) for number in (0, -1, 1.5, True, 1 << 31)]
+        wrong += [said_by(partial(tracing.name_event, *each)) for each in ((0, "mine"), (-1, "mine"), (5000, ""))]
+        wrong.append(said_by(tracing.events))
         tracing.disable()
         tracing.reset()
         assert not tracing.enabled
-        on_one = [said(lambda: tracing.enable(0 if last else 16)), said(lambda: tracing.enable(16))]
-        on_one.append(said(lambda: tracing.export(f"{folder}/{'missing/' if last else ''}trace.json")))
+        on_one = [said_by(lambda: tracing.enable(0 if last else 16)), said_by(lambda: tracing.enable(16))]
+        on_one.append(said_by(lambda: tracing.export(f"{folder}/{'missing/' if last else ''}trace.json")))
         if last:
             tracing.disable()
         off = tracing.export(f"{folder}/trace.json")
         ctx.barrier()
-    return wrong, on_one, off, said(tracing.enable)
+    return wrong, on_one, off, said_by(tracing.enable)

@@ -172,7 +172,9 @@ class GroupOperations:
     def _run_by_nccl(self, ccl: Collectives, name: str, *arguments: Any) -> None:
         inner = self.inner("cuda")
         method = getattr(inner, name, None) or getattr(inner, _ALIASES[name])
-        ccl.in_order(method, *(each for each in arguments if each is not None)).wait()
+        work = ccl.in_order(method, *(each for each in arguments if each is not None))
+        if work is not None:  # of a call with async_op; others are in the order of the current stream
+            work.wait()
 
     def _pass_on_each(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
         works = [self._pass_on(name, each[0], *each, opts) for each in zip(outputs, inputs, strict=True)]
