@@ -301,23 +301,30 @@ def torch_all_reduce() -> str:
 
 
 def torch_steps() -> str:
-    """Tokens per second of training steps."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    """Thousands of tokens per second of training steps: by provider and launch, and those of the host by provider."""
+    launched: dict[str, dict[str, str]] = {}
+    eager: dict[tuple[str, int], dict[str, str]] = {}
     columns: dict[str, None] = {}
     for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2"), ("ddp", "DDP")):
-        for (_, gpus, launched, point), there in by_point(benchmark).items():
-            params, column = json.loads(point), f"{gpus} GPUs, {launched}"
-            is_divided = benchmark == "tensor_parallel"
+        for (_, gpus, how, point), there in by_point(benchmark).items():
+            params, is_divided = json.loads(point), benchmark == "tensor_parallel"
             tokens = params["batch"] * params["tokens"] * (1 if is_divided else gpus)
-            of = what if is_divided else f"{what}, {params['width']}/{params['tokens']}"
-            columns[column] = None
             for name, each in there.items():
-                beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if "nccl" in there else ""
-                rows.setdefault((of, name), {})[column] = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
-    if not rows:
+                is_beside = name != "nccl" and "nccl" in there
+                beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if is_beside else ""
+                cell = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
+                if is_divided:
+                    columns[f"{gpus} GPUs, {how}"] = None
+                    launched.setdefault(name, {})[f"{gpus} GPUs, {how}"] = cell
+                else:
+                    eager.setdefault((f"{what}, {params['width']}/{params['tokens']}", gpus), {})[name] = cell
+    if not launched or not eager:
         return "No run on GPUs is kept yet."
-    cells = [[*name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
-    return f"{table(['step', 'by', *columns], cells)}\n\n{source(*files('torch_backend'))}"
+    names = list(dict.fromkeys(name for row in eager.values() for name in row))
+    divided = [[name, *(row.get(column, "") for column in columns)] for name, row in launched.items()]
+    others = [[step, str(gpus), *(row.get(name, "") for name in names)] for (step, gpus), row in eager.items()]
+    tables = table(["tensor parallel", *columns], divided), table(["eager", "GPUs", *names], others)
+    return "\n\n".join([*tables, source(*files("torch_backend"))])
 
 
 # -- times of one thing -----------------------------------------------------------------------------------------------
