@@ -38,7 +38,7 @@ class Streams:
         def wait(other):
             self.log.append((name, "waits for", other.name))
 
-        return SimpleNamespace(name=name, device="cuda:0", wait_event=wait, wait_stream=wait)
+        return SimpleNamespace(name=name, device="cuda:0", wait_event=wait)
 
     def event(self, name):
         return SimpleNamespace(name=name, record=lambda stream: self.log.append((stream.name, "records", name)))
@@ -69,6 +69,8 @@ PUSHES = [
     *BEGIN, ("side", "copies", "own"), ("side", "writes", 101), ("side", "copies", "own"), ("side", "writes", 102)
 ]  # fmt: skip
 
+JOIN = ("side", "records", "ready"), ("main", "waits for", "ready")
+
 
 def test_products_begin_when_their_rows_are_there(streams):
     a, b, bias, others = torch.randn(4, 3), torch.randn(3, 5), torch.randn(12, 1), torch.randn(8, 3)
@@ -77,7 +79,7 @@ def test_products_begin_when_their_rows_are_there(streams):
     multiply_shards(streams.shards(matrix), order, False)(None, out, a, b, bias)
     assert streams.log == [
         *PUSHES, ("main", "multiplies", 0), ("main", "waits for 1", 0), ("main", "multiplies", 4),
-        ("main", "waits for 2", 0), ("main", "multiplies", 8), ("main", "waits for", "side"),
+        ("main", "waits for 2", 0), ("main", "multiplies", 8), *JOIN,
     ]  # fmt: skip
     torch.testing.assert_close(out, torch.cat([a, others]) @ b + bias)
 
@@ -85,7 +87,7 @@ def test_products_begin_when_their_rows_are_there(streams):
 def test_words_are_written_before_the_product_that_waits_for_them_is_launched(streams):
     run = beside_copies(streams.shards(torch.zeros(12, 3)), streams.kernel("multiplies"))
     run(None, torch.zeros(12, 5), torch.randn(4, 3), torch.randn(3, 5))
-    assert streams.log == [*PUSHES, ("main", "multiplies", 3), ("main", "waits for", "side")]
+    assert streams.log == [*PUSHES, ("main", "multiplies", 3), *JOIN]
 
 
 def test_products_are_carried_beside_the_next_one(streams):
@@ -97,6 +99,6 @@ def test_products_are_carried_beside_the_next_one(streams):
         *BEGIN, ("main", "multiplies", 4), ("main", "records", "of 1"), ("side", "waits for", "of 1"),
         ("side", "copies", (11, 1)), ("main", "multiplies", 8), ("main", "records", "of 2"),
         ("side", "waits for", "of 2"), ("side", "copies", (12, 2)), ("main", "multiplies", 0),
-        ("side", "waits for all", 0), ("main", "waits for", "side"), ("main", "adds", 1),
+        ("side", "waits for all", 0), *JOIN, ("main", "adds", 1),
     ]  # fmt: skip
     torch.testing.assert_close(torch.cat([slots[0], product[4:]]), a @ b)
