@@ -171,7 +171,7 @@ DIFFERING = [
     ("bias along: none on rank 0; none on rank 1; columns on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
 ]  # fmt: skip
-"""What 3 ranks are told whose last one calls otherwise."""
+"""What 3 ranks raise where the last one calls otherwise."""
 
 
 @on_heap("8MiB")

@@ -225,7 +225,7 @@ class Model:
         assert (self.seen[0] == before[0]) or self.seen[1] != before[1]
 
     def check_pending(self):
-        """What a rank alone has dropped is pending in its own figures at once, in the others' not at all."""
+        """Expect what one rank alone has dropped to be pending in its own figures, and in no others."""
         for rank, heap in enumerate(self.cluster.heaps):
             gone = [offset for offset, tensors in self.live.items() if tensors[rank] is None]
             freed = self.sizes.keys() - self.live.keys()
@@ -235,7 +235,7 @@ class Model:
     def check(self):
         for offset, tensors in self.live.items():
             for rank, t in enumerate(tensors):
-                assert t is None or torch.all(t == self.values[offset] + rank), "somebody wrote over a live block"
+                assert t is None or torch.all(t == self.values[offset] + rank), "a live block was overwritten"
 
     def _free(self):
         """How many bytes are free, and the most of them in a row."""

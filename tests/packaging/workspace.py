@@ -26,7 +26,7 @@ def sources(*folders):
 
 @functools.cache
 def parsed(path):
-    """The syntax tree of a file; nobody changes it."""
+    """The syntax tree of a file, which all share."""
     return ast.parse(path.read_text())
 
 

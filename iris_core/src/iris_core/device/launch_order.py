@@ -39,12 +39,12 @@ class DeviceOrder:
         self._side: Any = None
         self._event: Any = None  # of streams that wait for one another, again and again
 
-    def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
-        """Launch on the current stream; returns what `launch` does.  Tensors may be None."""
+    def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
+        """Launch on the current stream; returns what `launch` does."""
         with self._lock:
             if self._raw_stream(self._index) != self._last_raw:
                 self._follow()
-            return launch(plan, *tensors)
+            return launch(*arguments)
 
     def mark(self) -> Any:
         """Return an event that is complete when everything launched so far is done; None if there was nothing."""
@@ -169,7 +169,7 @@ class HostOrder:
         self._streams, self._keep = streams, keep
         self._stream = streams.make()
 
-    def run(self, launch: Callable[..., Any], plan: Any, *tensors: Any) -> Any:
+    def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
         """Launch after everything that is on the stream, and wait for it; return what `launch` does.
 
         DeviceError if an asynchronous call of this rank has failed before, and no caller has waited for it.
@@ -177,8 +177,8 @@ class HostOrder:
         is_idle = self._stream.is_idle
         self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
         if is_idle:
-            return launch(plan, *tensors)
-        work = self._launch("call", launch, plan, *tensors)
+            return launch(*arguments)
+        work = self._launch("call", launch, *arguments)
         work.wait()
         return work.future.result()
 

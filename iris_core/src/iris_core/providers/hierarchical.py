@@ -150,7 +150,7 @@ class Hierarchical(Composed):
         nodes, places = len(grid.rows), len(grid.rows[0])
         divided, has_in, has_out = op in _DIVIDED, "in_stride" in options, "out_shape" in options
         count, share, width, length = _sizes(request, nodes, places)
-        linear = _linear(grid)
+        linear = strides_of(grid)
         plan = _Plan(
             grid=grid,
             chunks=[],
@@ -321,7 +321,7 @@ def _sizes(request: CollectiveRequest, nodes: int, places: int) -> tuple[int, in
     return count, share, width, min(share, -(-share // pieces // _LANES) * _LANES) if pieces > 1 else share
 
 
-def _linear(grid: Grid) -> tuple[int, int] | None:
+def strides_of(grid: Grid) -> tuple[int, int] | None:
     """Return by how much the members' numbers grow from node to node and from place to place; None if unevenly."""
     nodes, places = len(grid.rows), len(grid.rows[0])
     for per_node, per_place in ((places, 1), (1, nodes)):

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from iris_core.dispatch.requests import nodes_of
-from iris_core.providers.hierarchical import grid_of
+from iris_core.providers.hierarchical import grid_of, strides_of
 from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import Begun, Composed, Staged, dense, part_of, scratch_of, staged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iris_core.dispatch.team import Host
     from iris_core.providers.parts import Side
     from iris_core.providers.torch_distributed import TorchCollective
@@ -39,7 +41,13 @@ class _Side(NamedTuple):
 
 
 class _Swap(NamedTuple):
-    """Between two nodes: what is bound along the rail and then in the node; what lands; what is the other node's."""
+    """The exchange with the other one of two nodes.
+
+    Attributes:
+        rail, near: what is bound, along the rail and then in the node.
+        landed, other: memory for the rail, (2, elements), and which row of it is the other node's.
+        run: the other node's elements of input and output.
+    """
 
     rail: Any
     near: Any
@@ -47,13 +55,24 @@ class _Swap(NamedTuple):
     other: int
     run: slice
 
+    def begin(self, out: torch.Tensor, inp: torch.Tensor) -> Begun:
+        """Begin along the rail; the end distributes within the node what has landed."""
+        work = self.rail.begin(self.landed, inp[self.run])
+
+        def finish() -> None:
+            work.wait()
+            self.near.launch(out[self.run], self.landed[self.other])
+
+        return Begun(finish)
+
 
 @dataclass(slots=True)
 class _Plan:
-    far: Any  # of torch.distributed; or a swap
+    far: Callable[[torch.Tensor, torch.Tensor], Begun]  # begins the exchange with other nodes
     near: Any  # what is bound
     inp: _Side
     out: _Side
+    is_in_turn: bool  # whether calls use the same memory
     pending: Begun | None = None
 
 
@@ -114,19 +133,18 @@ class StraightAllToAll(Composed):
             far |= {f"{what}_stride": dense(shape), f"{what}_splits": rows}
             near |= {f"{what}_splits": own} if uneven else {}
         bound = host.collective(part_of(request, self.op, given[0], given[1], here, **near))
-        grid = grid_of(request)
-        rows = () if grid is None or uneven else grid.rows
-        if len(rows) == 2 and all(row == tuple(range(row[0], row[0] + len(row))) for row in rows):
-            assert grid is not None
+        has_memory = any(each.whole.buffer is not None for each in sides)
+        grid = None if uneven else grid_of(request)
+        if grid is not None and len(grid.rows) == 2 and strides_of(grid) == (len(here), 1):
             ((count,), stride, _), other = given[0], 1 - grid.node
             both: Side = (2, count), (count, 1), False
             rail = host.collective(part_of(request, "all_gather", ((count,), stride, False), both, grid.rail))
-            then = host.collective(part_of(request, self.op, ((count,), stride, False), given[1], here, **near))
+            then = host.collective(part_of(request, self.op, ((count,), stride, False), given[1], here))
             landed = scratch_of(host, "straight from the other node", 2 * count, dtype).view(2, count)
-            begin = 0 if here[0] else count
-            swap = _Swap(rail, then, landed, other, slice(begin, begin + count))
-            return _Plan(swap, bound, sides[0], sides[1])
-        return _Plan(self._flat.prepare(replace(request, options={**options, **far}), host), bound, sides[0], sides[1])
+            swap = _Swap(rail, then, landed, other, slice(other * count, (other + 1) * count))
+            return _Plan(swap.begin, bound, sides[0], sides[1], True)
+        flat = self._flat.prepare(replace(request, options={**options, **far}), host)
+        return _Plan(partial(self._flat.begin, flat), bound, sides[0], sides[1], has_memory)
 
     # -- launching ----------------------------------------------------------------------------------------------------
     def begin(self, plan: _Plan, out: Any, inp: Any) -> Begun:
@@ -135,14 +153,10 @@ class StraightAllToAll(Composed):
             plan.pending.wait()
         with torch.no_grad():
             given, taken = plan.inp.whole.fill(inp), plan.out.whole.flat(out)
-            swap = plan.far if isinstance(plan.far, _Swap) else None
-            if swap is None:
-                work = self._flat.begin(plan.far, taken, given)
-            else:
-                work = swap.rail.begin(swap.landed, given[swap.run])
+            work = plan.far(taken, given)
             self._near(plan, taken[plan.out.run], given[plan.inp.run])
-        begun = Begun(partial(self._end, plan, work, out, taken))
-        if swap is not None or plan.inp.whole.buffer is not None or plan.out.whole.buffer is not None:
+        begun = Begun(partial(self._end, plan, work, out))
+        if plan.is_in_turn:
             plan.pending = begun
         return begun
 
@@ -151,9 +165,7 @@ class StraightAllToAll(Composed):
         plan.near.launch(plan.out.in_node.flat(out), plan.inp.in_node.fill(inp))
         plan.out.in_node.drain(out)
 
-    def _end(self, plan: _Plan, work: Any, out: Any, taken: torch.Tensor) -> None:
+    def _end(self, plan: _Plan, work: Begun, out: Any) -> None:
         with torch.no_grad():
             work.wait()
-            if isinstance(swap := plan.far, _Swap):
-                swap.near.launch(taken[swap.run], swap.landed[swap.other])
             plan.out.whole.drain(out)

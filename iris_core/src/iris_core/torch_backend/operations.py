@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,19 +151,21 @@ class GroupOperations:
             )
         return serves
 
-    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
-        inner = self.inner(tensor.device.type, way)
-        if self._pending is not None and tensor.is_cuda and not self._is_grouped:
-            inner._group_start()
-            self._is_grouped = True
+    def _inside(self, device_type: str, name: str, *arguments: Any, way: str = "") -> Callable[[], Any]:
+        """Return a call of the group inside, by torch's newer name of the method."""
+        inner = self.inner(device_type, way)
         method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
-        return self._begun(method(*(each for each in arguments if each is not None)))
+        return partial(method, *(each for each in arguments if each is not None))
+
+    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
+        call = self._inside(tensor.device.type, name, *arguments, way=way)
+        if self._pending is not None and tensor.is_cuda and not self._is_grouped:
+            self.inner("cuda", way)._group_start()
+            self._is_grouped = True
+        return self._begun(call())
 
     def _is_beside_products(self, ccl: Collectives, whole: torch.Tensor, part: torch.Tensor) -> bool:
-        """Whether NCCL gathers or scatters something: what may be a layer of FSDP, beside products, outside of graphs.
-
-        It takes few multiprocessors and little of the host's time, and is as fast with ordinary tensors of this size.
-        """
+        """Whether NCCL carries what may be a layer of FSDP: few multiprocessors beside products, little of the host."""
         if not whole.is_cuda or whole.nbytes < _LARGE_NBYTES or self._deterministic or whole.dtype not in _FLOATS:
             return False
         if ccl.is_on_heap(whole) or ccl.is_on_heap(part) or torch.cuda.is_current_stream_capturing():
@@ -170,9 +173,7 @@ class GroupOperations:
         return whole.numel() == self._size * part.numel() and whole.is_contiguous() and part.is_contiguous()
 
     def _run_by_nccl(self, ccl: Collectives, name: str, *arguments: Any) -> None:
-        inner = self.inner("cuda")
-        method = getattr(inner, name, None) or getattr(inner, _ALIASES[name])
-        work = ccl.in_order(method, *(each for each in arguments if each is not None))
+        work = ccl.in_order(self._inside("cuda", name, *arguments))
         if work is not None:  # of a call with async_op; others are in the order of the current stream
             work.wait()
 
@@ -316,9 +317,9 @@ class GroupOperations:
             for output, input in zip(outputs, inputs, strict=True):
                 if self._is_beside_products(ccl, input, output):
                     self._run_by_nccl(ccl, "reduce_scatter_single", output, input, opts)
-                    continue
-                scaled = input if factor is None else input * factor
-                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
+                else:
+                    scaled = input if factor is None else input * factor
+                    ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -371,8 +372,8 @@ class GroupOperations:
             for output, input in zip(outputs, inputs, strict=True):
                 if self._is_beside_products(ccl, output, input):
                     self._run_by_nccl(ccl, "all_gather_single", output, input, opts)
-                    continue
-                ccl.all_gather(as_parts(output, input, self._size), input)
+                else:
+                    ccl.all_gather(as_parts(output, input, self._size), input)
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
