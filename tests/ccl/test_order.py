@@ -65,17 +65,24 @@ def streams(monkeypatch):
     ("a0 a0 b0 b0 a0", ["", "", "a", "", "b"]),
     ("a0 b7 b0", ["", "", "a"]),  # b is captured in between: what was launched on a has still to be waited for
     ("a0 a7 c8 b7 a7 c8", ["", "", "", "a", "b", ""]),  # also a graph that is captured on the last call's stream
+    # n: by an engine that orders its own; e: likewise, and ends on a stream of the engine
+    ("a0n b0n a0n c0", ["", "", "", "a"]),
+    ("a0 b0n a0 c7n b0n", ["", "a", "b", "", "a"]),
+    ("a0e b0e a0 a0", ["", "", "eb", ""]),
+    ("a0e b7 a0 b0n", ["", "", "e", "a"]),
 ])  # fmt: skip
 def test_a_call_waits_for_the_stream_of_the_last_one_of_its_graph(streams, calls, waits):
     (made, on), found = streams, []
     team = DeviceOrder(0, lambda tensor, stream: None)
     for each in made:
         each.capture, each.waits = 0, []
-    for name, capture in calls.split():
+    for name, capture, *engine in calls.split():
         stream = made["abc".index(name)]
         stream.capture, before = int(capture), len(stream.waits)
+        work = SimpleNamespace(wait=lambda: launch_order.torch.cuda.current_stream().waits.append("e"))
+        result = work if engine == ["e"] else None
         with on(stream):
-            assert team.run(lambda plan: plan, "launched") == "launched"
+            assert team.run(lambda plan: plan, result, engine="engine" if engine else None) is result
         found.append("".join(stream.waits[before:]))
     assert found == waits
 

@@ -311,11 +311,12 @@ def fsdp_on_the_heap(store):
 
 
 def large_beside_small(store, is_deterministic):
-    """Gather and scatter large tensors beside sums on another stream; NCCL carries them where no bits are promised."""
+    """Gather, scatter and sum large tensors beside small sums on another stream; NCCL carries what promises no bits."""
     rank, size = start(store, torch_backend.Options("256MiB", deterministic=is_deterministic), device="cuda")
     side, n = torch.cuda.Stream(), (64 << 20) // 2 // size
     part, parted = (torch.full((n,), float(rank), dtype=torch.bfloat16, device="cuda") for _ in range(2))
     wholes, small = part.new_empty(size, n), torch.ones(1000, device="cuda")
+    bucket, in_bucket = torch.ones(8 << 20, dtype=torch.bfloat16, device="cuda"), torch.zeros(1000, device="cuda")
     torch.cuda.synchronize()
     for turn in range(6):
         dist.all_gather_into_tensor(wholes, part)
@@ -325,8 +326,16 @@ def large_beside_small(store, is_deterministic):
         work = dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0)
         if work is not None:
             work.wait()
+        summed = dist.all_reduce(bucket.fill_(turn), async_op=True)
+        dist.all_reduce(in_bucket)  # by Iris, on the stream that has not waited for the bucket
+        summed.wait()
+        in_bucket += bucket[-1000:]
     torch.cuda.synchronize()
     assert (small == size**6).all()
+    wanted = 0
+    for turn in range(6):
+        wanted = wanted * size + size * turn
+    assert (in_bucket == wanted).all()
     assert (parted == size * rank).all()
     assert wholes[:, 0].tolist() == list(range(size))
     assert ("cuda: nccl" in torch_backend.explain()) != is_deterministic

@@ -38,13 +38,26 @@ class DeviceOrder:
         self._captured: dict[int | None, Any] = {}
         self._side: Any = None
         self._event: Any = None  # of streams that wait for one another, again and again
+        self._engine: str | None = None  # of the last launch
+        self._work: tuple[str, Any] | None = None  # of an engine's asynchronous launch
 
-    def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
-        """Launch on the current stream; returns what `launch` does."""
+    def run(self, launch: Callable[..., Any], *arguments: Any, engine: str | None = None) -> Any:
+        """Launch on the current stream; returns what `launch` does.
+
+        An engine that has a name orders its own launches: between two of them, nothing is made to wait.  Of those that
+        end on a stream of the engine, `launch` returns a handle with `wait()`.
+        """
         with self._lock:
+            if self._work is not None and engine != self._work[0] and current_capture(self._index) == 0:
+                self._work[1].wait()
+                self._work = None
             if self._raw_stream(self._index) != self._last_raw:
-                self._follow()
-            return launch(*arguments)
+                self._follow(is_ordered=engine is not None and engine == self._engine)
+            self._engine = engine if self._last_raw is not None else None  # a graph's launches are not among them
+            result = launch(*arguments)
+            if engine is not None:
+                self._work = None if result is None else (engine, result)
+            return result
 
     def mark(self) -> Any:
         """Return an event that is complete when everything launched so far is done; None if there was nothing."""
@@ -52,10 +65,13 @@ class DeviceOrder:
             return None
         return self._last.record_event()
 
-    def _follow(self) -> None:
+    def _follow(self, is_ordered: bool = False) -> None:
         """Make the current stream the last one, or the last one of the graph that it is captured into."""
         current = torch.cuda.current_stream(self._index)
         capture = current_capture(self._index)
+        if capture == 0 and is_ordered:
+            self._last, self._last_raw = current, self._raw_stream(self._index)
+            return
         # What was captured on the last stream was not noticed; torch has waited for the device before the capture.
         last = self._last if capture == 0 else self._captured.pop(capture, self._last)
         if last is not None and last != current and capture_of(last) == capture:

@@ -460,9 +460,15 @@ class Binder:
             team = space.teams[members] = Team(members, world, self.memory, words)
         return team
 
-    def in_order(self, launch: Callable[..., Any], *arguments: Any) -> Any:
-        """Launch in the order of the calls of all ranks; return what it does."""
-        return self._order(self.members_of(None)).run(launch, *arguments)
+    def agree(self, facts: dict[str, str]) -> None:
+        """Compare facts of a call with those of all ranks, once."""
+        self.members.agree(self.members_of(None), facts)
+
+    def in_order(self, launch: Callable[..., Any], *arguments: Any, engine: str | None = None) -> Any:
+        """Launch in the order of the calls of all ranks; return what it does.  For engines see `DeviceOrder.run`."""
+        order = self._order(self.members_of(None))
+        options = {"engine": engine} if isinstance(order, DeviceOrder) else {}  # on the CPU, a call ends as it returns
+        return order.run(launch, *arguments, **options)
 
     def _order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""

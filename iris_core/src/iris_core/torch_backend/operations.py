@@ -23,6 +23,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
 from iris_core.torch_backend.buffers import Buffers
+from iris_core.torch_backend.carried import Carried
 from iris_core.torch_backend.options import Options
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
 from iris_core.types import ReduceOp
@@ -47,8 +48,6 @@ _ALIASES = {
     "sequence": "_get_sequence_number_for_group",
 }
 """torch's newer name of a method, or ours, and the older one."""
-
-_LARGE_NBYTES, _FLOATS = 64 << 20, (torch.bfloat16, torch.float16, torch.float32)  # what FSDP makes of a layer
 
 
 class GroupOperations:
@@ -96,6 +95,8 @@ class GroupOperations:
         self._calls = 0
         self._served: set[Any] = set()  # devices, layouts, dtypes and reductions
         self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
+        self._carried: Carried | None = None
+        self._methods: dict[tuple[str, str, str], Callable[..., Any]] = {}  # of the groups inside
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -151,31 +152,30 @@ class GroupOperations:
             )
         return serves
 
-    def _inside(self, device_type: str, name: str, *arguments: Any, way: str = "") -> Callable[[], Any]:
-        """Return a call of the group inside, by torch's newer name of the method."""
-        inner = self.inner(device_type, way)
-        method = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
-        return partial(method, *(each for each in arguments if each is not None))
+    def _inside(self, device_type: str, name: str, way: str = "") -> Callable[..., Any]:
+        """Return a method of the group inside, by torch's newer name."""
+        key = device_type, name, way
+        if key not in self._methods:
+            inner = self.inner(device_type, way)
+            self._methods[key] = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
+        return self._methods[key]
 
     def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
-        call = self._inside(tensor.device.type, name, *arguments, way=way)
+        call = self._inside(tensor.device.type, name, way)
         if self._pending is not None and tensor.is_cuda and not self._is_grouped:
             self.inner("cuda", way)._group_start()
             self._is_grouped = True
-        return self._begun(call())
+        return self._begun(call(*(each for each in arguments if each is not None)))
 
-    def _is_beside_products(self, ccl: Collectives, whole: torch.Tensor, part: torch.Tensor) -> bool:
-        """Whether NCCL carries what may be a layer of FSDP: few multiprocessors beside products, little of the host."""
-        if not whole.is_cuda or whole.nbytes < _LARGE_NBYTES or self._deterministic or whole.dtype not in _FLOATS:
-            return False
-        if ccl.is_on_heap(whole) or ccl.is_on_heap(part) or torch.cuda.is_current_stream_capturing():
-            return False
-        return whole.numel() == self._size * part.numel() and whole.is_contiguous() and part.is_contiguous()
-
-    def _run_by_nccl(self, ccl: Collectives, name: str, *arguments: Any) -> None:
-        work = ccl.in_order(self._inside("cuda", name, *arguments))
-        if work is not None:  # of a call with async_op; others are in the order of the current stream
-            work.wait()
+    def _carry(self, name: str, wholes: Any, parts: Any, opts: Any, *arguments: Any) -> dist.Work | None:
+        """Let NCCL carry a call; None if Iris serves it."""
+        if not wholes[0].is_cuda or self._deterministic or self._pending is not None:
+            return None
+        if self._carried is None:
+            self._carried = Carried(self.context(wholes[0].device).ccl, partial(self._inside, "cuda"))
+        work = self._carried.call(name, wholes, parts, opts, *arguments)
+        self._calls += work is not None
+        return work
 
     def _pass_on_each(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
         works = [self._pass_on(name, each[0], *each, opts) for each in zip(outputs, inputs, strict=True)]
@@ -193,7 +193,7 @@ class GroupOperations:
         lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
         lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
         if "cuda" in self._devices and not self._deterministic:
-            lines.append("gathers and scatters of 64 MiB and more that are not on the heap, outside of graphs: NCCL")
+            lines.append("gathers and scatters of 64 MiB, asynchronous sums of 16 MiB, off the heap and graphs: NCCL")
         return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
 
     # -- how it runs --------------------------------------------------------------------------------------------------
@@ -266,6 +266,8 @@ class GroupOperations:
         for each in tensors:
             if not self._serves(each, op):
                 return self._pass_on(name, first, tensors, opts)
+        if work := self._carry("allreduce", tensors, tensors, opts, tensors):
+            return work
 
         def call(ccl: Collectives) -> None:
             for each in tensors:
@@ -312,14 +314,13 @@ class GroupOperations:
         op, factor = reduction(opts)
         if not all(self._serves(each, op) for each in outputs):
             return self._pass_on_each("reduce_scatter_single", outputs, inputs, opts)
+        if work := self._carry("reduce_scatter_single", inputs, outputs, opts, outputs[0], inputs[0]):
+            return work
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                if self._is_beside_products(ccl, input, output):
-                    self._run_by_nccl(ccl, "reduce_scatter_single", output, input, opts)
-                else:
-                    scaled = input if factor is None else input * factor
-                    ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
+                scaled = input if factor is None else input * factor
+                ccl.reduce_scatter(output, as_parts(scaled, output, self._size), op)
 
         return self._launch("reduce_scatter", opts, outputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -367,13 +368,12 @@ class GroupOperations:
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         if not self._serves(inputs[0]):
             return self._pass_on_each("all_gather_single", outputs, inputs, opts)
+        if work := self._carry("all_gather_single", outputs, inputs, opts, outputs[0], inputs[0]):
+            return work
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
-                if self._is_beside_products(ccl, output, input):
-                    self._run_by_nccl(ccl, "all_gather_single", output, input, opts)
-                else:
-                    ccl.all_gather(as_parts(output, input, self._size), input)
+                ccl.all_gather(as_parts(output, input, self._size), input)
 
         return self._launch("all_gather", opts, inputs[0].device, [*outputs, *inputs], list(outputs), call)
 
@@ -543,6 +543,7 @@ class GroupOperations:
         self._known.clear()
         self._buffers.clear()
         self._inner.clear()
+        self._methods.clear()
 
 
 METHODS = tuple(name for name, each in vars(GroupOperations).items() if callable(each) and not name.startswith("_"))
