@@ -204,16 +204,23 @@ def promising_bits(store):
     dist.destroy_process_group()
 
 
-def die(store, folder):
-    """Rank 1 ends within a step; the others write down what they are told of it."""
-    rank, _ = start(store)
-    x = torch.ones(1000)
-    dist.all_reduce(x)
+def die(store, folder, device):
+    """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step."""
+    rank, _ = start(store, device=device)
+    x = torch.ones(1000, device=device)
+
+    def step():
+        work = dist.all_reduce(x, async_op=device == "cuda")
+        if work is not None:
+            work.wait()
+            torch.cuda.synchronize()
+
+    step()
     if rank == 1:
         os._exit(7)
     try:
         for _ in range(3):
-            dist.all_reduce(x)
+            step()
     except Exception as error:
         (folder / f"rank {rank}").write_text(f"{type(error).__name__}: {error}")
         raise

@@ -15,7 +15,7 @@ from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, Collective
 from iris_core.dispatch.traced import is_compiling, trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -271,29 +271,6 @@ class Collectives(Calls):
             CollectiveTimeoutError, PeerLostError: a member did not arrive.
         """
         self._binder.reset(group)
-
-    def in_order(self, launch: Callable[..., Any], *arguments: Any, engine: str | None = None) -> Any:
-        """Call `launch(*arguments)` after the calls of all ranks before, and return what it does.
-
-        For kernels of others on the current stream that wait for peers: beside ours, on another stream, they could wait
-        for each other's multiprocessors.  Collective: every rank calls it, in the same order as operations of all.
-
-        Args:
-            launch, *arguments: called once.
-            engine: a name of what orders its own launches on all streams, as a communicator of NCCL does; between two
-                of the same name, outside of graphs, nothing is made to wait.
-        """
-        return self._binder.in_order(launch, *arguments, engine=engine)
-
-    def agree(self, facts: dict[str, str]) -> None:
-        """Compare the facts of a call, its "operation" among them, with those of the other ranks.
-
-        Collective, the first time of such facts: every rank calls it, or the first call of a kind.
-
-        Raises:
-            RankMismatchError: on all ranks; one has others.
-        """
-        self._binder.agree(facts)
 
     def team(self, members: Sequence[int]) -> Team:
         """Return the team of some ranks of this world, in this order, as algorithms get it.

@@ -59,6 +59,10 @@ class DeviceOrder:
                 self._work = None if result is None else (engine, result)
             return result
 
+    def continues(self, engine: str) -> bool:
+        """Whether an engine's next launch is made to wait for nothing."""
+        return self._engine == engine
+
     def mark(self) -> Any:
         """Return an event that is complete when everything launched so far is done; None if there was nothing."""
         if self._last is None or capture_of(self._last) != 0:

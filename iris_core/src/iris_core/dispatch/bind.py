@@ -460,15 +460,13 @@ class Binder:
             team = space.teams[members] = Team(members, world, self.memory, words)
         return team
 
-    def agree(self, facts: dict[str, str]) -> None:
-        """Compare facts of a call with those of all ranks, once."""
-        self.members.agree(self.members_of(None), facts)
+    def compare(self, facts: dict[str, str], row: Any) -> list[Any]:
+        """Compare facts of a call with those of all ranks, and return each rank's row."""
+        return self.members.gather(self.members_of(None), facts, row)
 
-    def in_order(self, launch: Callable[..., Any], *arguments: Any, engine: str | None = None) -> Any:
-        """Launch in the order of the calls of all ranks; return what it does.  For engines see `DeviceOrder.run`."""
-        order = self._order(self.members_of(None))
-        options = {"engine": engine} if isinstance(order, DeviceOrder) else {}  # on the CPU, a call ends as it returns
-        return order.run(launch, *arguments, **options)
+    def order(self) -> Order:
+        """Return the order of the calls of all ranks."""
+        return self._order(self.members_of(None))
 
     def _order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""

@@ -95,7 +95,7 @@ class Members:
         Collective: every member calls it.
         """
         order = tuple(sorted(members))
-        self._compare(members, {**shared, "algorithm": "measured at the first call"})
+        self._compare(members, {"algorithm": "measured at the first call", **shared})
         rows = self.world.subworld(order).all_gather_object(row)
         return [rows[order.index(rank)] for rank in members]
 

@@ -1,11 +1,14 @@
-"""Large calls beside products, which NCCL carries: it takes few multiprocessors there, and little of the host."""
+"""Calls that NCCL carries, for they run beside products: it takes few multiprocessors, and little of the host."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.device.launch_order import DeviceOrder
+from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.torch_backend.work import DoneWork
 
 if TYPE_CHECKING:
@@ -13,51 +16,90 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from iris_core.ccl.api import Collectives
+    from iris_core.api import Iris
 
-_LEAST_NBYTES = {"allreduce": 16 << 20, "all_gather_single": 64 << 20, "reduce_scatter_single": 64 << 20}
-"""From which size on: a bucket of DDP's gradients, and a layer of FSDP's."""
+SUMMARY = "floats off the heap and graphs: sums, gathers and scatters, if asynchronous, or of 64 MiB but for sums: NCCL"
+_ENGINE = "NCCL of the process group"
+_LARGE_NBYTES = 64 << 20  # FSDP2 gathers and scatters layers beside products, on a stream of its own
+_LOOK_S = 0.5
 _FLOATS = torch.bfloat16, torch.float16, torch.float32
 
 
 class Carried:
     """The calls of a process group that its NCCL group inside carries, in the order of those of `ctx.ccl`.
 
+    These are, of floats that are not on the heap, outside of graphs, asynchronous calls and large gathers and scatters.
+
+    When a peer's process ends, NCCL's calls are aborted, and the next one raises PeerLostError.
+
     Args:
-        ccl: of the context for GPUs.
+        ctx: the context for GPUs.
         method: returns a method of the group inside, by its name.
+        device: the GPU.
     """
 
-    def __init__(self, ccl: Collectives, method: Callable[[str], Callable[..., Any]]) -> None:
-        self._ccl, self._method = ccl, method
-        self._agreed: set[tuple[Any, ...]] = set()
+    def __init__(self, ctx: Iris, method: Callable[[str], Callable[..., Any]], device: torch.device) -> None:
+        self._binder, self._check_peers, self._method = ctx._binder, ctx.heap.check_peers, method
+        order = ctx._binder.order()
+        assert isinstance(order, DeviceOrder)
+        self._order, self._side = order, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done = DoneWork([], device)
+        self._gpu = str(torch.cuda.get_device_properties(device).uuid)
+        self._known: dict[tuple[Any, ...], bool] = {}
+        self._lost: PeerLostError | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
 
-    def takes(self, name: str, whole: torch.Tensor, part: torch.Tensor, is_async: bool) -> bool:
-        """Whether NCCL carries a call: large, of floats off the heap, outside of graphs; a sum only beside others."""
-        if whole.nbytes < _LEAST_NBYTES[name] or whole.dtype not in _FLOATS or not (is_async or name != "allreduce"):
-            return False
-        if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
-            return False
-        return not (self._ccl.is_on_heap(whole) or self._ccl.is_on_heap(part))
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            try:
+                self._check_peers()
+            except PeerLostError as error:
+                self._lost = error
+                self._method("abort")()
+                return
+            except HeapClosedError:
+                return
+
+    def close(self) -> None:
+        """End the thread that watches the peers."""
+        self._closed.set()
 
     def call(
         self, name: str, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], opts: Any, *arguments: Any
     ) -> dist.Work | None:
-        """Run a call of NCCL's method `name`; None if Iris serves it.
+        """Run a call by NCCL's method `name`; None if Iris serves it.
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
-        whole, is_async = wholes[0], getattr(opts, "asyncOp", True)
-        if len(wholes) != 1 or opts is None or not self.takes(name, whole, parts[0], is_async):
+        whole, part, is_async = wholes[0], parts[0], getattr(opts, "asyncOp", True)
+        is_large = whole.nbytes >= _LARGE_NBYTES and whole is not part
+        if not (is_async or is_large) or whole.dtype not in _FLOATS or len(wholes) != 1 or opts is None:
+            return None
+        if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
+            return None
+        if self._binder.here.has(whole) or self._binder.here.has(part):
             return None
         key = name, whole.nbytes, whole.dtype
-        if key not in self._agreed:
-            of = {"dtype": str(whole.dtype), "bytes": str(whole.nbytes)}
-            self._ccl.agree({"operation": name, "algorithm": "NCCL of the process group", **of})
-            self._agreed.add(key)
-        work: dist.Work | None = self._ccl.in_order(self._method(name), *arguments, opts, engine="NCCL")
+        if key not in self._known:
+            facts = {"operation": name, "dtype": str(whole.dtype), "bytes": str(whole.nbytes), "algorithm": _ENGINE}
+            gpus = self._binder.compare(facts, self._gpu)
+            self._known[key] = len(set(gpus)) == len(gpus)  # NCCL takes no GPU twice
+            if self._thread is None and self._known[key]:
+                self._thread = threading.Thread(target=self._watch, name="iris watch of NCCL", daemon=True)
+                self._thread.start()
+        if not self._known[key]:
+            return None
+        if self._lost is not None:
+            raise self._lost
+        method = self._method(name)
+        if is_async and not self._order.continues(_ENGINE):  # the current stream must not wait for calls of ours
+            self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+            with torch.cuda.stream(self._side):
+                return self._order.run(method, *arguments, opts, engine=_ENGINE)  # type: ignore[no-any-return]
+        work: dist.Work | None = self._order.run(method, *arguments, opts, engine=_ENGINE)
         if is_async:
             return work
         if work is not None:  # else the current stream has it in order
             work.wait()
-        return DoneWork([], whole.device)
+        return self._done

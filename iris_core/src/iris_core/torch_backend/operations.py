@@ -22,8 +22,8 @@ from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
+from iris_core.torch_backend import carried
 from iris_core.torch_backend.buffers import Buffers
-from iris_core.torch_backend.carried import Carried
 from iris_core.torch_backend.options import Options
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
 from iris_core.types import ReduceOp
@@ -92,10 +92,9 @@ class GroupOperations:
         self._pending: list[dist.Work] | None = None  # what was begun since `start_coalescing`
         self._is_grouped = False  # NCCL's group inside launches them together
         self._buffers: dict[str, Buffers] = {}
-        self._calls = 0
-        self._served: set[Any] = set()  # devices, layouts, dtypes and reductions
+        self._calls, self._served = 0, set[Any]()  # devices, layouts, dtypes and reductions
         self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
-        self._carried: Carried | None = None
+        self._carried: carried.Carried | None = None
         self._methods: dict[tuple[str, str, str], Callable[..., Any]] = {}  # of the groups inside
 
     # -- who serves ---------------------------------------------------------------------------------------------------
@@ -172,7 +171,8 @@ class GroupOperations:
         if not wholes[0].is_cuda or self._deterministic or self._pending is not None:
             return None
         if self._carried is None:
-            self._carried = Carried(self.context(wholes[0].device).ccl, partial(self._inside, "cuda"))
+            ctx = self.context(device := wholes[0].device)
+            self._carried = carried.Carried(ctx, partial(self._inside, "cuda"), device)
         work = self._carried.call(name, wholes, parts, opts, *arguments)
         self._calls += work is not None
         return work
@@ -193,7 +193,9 @@ class GroupOperations:
         lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
         lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
         if "cuda" in self._devices and not self._deterministic:
-            lines.append("gathers and scatters of 64 MiB, asynchronous sums of 16 MiB, off the heap and graphs: NCCL")
+            lines.append(
+                "floats off the heap and graphs: NCCL gathers and scatters 64 MiB, or asynchronously, and sums so"
+            )
         return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
 
     # -- how it runs --------------------------------------------------------------------------------------------------
@@ -535,15 +537,14 @@ class GroupOperations:
         self._end("abort")
 
     def _end(self, how: str) -> None:
+        if self._carried is not None:
+            self._carried.close()
         for ctx in self._contexts.values():
             ctx._close(synchronize=how == "shutdown", failing=True)
         for inner in self._inner.values():
             getattr(inner, how)()
-        self._contexts.clear()
-        self._known.clear()
-        self._buffers.clear()
-        self._inner.clear()
-        self._methods.clear()
+        for opened in (self._contexts, self._known, self._buffers, self._inner, self._methods):
+            opened.clear()
 
 
 METHODS = tuple(name for name, each in vars(GroupOperations).items() if callable(each) and not name.startswith("_"))
