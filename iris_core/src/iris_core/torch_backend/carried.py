@@ -29,6 +29,7 @@ class Carried:
     """The calls of a process group that its NCCL group inside carries, in the order of those of `ctx.ccl`.
 
     These are, of floats that are not on the heap, outside of graphs, asynchronous calls and large gathers and scatters.
+    Iris serves the first call of each kind, and has prepared what graphs capture then.
 
     When a peer's process ends, NCCL's calls are aborted, and the next one raises PeerLostError.
 
@@ -66,9 +67,10 @@ class Carried:
         self._closed.set()
 
     def call(
-        self, name: str, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], opts: Any, *arguments: Any
-    ) -> dist.Work | None:
-        """Run a call by NCCL's method `name`; None if Iris serves it.
+        self, name: str, kind: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], opts: Any,
+        *arguments: Any,
+    ) -> dist.Work | None:  # fmt: skip
+        """Run a call by NCCL's method `name`, with a reduction of that kind; None if Iris serves it.
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
@@ -80,14 +82,15 @@ class Carried:
             return None
         if self._binder.here.has(whole) or self._binder.here.has(part):
             return None
-        key = name, whole.nbytes, whole.dtype
+        key = name, kind, whole.shape, part.shape, whole.dtype
         if key not in self._known:
-            facts = {"operation": name, "dtype": str(whole.dtype), "bytes": str(whole.nbytes), "algorithm": _ENGINE}
-            gpus = self._binder.compare(facts, self._gpu)
+            facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=True))
+            gpus = self._binder.compare(facts | {"algorithm": _ENGINE}, self._gpu)
             self._known[key] = len(set(gpus)) == len(gpus)  # NCCL takes no GPU twice
             if self._thread is None and self._known[key]:
                 self._thread = threading.Thread(target=self._watch, name="iris watch of NCCL", daemon=True)
                 self._thread.start()
+            return None
         if not self._known[key]:
             return None
         if self._lost is not None:

@@ -166,14 +166,14 @@ class GroupOperations:
             self._is_grouped = True
         return self._begun(call(*(each for each in arguments if each is not None)))
 
-    def _carry(self, name: str, wholes: Any, parts: Any, opts: Any, *arguments: Any) -> dist.Work | None:
+    def _carry(self, name: str, kind: Any, wholes: Any, parts: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
         if not wholes[0].is_cuda or self._deterministic or self._pending is not None:
             return None
         if self._carried is None:
             ctx = self.context(device := wholes[0].device)
             self._carried = carried.Carried(ctx, partial(self._inside, "cuda"), device)
-        work = self._carried.call(name, wholes, parts, opts, *arguments)
+        work = self._carried.call(name, kind, wholes, parts, opts, *arguments)
         self._calls += work is not None
         return work
 
@@ -268,7 +268,7 @@ class GroupOperations:
         for each in tensors:
             if not self._serves(each, op):
                 return self._pass_on(name, first, tensors, opts)
-        if work := self._carry("allreduce", tensors, tensors, opts, tensors):
+        if work := self._carry("allreduce", op, tensors, tensors, opts, tensors):
             return work
 
         def call(ccl: Collectives) -> None:
@@ -316,7 +316,7 @@ class GroupOperations:
         op, factor = reduction(opts)
         if not all(self._serves(each, op) for each in outputs):
             return self._pass_on_each("reduce_scatter_single", outputs, inputs, opts)
-        if work := self._carry("reduce_scatter_single", inputs, outputs, opts, outputs[0], inputs[0]):
+        if work := self._carry("reduce_scatter_single", op, inputs, outputs, opts, outputs[0], inputs[0]):
             return work
 
         def call(ccl: Collectives) -> None:
@@ -370,7 +370,7 @@ class GroupOperations:
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         if not self._serves(inputs[0]):
             return self._pass_on_each("all_gather_single", outputs, inputs, opts)
-        if work := self._carry("all_gather_single", outputs, inputs, opts, outputs[0], inputs[0]):
+        if work := self._carry("all_gather_single", None, outputs, inputs, opts, outputs[0], inputs[0]):
             return work
 
         def call(ccl: Collectives) -> None:
