@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,9 @@ class Buffers:
     """
 
     def __init__(self, ctx: Iris) -> None:
-        self._context = weakref.ref(ctx)
-        self._made: dict[int, list[tuple[torch.Tensor, int]]] = {}  # by stream: memory, and references when unused
+        self._context, self._gpu = weakref.ref(ctx), ctx._binder.gpu
+        # by stream and bytes: memory, and references when unused, the one that was taken longest ago first
+        self._made: dict[int, dict[int, deque[tuple[torch.Tensor, int]]]] = {}
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor of (numel,), uninitialised, on the smallest unused buffer that holds it, or on a new one."""
@@ -30,14 +32,16 @@ class Buffers:
         if ctx is None:
             raise ArgumentError("the context of these buffers is gone")
         nbytes = numel * dtype.itemsize
-        stream = torch.cuda.current_stream(ctx.device).cuda_stream if ctx.device != "cpu" else 0
-        made = self._made.setdefault(stream, [])
-        unused = [each for each, references in made if each.nbytes >= nbytes and _references(each) == references]
-        if unused:
-            memory = min(unused, key=lambda each: each.nbytes)
-        else:
-            memory = ctx.empty(max(nbytes, 1), dtype=torch.uint8)
-            made.append((memory, _references(memory)))
+        stream = 0 if self._gpu is None else torch._C._cuda_getCurrentRawStream(self._gpu)
+        made = self._made.setdefault(stream, {})
+        for size in sorted(each for each in made if each >= nbytes):
+            for _ in range(len(made[size])):
+                memory, references = made[size][0]
+                made[size].rotate(-1)
+                if _references(memory) == references:
+                    return memory[:nbytes].view(dtype)
+        memory = ctx.empty(max(nbytes, 1), dtype=torch.uint8)
+        made.setdefault(memory.nbytes, deque()).append((memory, _references(memory)))
         return memory[:nbytes].view(dtype)
 
 

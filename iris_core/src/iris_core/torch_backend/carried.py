@@ -45,6 +45,7 @@ class Carried:
         assert isinstance(order, DeviceOrder)
         self._order, self._side = order, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = DoneWork([], device)
+        self._device, self._heap = device, ctx._binder.here.heap
         self._gpu = str(torch.cuda.get_device_properties(device).uuid)
         self._known: dict[tuple[Any, ...], bool] = {}
         self._lost: PeerLostError | None = None
@@ -80,7 +81,8 @@ class Carried:
             return None
         if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
             return None
-        if self._binder.here.has(whole) or self._binder.here.has(part):
+        low, high = self._heap
+        if low <= whole.data_ptr() < high or low <= part.data_ptr() < high:
             return None
         key = name, kind, whole.shape, part.shape, whole.dtype
         if key not in self._known:
@@ -88,6 +90,7 @@ class Carried:
             gpus = self._binder.compare(facts | {"algorithm": _ENGINE}, self._gpu)
             self._known[key] = len(set(gpus)) == len(gpus)  # NCCL takes no GPU twice
             if self._thread is None and self._known[key]:
+                self._method("eager_connect_single_device")(self._device)  # all are here, and alive
                 self._thread = threading.Thread(target=self._watch, name="iris watch of NCCL", daemon=True)
                 self._thread.start()
             return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from iris_core.ccl.api import Collectives
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_SUM = c10d.ReduceOp.SUM
+_REDUCTIONS = {getattr(c10d.ReduceOp, each.name): each for each in ReduceOp}
 _ALIASES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -573,15 +573,12 @@ def _option(opts: Any, name: str, default: Any) -> Any:
 def reduction(opts: Any) -> tuple[ReduceOp, Any]:
     """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
     said: Any = getattr(opts, "reduceOp", opts)
-    if said is None or said == _SUM:
-        return ReduceOp.SUM, None
-    if hasattr(said, "name"):  # an enumerator, of either library
-        return ReduceOp[said.name], None
-    state: Any = said.__getstate__()
-    kind, factor = state
+    if said is None or isinstance(said, ReduceOp):
+        return said or ReduceOp.SUM, None
+    kind = getattr(said, "op", said)
     if kind == c10d.ReduceOp.PREMUL_SUM:
-        return ReduceOp.SUM, factor
-    return ReduceOp[kind.name], None
+        return ReduceOp.SUM, said.__getstate__()[1]
+    return _REDUCTIONS[kind], None
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
