@@ -270,8 +270,7 @@ def memory_of_the_group(store):
         def look():
             if backend == "iris":
                 operations = torch_backend._operations(mesh.get_group("parts"))
-                made = operations._buffers["cpu"]._made.values()
-                buffers = [memory for sizes in made for each in sizes.values() for memory, _ in each]
+                buffers = [*operations._buffers["cpu"]]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
 
         return trained(divided, look)

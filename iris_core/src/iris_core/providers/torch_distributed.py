@@ -82,7 +82,7 @@ def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, rank
 
 
 @contextlib.contextmanager
-def _guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> Iterator[None]:
+def guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> Iterator[None]:
     """Raise what torch says as an error of Iris, or that of the rank that was lost, as `watch` raises it."""
     try:
         yield
@@ -114,7 +114,7 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
         c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
         bound = datetime.timedelta(seconds=world.timeout_s)
         try:
-            with _guarded(f"a process group of {backend}", members, world.check_peers):
+            with guarded(f"a process group of {backend}", members, world.check_peers):
                 known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
@@ -163,7 +163,7 @@ class _Plan:
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Raise what torch says as an error of Iris, or that of the rank that was lost."""
-        return _guarded(self.op, self.members, self.watch)
+        return guarded(self.op, self.members, self.watch)
 
     def end(self, work: Any) -> None:
         """Wait for a work of torch: the host on the CPU, else the current stream."""

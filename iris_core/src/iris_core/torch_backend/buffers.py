@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -11,7 +12,32 @@ import torch
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from iris_core.api import Iris
+
+
+class _Buffer:
+    """Memory that is unused while nobody but this holds its storage."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory, self._storage = memory, memory.untyped_storage()._cdata
+        self._typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._references = self._count()
+
+    def _count(self) -> int:
+        return torch._C._storage_Use_Count(self._storage)
+
+    def is_unused(self) -> bool:
+        return self._count() == self._references
+
+    def view(self, nbytes: int, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a new tensor of a size at the begin of the memory, which is unused."""
+        typed = self._typed.get((nbytes, dtype))
+        if typed is None:
+            typed = self._typed[nbytes, dtype] = self.memory[:nbytes].view(dtype)
+            self._references = self._count()
+        return typed.view(size)
 
 
 class Buffers:
@@ -23,27 +49,26 @@ class Buffers:
 
     def __init__(self, ctx: Iris) -> None:
         self._context, self._gpu = weakref.ref(ctx), ctx._binder.gpu
-        # by stream and bytes: memory, and references when unused, the one that was taken longest ago first
-        self._made: dict[int, dict[int, deque[tuple[torch.Tensor, int]]]] = {}
+        # by stream and bytes, the one that was taken longest ago first
+        self._made: dict[int, dict[int, deque[_Buffer]]] = {}
 
-    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor of (numel,), uninitialised, on the smallest unused buffer that holds it, or on a new one."""
+    def take(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of a size, uninitialised, on the smallest unused buffer that holds it, or on a new one."""
         ctx = self._context()
         if ctx is None:
             raise ArgumentError("the context of these buffers is gone")
-        nbytes = numel * dtype.itemsize
+        nbytes = math.prod(size) * dtype.itemsize
         stream = 0 if self._gpu is None else torch._C._cuda_getCurrentRawStream(self._gpu)
         made = self._made.setdefault(stream, {})
-        for size in sorted(each for each in made if each >= nbytes):
-            for _ in range(len(made[size])):
-                memory, references = made[size][0]
-                made[size].rotate(-1)
-                if _references(memory) == references:
-                    return memory[:nbytes].view(dtype)
-        memory = ctx.empty(max(nbytes, 1), dtype=torch.uint8)
-        made.setdefault(memory.nbytes, deque()).append((memory, _references(memory)))
-        return memory[:nbytes].view(dtype)
+        for enough in sorted(each for each in made if each >= nbytes):
+            for _ in range(len(made[enough])):
+                made[enough].rotate(-1)
+                if made[enough][-1].is_unused():
+                    return made[enough][-1].view(nbytes, size, dtype)
+        buffer = _Buffer(ctx.empty(max(nbytes, 1), dtype=torch.uint8))
+        made.setdefault(buffer.memory.nbytes, deque()).append(buffer)
+        return buffer.view(nbytes, size, dtype)
 
-
-def _references(tensor: torch.Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield the memory of all buffers."""
+        return (each.memory for made in self._made.values() for same in made.values() for each in same)

@@ -9,10 +9,11 @@ import torch
 
 from iris_core.device.launch_order import DeviceOrder
 from iris_core.errors import HeapClosedError, PeerLostError
+from iris_core.providers.torch_distributed import guarded
 from iris_core.torch_backend.work import DoneWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch.distributed as dist
 
@@ -68,16 +69,15 @@ class Carried:
         self._closed.set()
 
     def call(
-        self, name: str, kind: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], opts: Any,
-        *arguments: Any,
-    ) -> dist.Work | None:  # fmt: skip
+        self, name: str, kind: Any, whole: torch.Tensor, part: torch.Tensor, opts: Any, *arguments: Any
+    ) -> dist.Work | None:
         """Run a call by NCCL's method `name`, with a reduction of that kind; None if Iris serves it.
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
-        whole, part, is_async = wholes[0], parts[0], getattr(opts, "asyncOp", True)
+        is_async = getattr(opts, "asyncOp", True)
         is_large = whole.nbytes >= _LARGE_NBYTES and whole is not part
-        if not (is_async or is_large) or whole.dtype not in _FLOATS or len(wholes) != 1 or opts is None:
+        if not (is_async or is_large) or whole.dtype not in _FLOATS or opts is None or whole.device != self._device:
             return None
         if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
             return None
@@ -98,12 +98,19 @@ class Carried:
             return None
         if self._lost is not None:
             raise self._lost
+        try:
+            return self._launch(name, is_async, *arguments, opts)
+        except RuntimeError:
+            with guarded(name, range(self._binder.here.world_size), self._check_peers):
+                raise
+
+    def _launch(self, name: str, is_async: bool, *arguments: Any) -> dist.Work | None:
         method = self._method(name)
         if is_async and not self._order.continues(_ENGINE):  # the current stream must not wait for calls of ours
             self._side.wait_stream(torch.cuda.current_stream(self._side.device))
             with torch.cuda.stream(self._side):
-                return self._order.run(method, *arguments, opts, engine=_ENGINE)  # type: ignore[no-any-return]
-        work: dist.Work | None = self._order.run(method, *arguments, opts, engine=_ENGINE)
+                return self._order.run(method, *arguments, engine=_ENGINE)  # type: ignore[no-any-return]
+        work: dist.Work | None = self._order.run(method, *arguments, engine=_ENGINE)
         if is_async:
             return work
         if work is not None:  # else the current stream has it in order

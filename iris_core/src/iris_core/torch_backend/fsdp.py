@@ -6,7 +6,6 @@ process group of backend "iris", `set_allocate_memory_from_process_group_for_com
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FSDPModule
@@ -35,7 +34,7 @@ class _Communication:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a buffer of a size on the context's heap, uninitialised.  Collective."""
-        return self._buffers.take(math.prod(size), dtype).view(*size)
+        return self._buffers.take(size, dtype)
 
     def _check(self, group: dist.ProcessGroup) -> None:
         if group.size() != self.context.num_ranks:

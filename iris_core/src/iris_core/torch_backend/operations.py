@@ -115,6 +115,8 @@ class GroupOperations:
                 given.heap_size, allocator=given.allocator, backend=given.backend, device=device, group=group,
                 barrier_timeout=self._bound, device_timeout=self._bound, deterministic=self._deterministic,
             )  # fmt: skip
+            if device.type == "cuda" and not self._deterministic:
+                self._carried = carried.Carried(ctx, partial(self._inside, "cuda"), device)
         return ctx
 
     def context_in_order(self, device: torch.device) -> Iris:
@@ -166,14 +168,11 @@ class GroupOperations:
             self._is_grouped = True
         return self._begun(call(*(each for each in arguments if each is not None)))
 
-    def _carry(self, name: str, kind: Any, wholes: Any, parts: Any, opts: Any, *arguments: Any) -> dist.Work | None:
+    def _carry(self, name: str, kind: Any, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
-        if not wholes[0].is_cuda or self._deterministic or self._pending is not None:
+        if self._carried is None or self._pending is not None:
             return None
-        if self._carried is None:
-            ctx = self.context(device := wholes[0].device)
-            self._carried = carried.Carried(ctx, partial(self._inside, "cuda"), device)
-        work = self._carried.call(name, kind, wholes, parts, opts, *arguments)
+        work = self._carried.call(name, kind, whole, part, opts, *arguments)
         self._calls += work is not None
         return work
 
@@ -268,7 +267,7 @@ class GroupOperations:
         for each in tensors:
             if not self._serves(each, op):
                 return self._pass_on(name, first, tensors, opts)
-        if work := self._carry("allreduce", op, tensors, tensors, opts, tensors):
+        if len(tensors) == 1 and (work := self._carry("allreduce", op, first, first, opts, tensors)):
             return work
 
         def call(ccl: Collectives) -> None:
@@ -310,14 +309,13 @@ class GroupOperations:
         return self._launch("reduce_scatter", opts, output.device, [output, *parts], [output], call)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        work = self._carry("reduce_scatter_single", reduction(opts)[0], input, output, opts, output, input)
+        return work or self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         op, factor = reduction(opts)
         if not all(self._serves(each, op) for each in outputs):
             return self._pass_on_each("reduce_scatter_single", outputs, inputs, opts)
-        if work := self._carry("reduce_scatter_single", op, inputs, outputs, opts, outputs[0], inputs[0]):
-            return work
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
@@ -365,13 +363,12 @@ class GroupOperations:
         return self._launch("all_gather", opts, inputs[0].device, [*flat, *inputs], flat, call)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        work = self._carry("all_gather_single", None, output, input, opts, output, input)
+        return work or self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         if not self._serves(inputs[0]):
             return self._pass_on_each("all_gather_single", outputs, inputs, opts)
-        if work := self._carry("all_gather_single", None, outputs, inputs, opts, outputs[0], inputs[0]):
-            return work
 
         def call(ccl: Collectives) -> None:
             for output, input in zip(outputs, inputs, strict=True):
@@ -501,7 +498,7 @@ class GroupOperations:
         buffers = self._buffers.get(device.type)
         if buffers is None:
             buffers = self._buffers[device.type] = Buffers(ctx)
-        return buffers.take(size, dtype)
+        return buffers.take((size,), dtype)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Let others make a group without this rank: it has no part in that, unlike NCCL's."""
