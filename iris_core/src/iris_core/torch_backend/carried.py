@@ -75,9 +75,10 @@ class Carried:
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
-        is_async = getattr(opts, "asyncOp", True)
-        is_large = whole.nbytes >= _LARGE_NBYTES and whole is not part
-        if not (is_async or is_large) or whole.dtype not in _FLOATS or opts is None or whole.device != self._device:
+        if whole.device != self._device or whole.layout is not torch.strided or whole.dtype not in _FLOATS:
+            return None
+        is_async = getattr(opts, "asyncOp", False)
+        if not (is_async or (whole.nbytes >= _LARGE_NBYTES and whole is not part and opts is not None)):
             return None
         if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
             return None

@@ -264,11 +264,11 @@ class GroupOperations:
         tensors = _listed(tensors)
         op, factor = reduction(opts)
         first = tensors[0]
+        if len(tensors) == 1 and (work := self._carry("allreduce", op, first, first, opts, tensors)):
+            return work
         for each in tensors:
             if not self._serves(each, op):
                 return self._pass_on(name, first, tensors, opts)
-        if len(tensors) == 1 and (work := self._carry("allreduce", op, first, first, opts, tensors)):
-            return work
 
         def call(ccl: Collectives) -> None:
             for each in tensors:
@@ -570,12 +570,12 @@ def _option(opts: Any, name: str, default: Any) -> Any:
 def reduction(opts: Any) -> tuple[ReduceOp, Any]:
     """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
     said: Any = getattr(opts, "reduceOp", opts)
+    found = _REDUCTIONS.get(getattr(said, "op", said))
+    if found is not None:
+        return found, None
     if said is None or isinstance(said, ReduceOp):
         return said or ReduceOp.SUM, None
-    kind = getattr(said, "op", said)
-    if kind == c10d.ReduceOp.PREMUL_SUM:
-        return ReduceOp.SUM, said.__getstate__()[1]
-    return _REDUCTIONS[kind], None
+    return ReduceOp.SUM, said.__getstate__()[1]  # PREMUL_SUM
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
