@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/providers": 1994,
     "iris_core/registry": 937,
     "iris_core/testing": 2186,
-    "iris_core/torch_backend": 2252,
+    "iris_core/torch_backend": 2268,
     "iris_core/tracing": 522,
     "iris_core/tuning": 471,
     "iris_core/world": 2202,

@@ -9,6 +9,7 @@ import torch
 
 from iris_core.device.launch_order import DeviceOrder
 from iris_core.errors import HeapClosedError, PeerLostError
+from iris_core.logs import logger
 from iris_core.providers.torch_distributed import guarded
 from iris_core.torch_backend.work import DoneWork
 
@@ -30,7 +31,7 @@ class Carried:
     """The calls of a process group that its NCCL group inside carries, in the order of those of `ctx.ccl`.
 
     These are, of floats that are not on the heap, outside of graphs, asynchronous calls and large gathers and scatters.
-    Iris serves the first call of each kind, and has prepared what graphs capture then.
+    Iris serves the first call of each kind, and has prepared what graphs capture then; and all where NCCL cannot.
 
     When a peer's process ends, NCCL's calls are aborted, and the next one raises PeerLostError.
 
@@ -47,11 +48,26 @@ class Carried:
         self._order, self._side = order, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = DoneWork([], device)
         self._device, self._heap = device, ctx._binder.here.heap
-        self._gpu = str(torch.cuda.get_device_properties(device).uuid)
-        self._known: dict[tuple[Any, ...], bool] = {}
+        self._known: set[tuple[Any, ...]] = set()
+        self._is_usable: bool | None = None  # or not known yet
         self._lost: PeerLostError | None = None
-        self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+
+    def _connect(self, facts: dict[str, str]) -> bool:
+        """Connect NCCL, and watch the peers; return whether all members can, which they cannot on one GPU."""
+        gpus = self._binder.compare(facts, str(torch.cuda.get_device_properties(self._device).uuid))
+        problem = "" if len(set(gpus)) == len(gpus) else "ranks share a GPU"
+        if not problem:
+            try:
+                self._method("eager_connect_single_device")(self._device)  # all are here, and alive
+            except (AttributeError, RuntimeError) as error:
+                problem = str(error)
+        problems = self._binder.compare(facts, problem)
+        if any(problems):
+            logger.info("NCCL carries no calls of backend iris: %s", next(filter(None, problems)))
+            return False
+        threading.Thread(target=self._watch, name="iris watch of NCCL", daemon=True).start()
+        return True
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):
@@ -75,6 +91,8 @@ class Carried:
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
+        if self._is_usable is False:
+            return None
         if whole.device != self._device or whole.layout is not torch.strided or whole.dtype not in _FLOATS:
             return None
         is_async = getattr(opts, "asyncOp", False)
@@ -88,14 +106,12 @@ class Carried:
         key = name, kind, whole.shape, part.shape, whole.dtype
         if key not in self._known:
             facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=True))
-            gpus = self._binder.compare(facts | {"algorithm": _ENGINE}, self._gpu)
-            self._known[key] = len(set(gpus)) == len(gpus)  # NCCL takes no GPU twice
-            if self._thread is None and self._known[key]:
-                self._method("eager_connect_single_device")(self._device)  # all are here, and alive
-                self._thread = threading.Thread(target=self._watch, name="iris watch of NCCL", daemon=True)
-                self._thread.start()
-            return None
-        if not self._known[key]:
+            facts["algorithm"] = "NCCL of the process group"
+            if self._is_usable is None:
+                self._is_usable = self._connect(facts)
+            else:
+                self._binder.compare(facts, None)
+            self._known.add(key)
             return None
         if self._lost is not None:
             raise self._lost
