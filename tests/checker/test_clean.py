@@ -23,6 +23,8 @@ from iris_core.testing import RankPool
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
 """Examples that are checked with relaxed signals always; the others with --exhaustive."""
+LONG = "36_operations.py", "38_jacobi.py"
+"""Examples under schedules with --exhaustive only: 36 calls what other tests here call, 38 waits hundreds of times."""
 
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
@@ -119,7 +121,7 @@ OPERATIONS = {
     "ways": ("jobs_ccl", lambda num_ranks, some: some(way_cases(num_ranks), 14)),
     "places": ("jobs_ccl", lambda num_ranks, some: some(place_cases(), 24)),
     "shapes": ("jobs_ccl", lambda num_ranks, some: some(shape_cases(), 24)),
-    "switch": ("jobs_ccl", lambda num_ranks, some: [*some(switch_cases(), 9), ON_HEAP]),
+    "switch": ("jobs_ccl", lambda num_ranks, some: [*some(switch_cases(), 4), ON_HEAP]),
     "fused": ("jobs_ops", fused_cases),
     "norms": ("jobs_norm", lambda num_ranks, some: norms()),
 }
@@ -181,7 +183,7 @@ AT_ONCE = 20
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(each, marks=exhaustive) for each in range(AT_ONCE, COUNT, AT_ONCE))]
 )
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[exhaustive] * (each in LONG)) for each in EXPECTED])
 def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, first, num_ranks):
     seeds = range(first, min(first + AT_ONCE, COUNT))
     if not request.config.getoption("exhaustive"):
