@@ -161,13 +161,11 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
     """
     file = source and pathlib.Path(source).resolve()
     here = [each for each in BENCHMARKS.values() if file in (None, each.source)]
-    if not pattern:
-        return [each for each in here if each.by_default]
     try:
-        found = [each for each in here if re.search(pattern, each.name)]
+        found = [each for each in here if (re.search(pattern, each.name) if pattern else each.by_default)]
     except re.error as error:
         raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
-    if not found:
+    if pattern and not found:
         names = ", ".join(each.name for each in here) or "none at all"
         raise BenchmarkError(f"no benchmark matches {pattern!r}; there are: {names}")
     return found

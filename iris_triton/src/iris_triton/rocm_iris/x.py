@@ -9,11 +9,6 @@ itself raises (docs/tiles.md); `all_reduce_ring`, which has no flags there and i
 import triton
 import triton.language as tl
 
-__all__ = [
-    "all_gather", "all_reduce_atomic", "all_reduce_one_shot", "all_reduce_ring", "all_reduce_spinlock",
-    "all_reduce_two_shot", "all_to_all", "gather", "quiet", "reduce_scatter",
-]  # fmt: skip
-
 
 @triton.jit
 def all_gather(tile, dst_view, dim: tl.constexpr, ctx):
