@@ -114,9 +114,8 @@ class Benchmark:
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
     """Give a benchmark a parameter, which it reads as state[name].
 
-    Its values are a list, or a function of the `RunOptions` that returns them; those of "num_ranks" are with how many
-    ranks it is run, each a run of its own.  A name that is none or used twice, and an axis without values, are a
-    `BenchmarkError`.
+    Its values are a list, or a function of the `RunOptions` that returns them; of "num_ranks", numbers of ranks, each a
+    run of its own.  A name that is none or used twice, and an axis without values, are a `BenchmarkError`.
     """
     added: Values = values if callable(values) else tuple(values)
     if not name.isidentifier():

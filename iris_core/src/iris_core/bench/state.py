@@ -209,9 +209,10 @@ class State:
 
         With a `preamble_fn`, calls are timed one by one as `do_bench` does, and have the timer "reported".
         """
+        timer = self.timer
         if preamble_fn is not None:
-            fn, self.timer = cold_call(fn, self.barrier, preamble_fn, self.on_gpu), "reported"
-        self.provider("default", fn, check=check)
+            fn, timer = cold_call(fn, self.barrier, preamble_fn, self.on_gpu), "reported"
+        self._add(Provider("default", timer, fn, check=check))
 
     def skip(self, reason: str) -> NoReturn:
         """Leave this point out; the results say why.  Collective: every rank skips it."""

@@ -1,7 +1,4 @@
-"""`iris.bench` of AMD's Iris: its decorators and its command line, on top of `iris_core.bench`.
-
-Data is not verified by such benchmarks; `state.exec(..., check=...)` and `state.provider` do that.
-"""
+"""`iris.bench` of AMD's Iris: its decorators and command line; `state.exec(..., check=...)` can verify data here."""
 
 from __future__ import annotations
 

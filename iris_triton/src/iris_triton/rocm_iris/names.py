@@ -100,8 +100,7 @@ def _made(path: str) -> ModuleType:
 
     module = ModuleType(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
     there = vars(module)
-    # a package without files
-    there |= {"__path__": [], "__all__": sorted(NAMED[path]), "__getattr__": get}
+    there |= {"__path__": [], "__all__": sorted(NAMED[path]), "__getattr__": get}  # a package without files
     there["__dir__"] = lambda: sorted({*there, *NAMED[path]})
     return module
 
@@ -116,8 +115,7 @@ for _path, _module in MODULES.items():
 def publish(root: str) -> None:
     """Put the modules into `sys.modules`, with `root` for the first part of their paths, unless one is there.
 
-    `root` is "iris", or a package of ours.  It is an ImportError if another package is installed, or imported, as
-    `iris`.
+    `root` is "iris", or a package of ours; an ImportError if another package is installed, or imported, as `iris`.
     """
     other = sys.modules.get("iris")
     if root == "iris" and other is not MODULES["iris"]:

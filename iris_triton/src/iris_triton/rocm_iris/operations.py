@@ -19,10 +19,7 @@ from iris_triton.rocm_iris.configs import FusedConfig, Ported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from iris_core.api import Iris
-    from iris_core.dispatch.config import FusedConfig as CoreConfig
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -150,7 +147,7 @@ def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, A
     return given
 
 
-def _check_operands(context: Iris, op: str, A: Tensor, B: Tensor, config: CoreConfig | None = None) -> FusedWorkspace:
+def _check_operands(context: Iris, op: str, A: Any, B: Any, config: Any = None) -> FusedWorkspace:
     """Check what there is without the output, and return an empty workspace, which the first call fills.  Local."""
     if isinstance(config, FusedConfig):
         config.validate(context.get_num_ranks())

@@ -1,8 +1,7 @@
 """Tile-level collectives as functions, with the names and orders of parameters of `iris.x` of AMD's Iris; `quiet`.
 
-Each does what the method of the same name of `ctx` does, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the
-methods say what the parameters mean.  int32 `locks` are the flags of AMD's Iris, a word for each tile that the kernel
-itself raises (docs/tiles.md); `all_reduce_ring`, which has no flags there and is a race, needs int64 ones.
+Each calls the method of its name of `ctx`, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`, which says what the
+parameters mean; docs/tiles.md says what `locks` are.
 """
 # mypy: ignore-errors
 
