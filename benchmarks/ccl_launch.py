@@ -79,7 +79,7 @@ def without_launch(ctx: Iris, launches: Any, call: Callable[[], object]) -> Call
     if ctx.device == "cpu":  # what a GPU's first call would have left
         order: Any = object.__new__(DeviceOrder)
         order._index, order._last_raw, order._raw_stream = 0, 0, lambda index: 0
-        order._lock = threading.RLock()
+        order._lock, order._work, order._engine = threading.RLock(), None, None
         bound = launches[new]
         bound._run = functools.partial(order.run, bound._launch, bound.plan)
     for kernel in kernels:

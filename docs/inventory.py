@@ -36,6 +36,7 @@ OPEN = (
     "iris_triton.settings",
     "iris_triton.launcher",
     "iris_triton.rocm_iris.hip",
+    "iris_triton.rocm_iris.x",
     "iris_gluon.settings",
     "iris_gluon.bulk",
 )

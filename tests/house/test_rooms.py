@@ -39,11 +39,11 @@ FLOORS = (
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
     "iris_core/*.py": 2845,
-    "iris_core/bench": 1307,
+    "iris_core/bench": 1248,
     "iris_core/ccl": 346,
     "iris_core/cli": 1588,
     "iris_core/device": 1419,
-    "iris_core/dispatch": 3318,
+    "iris_core/dispatch": 3317,
     "iris_core/heap": 2724,
     "iris_core/nn": 865,
     "iris_core/ops": 1183,
@@ -65,7 +65,7 @@ BUDGETS = {
     "iris_triton/gemm": 2515,
     "iris_triton/interpreter": 3765,
     "iris_triton/language": 1949,
-    "iris_triton/rocm_iris": 1157,
+    "iris_triton/rocm_iris": 1085,
     "iris_triton/testing": 599,
     "iris_triton/tiles": 1094,
     "iris_gluon/*.py": 758,

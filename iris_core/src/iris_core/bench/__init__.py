@@ -1,12 +1,6 @@
 """Benchmarks: functions with axes, providers that are measured in turn and verified, results with their machine.
 
-    @bench.register
-    @bench.axis("nbytes", bench.power_of_two(4096, 1 << 20))
-    def copy(state, ctx):
-        ...
-        state.provider("torch", lambda: out.copy_(x), check=lambda: torch.equal(out, x))
-
-The guide has a whole program.  Importing this package imports neither torch nor triton.
+docs/benchmarks.md has a whole program.  Importing this package imports neither torch nor triton.
 """
 
 from iris_core.bench.registry import Benchmark, RunOptions, axis, linear_range, load, power_of_two, register, registered

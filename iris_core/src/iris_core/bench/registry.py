@@ -114,9 +114,8 @@ class Benchmark:
 def axis(name: str, values: Iterable[Any] | Callable[[RunOptions], Iterable[Any]]) -> Callable[[F], F]:
     """Give a benchmark a parameter, which it reads as state[name].
 
-    Its values are a list, or a function of the `RunOptions` that returns them; those of "num_ranks" are with how many
-    ranks it is run, each a run of its own.  A name that is none or used twice, and an axis without values, are a
-    `BenchmarkError`.
+    Its values are a list, or a function of the `RunOptions` that returns them; of "num_ranks", numbers of ranks, each a
+    run of its own.  A name that is none or used twice, and an axis without values, are a `BenchmarkError`.
     """
     added: Values = values if callable(values) else tuple(values)
     if not name.isidentifier():
@@ -161,13 +160,11 @@ def registered(*, source: str | None = None, pattern: str = "") -> list[Benchmar
     """
     file = source and pathlib.Path(source).resolve()
     here = [each for each in BENCHMARKS.values() if file in (None, each.source)]
-    if not pattern:
-        return [each for each in here if each.by_default]
     try:
-        found = [each for each in here if re.search(pattern, each.name)]
+        found = [each for each in here if (re.search(pattern, each.name) if pattern else each.by_default)]
     except re.error as error:
         raise BenchmarkError(f"{pattern!r} is not a regular expression: {error}") from error
-    if not found:
+    if pattern and not found:
         names = ", ".join(each.name for each in here) or "none at all"
         raise BenchmarkError(f"no benchmark matches {pattern!r}; there are: {names}")
     return found

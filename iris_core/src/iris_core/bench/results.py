@@ -90,12 +90,6 @@ class Result:
     skipped: str = ""
 
 
-def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(machine.get("versions", {}), dict):
-        raise ValueError("versions must be an object")
-    return machine
-
-
 @dataclass(frozen=True)
 class Report:
     """The results of a run, one for each provider at each point, and where they come from; the guide has the fields.
@@ -104,10 +98,14 @@ class Report:
     """
 
     name: str
-    machine: Annotated[dict[str, Any], pydantic.AfterValidator(_check_machine)]
+    machine: dict[str, Any]
     run: dict[str, Any]
     results: tuple[Result, ...]
     schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.machine.get("versions", {}), dict):
+            raise ValueError("versions of the machine must be an object")
 
     @property
     def errors(self) -> list[Result]:
@@ -134,7 +132,7 @@ class Report:
         for each in self.results:
             row = dataclasses.asdict(each)
             row["bytes_per_operation"] = row.pop("nbytes")  # `nbytes` is often an axis
-            first = {**{name: row[name] for name in ("benchmark", "provider", "num_ranks")}, **each.params}
+            first = {"benchmark": each.benchmark, "provider": each.provider, "num_ranks": each.num_ranks, **each.params}
             single = {name: value for name, value in row.items() if not isinstance(value, dict | list | tuple)}
             rows.append({**first, **single, **first, **each.counters})
         text = io.StringIO()
@@ -147,7 +145,7 @@ class Report:
     def read(cls, path: str | pathlib.Path) -> Report:
         """Read a file that `write` has written as JSON; a `BenchmarkError` if it is damaged, or of another schema."""
         try:
-            return read_document(pathlib.Path(path), _DOCUMENT)
+            return read_document(pathlib.Path(path), pydantic.TypeAdapter(cls))
         except ValueError as error:
             raise BenchmarkError(f"{path} is not a report of benchmarks: {error}") from error
 
@@ -157,9 +155,6 @@ class Report:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.to_csv() if file.suffix == ".csv" else self.to_json())
         return file
-
-
-_DOCUMENT = pydantic.TypeAdapter(Report)
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------
@@ -176,16 +171,14 @@ def describe() -> dict[str, Any]:
     switches = {name: value for name, value in os.environ.items() if _SWITCH.fullmatch(f"{name}={value}")}
     return {
         "cpu": _found(r"(?m)^model name\s*: *(.*)$", "/proc/cpuinfo") or platform.processor() or platform.machine(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "load_average_1min": round(os.getloadavg()[0], 2),
-        "gpu": ", ".join(sorted(gpus)) or None,
-        "gpus": torch.cuda.device_count(),
+        "usable_cores": len(os.sched_getaffinity(0)), "load_average_1min": round(os.getloadavg()[0], 2),
+        "gpu": ", ".join(sorted(gpus)) or None, "gpus": torch.cuda.device_count(),
         "driver": _found(version, "/proc/driver/nvidia/version") or _found(version, "/sys/module/amdgpu/version"),
         "kernel": platform.release().partition("-")[0],
         "versions": versions | {"cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)},
         "switches": dict.fromkeys(_ALWAYS_SHOWN) | dict(sorted(switches.items())),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    }  # fmt: skip
 
 
 def _found(pattern: str, path: str) -> str | None:
@@ -220,10 +213,8 @@ def compare(old: Report, new: Report, tolerance: float) -> list[Change]:
         {(r.benchmark, r.provider, str(sorted(r.params.items())), r.num_ranks): r for r in each.results if r.provider}
         for each in (old, new)
     )
-    changes = []
-    for key, each in now.items():
-        old_us = was[key].time_us if key in was else None
-        changes.append(Change(each, _verdict(old_us, each, tolerance), old_us, each.time_us))
+    old_us = {key: was[key].time_us if key in was else None for key in now}
+    changes = [Change(r, _verdict(old_us[key], r, tolerance), old_us[key], r.time_us) for key, r in now.items()]
     gone = [each for key, each in was.items() if key not in now and each.time_us is not None]
     return changes + [Change(each, "gone", each.time_us, None) for each in gone]
 

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEVICE_TIMEOUT_S = 10.0
-"""Bound of waits inside kernels of a run (IRIS_DEVICE_TIMEOUT), unless the environment has one."""
-MAX_CALLS = 100_000
-"""Bound of the calls in one round, where they take next to nothing."""
+DEVICE_TIMEOUT_S = 10.0  # bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one
+MAX_CALLS = 100_000  # bound of the calls in one round, where they take next to nothing
 
 
 def run(
@@ -83,17 +81,13 @@ def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **envi
 
 
 def run_on_this_rank(chosen: Mapping[str, str], options: RunOptions) -> tuple[list[Result], dict[str, Any]]:
-    """Run benchmarks, by name with their files, as one of the ranks; return results, and facts about the run.
-
-    Collective: every rank of the world calls it with the same arguments.
-    """
+    """Run benchmarks, by name with their files, on every rank; return their results, and facts about the run."""
     for source in chosen.values():
         load(source)
     with opened_on_this_rank(options) as (ctx, world):
-        facts: dict[str, Any] = {**ctx.plugin_names, "device": ctx.device.partition(":")[0]}
-        facts["device_timeout_s"] = ctx.settings.device_timeout
-        runner = Runner(world, ctx, options)
-        return [row for name in chosen for row in runner.all_points(BENCHMARKS[name])], facts
+        runner, device, limit = Runner(world, ctx, options), ctx.device.partition(":")[0], ctx.settings.device_timeout
+        results = [row for name in chosen for row in runner.all_points(BENCHMARKS[name])]
+        return results, {**ctx.plugin_names, "device": device, "device_timeout_s": limit}
 
 
 @contextlib.contextmanager
@@ -103,14 +97,10 @@ def opened_on_this_rank(options: RunOptions) -> Iterator[tuple[Iris, World]]:
 
     chosen: dict[str, Any] = {"allocator": options.allocator, "backend": options.backend, "device": options.device}
     faulthandler.dump_traceback_later(options.limit_s, exit=True)
-    try:
-        with (
-            pkgutil.resolve_name(options.context)(options.heap_size, **chosen) as ctx,
-            contextlib.closing(connect(None, ctx.settings.barrier_timeout)) as world,
-        ):
-            yield ctx, world
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with contextlib.ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
+        ctx = stack.enter_context(pkgutil.resolve_name(options.context)(options.heap_size, **chosen))
+        yield ctx, stack.enter_context(contextlib.closing(connect(None, ctx.settings.barrier_timeout)))
 
 
 class Runner:
@@ -128,10 +118,7 @@ class Runner:
         return [result for params in benchmark.points(self._options) for result in self.point(benchmark, params)]
 
     def point(self, benchmark: Benchmark, params: Mapping[str, Any]) -> list[Result]:
-        """Measure all providers at one point; the results are the same on every rank but for counters.
-
-        A declaration that is wrong, or differs between ranks, is a `BenchmarkError`.
-        """
+        """Measure all providers at one point; the results are the same on every rank but for counters."""
         state = State(benchmark.name, params, self._options, self._on_gpu, self._wait)
         with contextlib.nullcontext() if self._ctx is None else self._ctx.scope(), state.resources:
             self._declare(benchmark, state)
@@ -142,7 +129,7 @@ class Runner:
         return results
 
     def _declare(self, benchmark: Benchmark, state: State) -> None:
-        """Call the benchmark function, and compare what it has declared on all ranks."""
+        """Call the benchmark function; a declaration that is wrong or differs between ranks is a `BenchmarkError`."""
         with contextlib.suppress(SkipPoint):
             benchmark.function(state, self._ctx)
             state.check()
@@ -150,10 +137,9 @@ class Runner:
         how = state.options
         everyone = self._world.all_gather_object((how.rounds, how.repeat, how.warmup, providers))
         if other := next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), 0):
-            raise BenchmarkError(
-                f"benchmark {state.benchmark!r} at {state.params} is not declared alike on all ranks: "
-                f"rank 0 has {everyone[0]}, rank {other} has {everyone[other]}"
-            )
+            text = f"rank 0 has {everyone[0]}, rank {other} has {everyone[other]}"
+            where = f"benchmark {state.benchmark!r} at {state.params}"
+            raise BenchmarkError(f"{where} is not declared alike on all ranks: {text}")
 
     def _measure(self, state: State) -> None:
         """Measure every provider once in each round; rounds begin with another one each, so that none has an order."""
@@ -252,22 +238,17 @@ def _numbers(state: State, provider: Provider, rounds: Mapping[str, Sequence[flo
     active = [each for each in local if each is not None]
     peers = [p.name for p in state.providers.values() if p.peer and p.name != provider.name and p.name in rounds]
     best = min(peers, key=lambda name: median(rounds[name]), default="")
-    bus_nbytes = state.nbytes and state.bus_factor and state.nbytes * state.bus_factor
-
-    def ratio(other: str) -> float | None:
-        """Speed in relation to another provider; round by round, for what changes slowly hits both."""
-        return median(a / b for a, b in zip(rounds[other], own, strict=True)) if other in rounds else None
-
+    # speed in relation to others; round by round, for what changes slowly hits both
+    others = rounds.keys() & {provider.baseline, best}
+    ratios = {other: median(a / b for a, b in zip(rounds[other], own, strict=True)) for other in others}
+    gb_per_s = state.nbytes and state.nbytes / median(own) / 1e9
     numbers = {
-        "time_us": median(own) * 1e6,
-        "min_us": min(active),
+        "time_us": median(own) * 1e6, "min_us": min(active), "gb_per_s": gb_per_s,
         "skew_pct": (1 - min(active) / max(active)) * 100 if len(active) > 1 else None,
-        "gb_per_s": state.nbytes and state.nbytes / median(own) / 1e9,
-        "bus_gb_per_s": bus_nbytes and bus_nbytes / median(own) / 1e9,
+        "bus_gb_per_s": gb_per_s and state.bus_factor and gb_per_s * state.bus_factor,
         "tflop_per_s": state.flops and state.flops / median(own) / 1e12,
-        "ratio": ratio(provider.baseline),
-        "ratio_to_best_peer": ratio(best),
-    }
+        "ratio": ratios.get(provider.baseline), "ratio_to_best_peer": ratios.get(best),
+    }  # fmt: skip
     series = {"local_us": tuple(map(_rounded, local)), "rounds_us": tuple(_rounded(each * 1e6) for each in own)}
     return {name: _rounded(number) for name, number in numbers.items()} | series | {"best_peer": best}
 

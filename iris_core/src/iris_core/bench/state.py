@@ -1,7 +1,4 @@
-"""The declaration of a benchmark at one point of its axes, and how calls are timed.
-
-By this process's clock, by events of the GPU, by replays of a graph, as reported, or one by one.
-"""
+"""The declaration of a benchmark at one point of its axes, and how calls are timed."""
 
 from __future__ import annotations
 
@@ -148,8 +145,8 @@ class State:
     def set_bytes(self, nbytes: int, *, bus_factor: float | None = None) -> None:
         """Set the bytes that one operation moves, per rank; gives GB/s.
 
-        `bus_factor` is how many bytes must leave a rank for each of them, in the best algorithm without multicast (2 (n
-        - 1) / n for an all_reduce): it gives the bus bandwidth of NCCL's tests, which compares with that of the links.
+        `bus_factor`: bytes that must leave a rank for each of them, in the best algorithm without multicast (2 (n - 1)
+        / n for an all_reduce); gives the bus bandwidth of NCCL's tests, which compares with that of the links.
         """
         self.nbytes = _at_least(1, "set_bytes", nbytes)
         self.bus_factor = bus_factor
@@ -177,11 +174,7 @@ class State:
         self.options = dataclasses.replace(self.options, rounds=rounds)
 
     def set_timer(self, timer: str) -> None:
-        """Set the timer of the providers that follow: "cpu", this process's clock around the calls (default there).
-
-        Or "events" of the GPU around eager calls (default on GPUs), or around replays of a CUDA "graph" that holds the
-        calls; or "reported": each call returns the seconds that it took.
-        """
+        """Set the timer of the providers that follow: "events" or "graph" (GPUs), "cpu", "reported": see the guide."""
         if timer not in TIMERS:
             raise BenchmarkError(f"no timer is called {timer!r}; there are: {', '.join(TIMERS)}")
         if timer in ON_GPU and not self.on_gpu:
@@ -189,16 +182,9 @@ class State:
         self.timer = timer
 
     def provider(
-        self,
-        name: str,
-        call: Callable[[], object] | None,
-        *,
-        check: Callable[[], object] | None,
-        prepare: Callable[[], object] | None = None,
-        baseline: str = "",
-        peer: bool = False,
-        operations: int = 1,
-    ) -> None:
+        self, name: str, call: Callable[[], object] | None, *, check: Callable[[], object] | None,
+        prepare: Callable[[], object] | None = None, baseline: str = "", peer: bool = False, operations: int = 1,
+    ) -> None:  # fmt: skip
         """Declare an implementation of the operation.
 
         Args:
@@ -206,8 +192,8 @@ class State:
             call: one call; None on a rank that takes no part.
             check: says whether the data on this rank is right, by its truth or by raising AssertionError; None says
                 nothing, as torch.testing.assert_close does.  Required, so that leaving it out is a decision.
-            prepare: called on every rank before the calls of each round, untimed: spoil the output, so that a provider
-                that does nothing is found out.
+            prepare: called on every rank before the calls of each round, untimed: spoils the output, which shows a
+                provider that does nothing.
             baseline: another provider; the result has this one's speed in relation to it.
             peer: whether the results of others have their speed in relation to this one, if it is the fastest peer.
             operations: operations that one call does; times are per operation.
@@ -216,12 +202,9 @@ class State:
         self._add(Provider(name, self.timer, call, prepare, check, baseline, peer, operations))
 
     def exec(
-        self,
-        fn: Callable[[], object],
-        preamble_fn: Callable[[], object] | None = None,
-        *,
+        self, fn: Callable[[], object], preamble_fn: Callable[[], object] | None = None, *,
         check: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Declare the only provider; its name is "default", and `check` is as in `provider`.
 
         With a `preamble_fn`, calls are timed one by one as `do_bench` does, and have the timer "reported".
@@ -299,14 +282,10 @@ def cold_call(call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool) -> Cal
 
 
 def do_bench(
-    fn: Callable[[], object],
-    barrier_fn: Callable[[], object] | None = None,
-    preamble_fn: Callable[[], object] | None = None,
-    n_warmup: int = 25,
-    n_repeat: int = 100,
-    quantiles: Sequence[float] | None = None,
-    return_mode: str = "mean",
-) -> float | list[float]:
+    fn: Callable[[], object], barrier_fn: Callable[[], object] | None = None,
+    preamble_fn: Callable[[], object] | None = None, n_warmup: int = 25, n_repeat: int = 100,
+    quantiles: Sequence[float] | None = None, return_mode: str = "mean",
+) -> float | list[float]:  # fmt: skip
     """Return the time of a call in milliseconds, on this rank; the slowest rank's is what counts.
 
     Collective where `fn` or `barrier_fn` is: every rank calls it with the same numbers.  Each call is timed alone: by

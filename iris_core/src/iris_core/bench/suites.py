@@ -73,10 +73,9 @@ class Suite(RunOptions):
         gpus = num_gpus() if device == "cuda" else 0
         numbers = axes.get(RANKS, [max(self.min_ranks, min(gpus, self.max_ranks or gpus))])
         if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
-            raise BenchmarkError(
-                f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
-                "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
-            )
+            text = f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
+            text += "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
+            raise BenchmarkError(text)
         usual = dict(self.on_cpu) if device == "cpu" else {}
         return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
 

@@ -97,8 +97,7 @@ class Calls:
             raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
         asked: Any = copy.copy(self)
         asked._run = self._describe
-        own = next(each for each in type(self).__mro__ if "_operations" in vars(each))  # a subclass may take others
-        return getattr(own, op)(asked, *tensors, **options)  # type: ignore[no-any-return]
+        return getattr(type(self), op)(asked, *tensors, **options)  # type: ignore[no-any-return]
 
 
 class BoundCall:

@@ -1,7 +1,4 @@
-"""`iris.bench` of AMD's Iris: its decorators and its command line, on top of `iris_core.bench`.
-
-Data is not verified by such benchmarks; `state.exec(..., check=...)` and `state.provider` do that.
-"""
+"""`iris.bench` of AMD's Iris: its decorators and command line; `state.exec(..., check=...)` can verify data here."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_CONTEXT = "iris_triton.rocm_iris.ported_context:Iris"
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -54,21 +50,16 @@ def register(function: F) -> F:
 def main(argv: Sequence[str] | None = None) -> int:
     """Be a program: run the benchmarks of the file that was started, print the results, write them.
 
-    Each number of ranks is a run of its own, on new processes; by default all GPUs, at most 8, or 2 CPU ranks.  Under
-    torchrun the ranks that there are take part, and other numbers are left out with a warning.
-
-    Args:
-        argv: the arguments; sys.argv's by default.
-
-    Returns:
-        The exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.
+    Return the exit status: 0 if all is well, 1 if data was wrong, 2 if the run could not be made.  Each number of ranks
+    is a run of its own, on new processes; by default all GPUs, at most 8, or 2 CPU ranks.  Under torchrun the ranks
+    that there are take part, and other numbers are left out with a warning.  `argv` is sys.argv's by default.
     """
     is_rank = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     try:
         given = vars(_parsed(argv))
         chosen = registry.registered(pattern=given.pop("benchmark_filter"))
         how = {"out": given.pop("benchmark_out"), "style": given.pop("benchmark_format")}
-        options = RunOptions(num_ranks=min(torch.cuda.device_count(), 8) or 2, context=_CONTEXT, **given)
+        options = RunOptions(num_ranks=min(torch.cuda.device_count(), 8) or 2, **given)
         if is_rank:
             world = int(os.environ["WORLD_SIZE"])
             for ranks in {each for one in chosen for each in one.values(options)[RANKS]} - {world}:
@@ -100,7 +91,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--n_repeat", dest="repeat", type=int, default=100, help="timed calls (default 100)")
     add("--rounds", type=int, default=1, help="how often all of that is done (default 1)")
     args, rest = parser.parse_known_args(argv)
-    args.axes, args.skip = {}, {}
+    args.axes, args.skip, args.context = {}, {}, "iris_triton.rocm_iris.ported_context:Iris"
     for text in rest:
         option, _, values = text.partition("_")
         if option not in ("--axis", "--skip"):

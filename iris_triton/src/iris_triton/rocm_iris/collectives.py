@@ -16,11 +16,10 @@ from iris_triton.rocm_iris.configs import Ported
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch import Tensor
 
     from iris_core.api import Iris
     from iris_core.dispatch.config import Config
-    from iris_core.dispatch.requests import CollectiveCall
-    from iris_core.protocols import Work
     from iris_core.types import Group, ReduceOp
 
 _THEIRS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # others are as with `iris_core.Iris`
@@ -28,10 +27,9 @@ _THEIRS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # others
 
 @dataclass(eq=False)
 class AllReduceWorkspace:
-    """Describes a call of `ctx.ccl.all_reduce`, which returns it.
+    """Describes a call of `ctx.ccl.all_reduce`, which returns it; the next call takes it, or does without.
 
-    It may be passed on to the next call, or left out.  Buffers and flags belong to the library, so `ring_buffer`,
-    `flags` and `locks` are None, and `prepared` is True.
+    Buffers and flags belong to the library, so `ring_buffer`, `flags` and `locks` are None, and `prepared` is True.
 
     Attributes:
         variant, num_rings: as the config says; "auto" where it leaves the choice.
@@ -46,7 +44,7 @@ class AllReduceWorkspace:
     prepared: bool = True
     ring_buffer = flags = locks = None
 
-    def describe(self, tensor: torch.Tensor, config: Config | None) -> AllReduceWorkspace:
+    def describe(self, tensor: Tensor, config: Config | None) -> AllReduceWorkspace:
         """Describe a call, and return this."""
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
         self.variant = (config and config.named("all_reduce")[0]) or "auto"
@@ -72,29 +70,19 @@ class PortedCollectives(Ported, Collectives):
     _has_gluon = False
 
     def all_reduce(  # type: ignore[override]
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: ReduceOp | Any = None,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
-        workspace: AllReduceWorkspace | None = None,
-    ) -> AllReduceWorkspace:
+        self, output: Tensor, input: Tensor, op: ReduceOp | Any = None, group: Group = None, async_op: bool = False,
+        config: Config | None = None, workspace: AllReduceWorkspace | None = None,
+    ) -> AllReduceWorkspace:  # fmt: skip
         """Reduce the inputs of all members into the output of each; see `iris_core.ccl.api.Collectives`.
 
         Returns the workspace, of an earlier call or of `all_reduce_preamble`, or a new one.
         """
         own = _checked(workspace)
-        super().all_reduce(output, input, op, group, async_op, config)
-        return own.describe(input, config)
+        described: Any = super().all_reduce(output, input, op, group, async_op, config)  # by `explain` or `bind`
+        return described or own.describe(input, config)
 
     def all_reduce_preamble(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        config: Config | None = None,
-        workspace: AllReduceWorkspace | None = None,
+        self, output: Tensor, input: Tensor, config: Config | None = None, workspace: AllReduceWorkspace | None = None
     ) -> AllReduceWorkspace:
         """Check a call, and return its workspace.  Nothing else is needed: outputs and flags are not to be zeroed.
 
@@ -110,10 +98,8 @@ class PortedCollectives(Ported, Collectives):
         self._oblige("all_reduce", config, check)
         return own.describe(input, config)
 
-    def _add_gluon(self, config: Config | None) -> None:
-        """Add the algorithms in Gluon for the first config that wants one; an UnsupportedError without iris-gluon."""
-        if not getattr(config, "use_gluon", False) or self._has_gluon:
-            return
+    def _add_gluon(self) -> None:
+        """Add the algorithms in Gluon; an UnsupportedError without iris-gluon."""
         try:  # by name, as this distribution does not require that one
             prepare = importlib.import_module("iris_gluon.backend").prepare
             collectives = importlib.import_module("iris_gluon.collectives").collectives
@@ -127,8 +113,10 @@ class PortedCollectives(Ported, Collectives):
 
     all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-    def _how(self, op: str, out: Any, inp: Any, group: Any, first: Any = None, second: Any = None) -> tuple[Any, Any]:
+    def _how(self, op: str, out: Any, inp: Any, group: Any, config: Any, first: Any = None, second: Any = None) -> Any:
         """Return the options of a call, in which the layout is what its shapes say, where they do."""
+        if getattr(config, "use_gluon", False) and not self._has_gluon:
+            self._add_gluon()
         shape = getattr(inp, "shape", ())
         if len(shape) == 2 and getattr(out, "shape", None) == shape:
             if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
@@ -137,20 +125,11 @@ class PortedCollectives(Ported, Collectives):
                 return first, TILES if len(self._binder.members_of(group)) > 1 else TORCH
         return first, TORCH if op == "all_to_all" and second is None else second
 
-    def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Any, bool]:
-        return super()._described(what, op, tensors, {"layout": None, **options} if op == "all_to_all" else options)
+    def _describe(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:  # type: ignore[override]
+        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, config, *how))
 
-    def _describe(  # type: ignore[override]
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
-    ) -> tuple[CollectiveCall, bool]:
-        self._add_gluon(config)
-        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, *how))
-
-    def _run(
-        self, op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Config | None, *how: Any
-    ) -> Work | None:
-        self._add_gluon(config)
-        how = self._how(op, out, inp, group, *how)
+    def _run(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:
+        how = self._how(op, out, inp, group, config, *how)
         run, beside = super()._run, async_op and op not in _THEIRS
         work = self._oblige(op, config, lambda c: run(op, out, inp, group, beside, c, *how), tiles=how[1] == TILES)
         if op in _THEIRS and not async_op:

@@ -1,7 +1,6 @@
 """What `ctx.ccl` and `ctx.ops` of a script share: configs that are advice.
 
-`iris_core.Iris` refuses a config of which it cannot fulfil every field; contexts of scripts leave out the fields for
-which kernels here have no use, and say so once.
+Fields for which kernels here have no use are left out, which is said once; `iris_core.Iris` refuses such configs.
 """
 
 from __future__ import annotations

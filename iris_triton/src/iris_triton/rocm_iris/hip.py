@@ -1,7 +1,6 @@
-"""Queries of `iris.hip` of AMD's Iris about devices of any vendor; memory of the driver's is not offered.
+"""Queries of `iris.hip` of AMD's Iris, for devices of any vendor and, where that makes sense, for the CPU.
 
-They answer for NVIDIA and, where that makes sense, for the CPU as well; a `device_id` is a GPU's number, None means the
-current one, and a GPU that is not there is a DeviceError.  Allocators are the only place that talks to drivers.
+A `device_id` is a GPU's number, None means the current one, and a GPU that is not there is a DeviceError.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from iris_core.device.targets import device_targets, num_compute_units
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 
-_UNITS_PER_DIE = {"gfx942": 38, "gfx950": 32}
-"""Compute units in use on each accelerator die, from AMD's documents (CDNA 3 and CDNA 4 architecture)."""
+_UNITS_PER_DIE = {"gfx942": 38, "gfx950": 32}  # in use, from AMD's documents (CDNA 3 and CDNA 4 architecture)
 
 
 def count_devices() -> int:

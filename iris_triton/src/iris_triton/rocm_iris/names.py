@@ -79,18 +79,13 @@ docs/reference/ported.md prints it.
 """
 
 
-def _named() -> dict[str, dict[str, tuple[str, str]]]:
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for home, names, path in ((home, names, path) for home, names, paths in TABLE for path in paths.split()):
-        for count in range(path.count(".") + 1):  # the packages above it as well
-            found.setdefault(path.rsplit(".", count)[0], {})
-        for theirs, _, ours in (name.partition("=") for name in names.split()):
-            found[path][theirs] = home, ours or theirs
-    return found
-
-
-NAMED = _named()
+NAMED: dict[str, dict[str, tuple[str, str]]] = {}
 """By path and name: the module here, and the name there."""
+for _home, _names, _paths in TABLE:
+    for _path in _paths.split():
+        for _count in range(_path.count(".") + 1):  # the packages above it as well
+            NAMED.setdefault(_path.rsplit(".", _count)[0], {})
+        NAMED[_path] |= {(pair := each.split("="))[0]: (_home, pair[-1]) for each in _names.split()}
 
 
 def _made(path: str) -> ModuleType:
@@ -100,16 +95,13 @@ def _made(path: str) -> ModuleType:
         if name not in NAMED[path]:
             raise AttributeError(f"module {path!r} has no attribute {name!r} here; docs/porting.md lists what there is")
         home, ours = NAMED[path][name]
-        value = module.__dict__[name] = getattr(importlib.import_module(home), ours)  # kernels look it up often
+        value = there[name] = getattr(importlib.import_module(home), ours)  # kernels look it up often
         return value
 
     module = ModuleType(path, f"Names of AMD's module {path!r}; see iris_triton.rocm_iris.names.")
-    module.__dict__.update(
-        __path__=[],  # a package without files
-        __all__=sorted(NAMED[path]),
-        __getattr__=get,
-        __dir__=lambda: sorted({*module.__dict__, *NAMED[path]}),
-    )
+    there = vars(module)
+    there |= {"__path__": [], "__all__": sorted(NAMED[path]), "__getattr__": get}  # a package without files
+    there["__dir__"] = lambda: sorted({*there, *NAMED[path]})
     return module
 
 
@@ -123,8 +115,7 @@ for _path, _module in MODULES.items():
 def publish(root: str) -> None:
     """Put the modules into `sys.modules`, with `root` for the first part of their paths, unless one is there.
 
-    `root` is "iris", or a package of ours.  It is an ImportError if another package is installed, or imported, as
-    `iris`.
+    `root` is "iris", or a package of ours; an ImportError if another package is installed, or imported, as `iris`.
     """
     other = sys.modules.get("iris")
     if root == "iris" and other is not MODULES["iris"]:

@@ -19,15 +19,11 @@ from iris_triton.rocm_iris.configs import FusedConfig, Ported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from iris_core.api import Iris
-    from iris_core.dispatch.config import FusedConfig as CoreConfig
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
-_FETCH = "fetch"  # of iris_triton.gemm.fetch_product: programs that fetch beside programs that multiply
 
 
 def _by_either_name(method: F) -> F:
@@ -70,9 +66,8 @@ class PortedOperations(Ported, Operations):
 
     def _laid_out(self, op: str, tensors: Any, how: Any) -> Any:
         """Return how to call: with tiles where an output is as large as the product, of which torch's is a part."""
-        out, a, b = tensors[:3]
-        are_matrices = all(len(getattr(each, "shape", ())) == 2 for each in (out, a, b))
-        if op != "matmul_reduce_scatter" or not are_matrices or tuple(out.shape) != (a.shape[0], b.shape[1]):
+        shapes = [tuple(getattr(each, "shape", ())) for each in tensors[:3]]
+        if op != "matmul_reduce_scatter" or {*map(len, shapes)} != {2} or shapes[0] != (shapes[1][0], shapes[2][1]):
             return how
         return (*how[:-1], TILES if len(self.members_of(how[0])) > 1 else TORCH)
 
@@ -111,9 +106,9 @@ _warned_of: set[str] = set()
 
 def _function(name: str, parameters: list[str]) -> Callable[..., Any]:
     """Return a function with these parameters, which calls the method of this name."""
-    empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    defaults = {each: empty if each in _REQUIRED else _DEFAULTS.get(each) for each in parameters}
-    signature = inspect.Signature([inspect.Parameter(k, kind, default=v) for k, v in defaults.items()])
+    defaults = _DEFAULTS | dict.fromkeys(_REQUIRED, inspect.Parameter.empty)
+    one = functools.partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.Signature([one(each, default=defaults.get(each)) for each in parameters])
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
@@ -127,15 +122,12 @@ def _function(name: str, parameters: list[str]) -> Callable[..., Any]:
 
 def _run(name: str, context: Iris, given: dict[str, Any]) -> Any:
     """Call a method of `ctx.ops` with the arguments of the function that has this name."""
-    op = name.removesuffix("_preamble").removesuffix("_hbm_buffer")
     given = {_NAMES.get(key, key): value for key, value in given.items()}
     if "_hbm_buffer" in name:
-        given = _with_fetching_programs(context, given)
-    if "_preamble" not in name:
-        return getattr(context.ops, op)(**given)
+        name, given = name.replace("_hbm_buffer", ""), _with_fetching_programs(context, given)
     if "output" in given:
-        return getattr(context.ops, f"{op}_preamble")(**given)
-    return _check_operands(context, op, **given)
+        return getattr(context.ops, name)(**given)
+    return _check_operands(context, name.removesuffix("_preamble"), **given)
 
 
 def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +142,12 @@ def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, A
         logger.warning("all_gather_matmul_hbm_buffer: the algorithm here has no use for %s; left out", said)
         _warned_of.update(new)
     if context.get_num_ranks() > 1 and "output" in given:  # a world of one has nothing to fetch
-        given["config"] = dataclasses.replace(given.get("config") or FusedConfig(), algorithm=_FETCH, **fields)
+        # of iris_triton.gemm.fetch_product
+        given["config"] = dataclasses.replace(given.get("config") or FusedConfig(), algorithm="fetch", **fields)
     return given
 
 
-def _check_operands(context: Iris, op: str, A: Tensor, B: Tensor, config: CoreConfig | None = None) -> FusedWorkspace:
+def _check_operands(context: Iris, op: str, A: Any, B: Any, config: Any = None) -> FusedWorkspace:
     """Check what there is without the output, and return an empty workspace, which the first call fills.  Local."""
     if isinstance(config, FusedConfig):
         config.validate(context.get_num_ranks())

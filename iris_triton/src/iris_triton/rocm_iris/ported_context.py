@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}
-"""Allocators of AMD's Iris, all for GPUs, and the ones here that do their job."""
+_ALLOCATORS = {"torch": "torch", "vmem": "vmem", "vmem_chunked": "vmem"}  # of AMD's Iris, all for GPUs, and ours
 
 
 class Tracing(recorder.Tracing):
@@ -73,10 +72,6 @@ class Iris(api.Iris):
         ArgumentError: (a ValueError) an unknown engine, or two allocators.
         UnsupportedError: (a RuntimeError) a copy engine was asked for; `put`, `put_tile`, `put_tiles` and `quiet` do.
         IrisError: everything that `iris_core.Iris` raises.
-
-    Example:
-        >>> import iris_triton as iris
-        >>> ctx = iris.Iris(1 << 20)  # doctest: +SKIP
     """
 
     _collectives, _operations, _tracer = PortedCollectives, PortedOperations, Tracing
@@ -84,17 +79,15 @@ class Iris(api.Iris):
     comm: None = None  # there is no communicator of MPI
     copy_engines_device_ctx: None = None  # kernels have no copy engines
 
+    if TYPE_CHECKING:
+        ccl: PortedCollectives
+        ops: PortedOperations
+
     def __init__(
-        self,
-        heap_size: int | str | None = None,
-        allocator_type: str = "auto",
-        engines: str | Iterable[str] | None = (),
-        *,
-        allocator: str = "auto",
-        backend: str = "triton",
-        device: str | torch.device | None = None,
-        **others: Any,
-    ) -> None:
+        self, heap_size: int | str | None = None, allocator_type: str = "auto",
+        engines: str | Iterable[str] | None = (), *, allocator: str = "auto", backend: str = "triton",
+        device: str | torch.device | None = None, **others: Any,
+    ) -> None:  # fmt: skip
         wanted = [engines] if isinstance(engines, str) else list(engines or ())
         if unknown := [each for each in wanted if each != "sdma"]:
             raise ArgumentError(f"engines={wanted}: there is no {unknown[0]!r}; there is sdma")
@@ -105,10 +98,6 @@ class Iris(api.Iris):
         on_cpu = is_simulation_env() if device is None else str(device).startswith("cpu")
         name = allocator if allocator != "auto" else allocator_for(allocator_type, on_cpu)
         super().__init__(heap_size, allocator=name, backend=backend, device=device, **others)
-
-    if TYPE_CHECKING:
-        ccl: PortedCollectives
-        ops: PortedOperations
 
     put = put_tile = put_tiles = quiet = _refuse
 
@@ -123,7 +112,6 @@ class Iris(api.Iris):
 
     def get_copy_engine_ctx(self) -> None:
         """Return None: kernels have no copy engines."""
-        return self.copy_engines_device_ctx
 
     def broadcast(
         self, value: Any, src: int = 0, *, source_rank: int | None = None, src_rank: int | None = None
@@ -145,8 +133,8 @@ class Iris(api.Iris):
         return self._end_allocation(super().as_symmetric(external))
 
     def _new(self, name: str, sizes: tuple[Any, ...], *how: Any, **options: Any) -> torch.Tensor:
-        has_size = sizes or "size" in options  # without one it is a tensor without dimensions
-        return super()._new(name, sizes if has_size else ((),), *how, **options)
+        sizes = sizes or (() if "size" in options else ((),))  # without one it is a tensor without dimensions
+        return super()._new(name, sizes, *how, **options)
 
     def _make(self, name: str, like: torch.Tensor, out: torch.Tensor | None, *how: Any) -> torch.Tensor:
         made = super()._make(name, like, out, *how)
@@ -216,20 +204,15 @@ class CUDAArrayInterface:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        try:
-            typestr = np.dtype(str(self.dtype).removeprefix("torch.")).str
-        except TypeError:
-            typestr = np.dtype(f"i{self.dtype.itemsize}").str
+        name = str(self.dtype).removeprefix("torch.")
+        typestr = np.dtype(name if hasattr(np, name) else f"i{self.dtype.itemsize}").str
         return {"shape": self.shape, "typestr": typestr, "data": (self.ptr, False), "strides": None, "version": 3}
 
 
 def tensor_from_ptr(
-    ptr: int,
-    size_bytes: int,
-    dtype: torch.dtype,
-    device: str | int | torch.device = "cuda",
+    ptr: int, size_bytes: int, dtype: torch.dtype, device: str | int | torch.device = "cuda",
     shape: Sequence[int] | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return a tensor of memory at an address; the memory stays its owner's, who must outlive the tensor.
 
     The address is one on the device, or in this process for the CPU; a peer's (`ctx.heap.translate`) will do.  The

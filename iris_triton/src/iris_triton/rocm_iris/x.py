@@ -1,18 +1,12 @@
 """Tile-level collectives as functions, with the names and orders of parameters of `iris.x` of AMD's Iris; `quiet`.
 
-Each does what the method of the same name of `ctx` does, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`; the
-methods say what the parameters mean.  int32 `locks` are the flags of AMD's Iris, a word for each tile that the kernel
-itself raises (docs/tiles.md); `all_reduce_ring`, which has no flags there and is a race, needs int64 ones.
+Each calls the method of its name of `ctx`, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`, which says what the
+parameters mean; docs/tiles.md says what `locks` are.
 """
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
-
-__all__ = [
-    "all_gather", "all_reduce_atomic", "all_reduce_one_shot", "all_reduce_ring", "all_reduce_spinlock",
-    "all_reduce_two_shot", "all_to_all", "gather", "quiet", "reduce_scatter",
-]  # fmt: skip
 
 
 @triton.jit
