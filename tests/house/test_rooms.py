@@ -49,7 +49,7 @@ BUDGETS = {
     "iris_core/ops": 1183,
     "iris_core/providers": 1994,
     "iris_core/registry": 937,
-    "iris_core/testing": 2186,
+    "iris_core/testing": 2000,
     "iris_core/torch_backend": 2268,
     "iris_core/tracing": 522,
     "iris_core/tuning": 471,

@@ -7,6 +7,7 @@ neither pytest nor the kit.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ __all__ = [
     "AllocatorConformance", "BackendConformance", "CollectiveConformance", "PluginConformance", "RankPool",
     "StackConformance",
 ]  # fmt: skip
+
+if "pytest" in sys.modules:  # an installed package's assertions say nothing unless pytest rewrites them
+    sys.modules["pytest"].register_assert_rewrite(f"{__name__}.conformance")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,6 @@ import mmap
 import multiprocessing
 import os
 import secrets
-import sys
 from typing import TYPE_CHECKING
 
 from iris_core.world.launch import RankProcess, RankProcesses, serve
@@ -54,12 +53,8 @@ class RankPool(RankProcesses):
         torch_distributed: bool = False,
     ) -> None:
         variables = {**os.environ, **(environ or {})}  # not those of the test that a worker is started in
-
-        def start(_: int) -> RankProcess:
-            path = list(sys.path)  # jobs may live in test modules
-            return RankProcess(_context(warm), _main, tuple(warm), variables, path, torch_distributed, daemon=True)
-
-        super().__init__(start, timeout_s, _GRACE_S)
+        arguments = _main, tuple(warm), variables, torch_distributed
+        super().__init__(lambda _: RankProcess(_context(warm), *arguments, daemon=True), timeout_s, _GRACE_S)
 
 
 def _context(warm: Sequence[str]) -> ForkServerContext | SpawnContext:
@@ -72,10 +67,7 @@ def _context(warm: Sequence[str]) -> ForkServerContext | SpawnContext:
     return context
 
 
-def _main(
-    pipe: Connection, warm: Sequence[str], environ: Mapping[str, str], path: Sequence[str], torch_distributed: bool
-) -> None:
-    sys.path[:] = path
+def _main(pipe: Connection, warm: Sequence[str], environ: Mapping[str, str], torch_distributed: bool) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,31 +13,27 @@ import torch
 
 from iris_core.errors import DeviceError, HeapClosedError, HeapError, IrisError, UnsupportedError
 from iris_core.testing.conformance import oracle, plugin_jobs
-from iris_core.testing.conformance.plugin import PluginConformance
-from iris_core.types import Capability, PluginInfo, PluginKind, Segment
+from iris_core.testing.conformance.plugin import PluginConformance, RankPool, Registered, needs, no_problems
+from iris_core.types import Capability, DeviceTarget, PluginInfo, PluginKind, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from iris_core.testing.conformance.plugin import Registered
-    from iris_core.testing.pool import RankPool
-    from iris_core.types import DeviceTarget
 
     Open = Callable[..., Any]
     Read = Callable[[int, int], bytes]
     Write = Callable[[int, bytes], None]
 
 _PAGE = 4096
+_nothing = lambda: None  # a callback
 
 
 class AllocatorConformance(PluginConformance):
     """Tests of an allocator.
 
-    A subclass gives the plugin's name.  The plugin creates the allocators with default settings, unless a fixture
-    `make_allocator` does, a function (nbytes, rank=0, world_size=1).
+    The plugin creates them with default settings, unless a fixture `make_allocator` does, a function (nbytes, rank=0,
+    world_size=1).
 
     Attributes:
-        name: name of the allocator.
         heap_nbytes: size of the heaps that are tested; room for several granules makes the tests stronger.
         same_process_peers: whether a second allocator of the same process can map the first one's memory (IPC handles
             of some drivers cannot); if not, the tests between processes remain.
@@ -49,7 +45,6 @@ class AllocatorConformance(PluginConformance):
     same_process_peers: ClassVar[bool] = True
     num_cycles: ClassVar[int] = 100
 
-    # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture(autouse=True)
     def _quick_collection(self) -> Iterator[None]:
         """Spare the garbage collector what was there before: the tests call it often."""
@@ -66,9 +61,8 @@ class AllocatorConformance(PluginConformance):
     def opened(self, make_allocator: Open) -> Iterator[Open]:
         """As `make_allocator`, but of `heap_nbytes` unless a size is given, and closed after the test."""
         with contextlib.ExitStack() as stack:
-            yield lambda nbytes=self.heap_nbytes, *rank: stack.enter_context(
-                contextlib.closing(make_allocator(nbytes, *rank))
-            )
+            enter = stack.enter_context
+            yield lambda nbytes=self.heap_nbytes, *rank: enter(contextlib.closing(make_allocator(nbytes, *rank)))
 
     @pytest.fixture
     def allocator(self, opened: Open) -> Any:
@@ -85,16 +79,14 @@ class AllocatorConformance(PluginConformance):
         return lambda _, nbytes: torch.empty(nbytes, dtype=torch.uint8, device=target.torch_device)
 
     @pytest.fixture
-    def growing(self, opened: Open, info: PluginInfo) -> tuple[Any, Any]:
+    def growing(self, opened: Open) -> tuple[Any, Any]:
         """Ranks 0 and 1 of 16, so that one exchange may not hold all parts, of an allocator with growth."""
-        self._needs(info, Capability.GROWTH)
         owner, me = self._pair(opened, 16)
-        self._needs_granules(owner, 4)
+        self._needs(owner, Capability.GROWTH, 4)
         return owner, me
 
     def _pair(self, opened: Open, world_size: int) -> tuple[Any, Any]:
-        if not self.same_process_peers:
-            pytest.skip("same_process_peers is False: this allocator's memory can be mapped by other processes only")
+        needs(self.same_process_peers, "same_process_peers is False: only other processes can map this memory")
         return opened(self.heap_nbytes, 0, world_size), opened(self.heap_nbytes, 1, world_size)
 
     @pytest.fixture
@@ -107,9 +99,9 @@ class AllocatorConformance(PluginConformance):
         """Writes (ptr, data) to memory without the allocator."""
         return functools.partial(oracle.write_bytes, device=target.torch_device)
 
-    def _importable(self, allocator: Any, info: PluginInfo, make: Open) -> tuple[torch.Tensor, int, int]:
+    def _importable(self, allocator: Any, make: Open) -> tuple[torch.Tensor, int, int]:
         """Make a tensor that the allocator can import, with the first two of what its `import_extent` returns."""
-        self._needs(info, Capability.IMPORT_TENSOR)
+        self._needs(allocator, Capability.IMPORT_TENSOR)
         tensor = make(allocator, 10_000)
         try:
             size, start, there = allocator.import_extent(tensor)
@@ -118,26 +110,20 @@ class AllocatorConformance(PluginConformance):
         assert there == -1, "it was not imported yet"
         assert size % allocator.granularity == 0, f"{size} is not a multiple of {allocator.granularity}"
         assert 0 <= start <= size - tensor.numel(), f"{tensor.numel()} bytes at {start} of {size}"
-        if size > allocator.nbytes // 2:
-            pytest.skip(f"this memory takes {size} bytes of a heap of {allocator.nbytes}: set heap_nbytes")
+        self._needs(allocator, Capability.IMPORT_TENSOR, 2 * size // allocator.granularity)
         return tensor, size, start
 
-    def _needs(self, info: PluginInfo, capability: Capability) -> None:
-        if capability not in info.provides:
-            pytest.skip(f"{info.name!r} does not provide {capability}")
+    def _needs(self, allocator: Any, capability: Capability, granules: int = 0) -> None:
+        needs(capability in allocator.info.provides, f"{allocator.info.name!r} does not provide {capability}")
+        otherwise = f"a heap of {allocator.nbytes} bytes has no {granules} granules: set heap_nbytes"
+        needs(allocator.nbytes >= granules * allocator.granularity, otherwise)
 
-    def _needs_granules(self, allocator: Any, number: int) -> None:
-        if allocator.nbytes < number * allocator.granularity:
-            pytest.skip(f"a heap of {allocator.nbytes} bytes has no {number} granules: set heap_nbytes")
-
-    # -- host tier: memory --------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 5000, (1 << 20) - 1, (1 << 20) + 1])
     def test_host_size_and_alignment(self, opened: Open, nbytes: int) -> None:
         """As large as asked for, aligned to a page, beside the other heaps; the granularity is a power of two."""
         one, two = sorted((opened(nbytes), opened(nbytes)), key=lambda each: each.base_ptr)
         assert one.nbytes >= nbytes
-        assert one.base_ptr > 0
-        assert one.base_ptr % _PAGE == 0, f"base_ptr {one.base_ptr:#x} is not a multiple of {_PAGE}"
+        assert one.base_ptr % _PAGE == 0 < one.base_ptr, f"base_ptr {one.base_ptr:#x} is not a multiple of {_PAGE}"
         assert one.granularity.bit_count() == 1, f"granularity {one.granularity} is not a power of two"
         assert one.base_ptr + one.nbytes <= two.base_ptr, "two allocators have memory in common"
 
@@ -150,10 +136,7 @@ class AllocatorConformance(PluginConformance):
     def test_host_tensor_is_the_memory_asked_for(
         self, allocator: Any, target: DeviceTarget, read: Read, write: Write
     ) -> None:
-        """1-D uint8 of the length, at base_ptr + offset, on the rank's device; the storage is that and no more.
-
-        Writes through the tensor reach the memory, and reads through it return the memory; both ends included.
-        """
+        """1-D uint8 at base_ptr + offset, on the rank's device; it writes and reads its storage, both ends, no more."""
         last = allocator.nbytes - 1
         for offset, nbytes in ((0, 1), (1, 3), (_PAGE - 1, 2), (4097, 1000), (last, 1), (0, allocator.nbytes)):
             one, two = (allocator.tensor(offset, nbytes, _nothing) for _ in range(2))
@@ -195,10 +178,9 @@ class AllocatorConformance(PluginConformance):
         allocator.commit(0, allocator.nbytes)
         assert (read(allocator.base_ptr, 5), read(end - 4, 4)) == (b"first", b"last")
 
-    def test_host_decommit_gives_memory_back(self, allocator: Any, info: PluginInfo) -> None:
+    def test_host_decommit_gives_memory_back(self, allocator: Any) -> None:
         """Neighbours keep their contents, the figure falls, and the range can be committed and used again."""
-        self._needs(info, Capability.DECOMMIT)
-        self._needs_granules(allocator, 3)
+        self._needs(allocator, Capability.DECOMMIT, 3)
         granule = allocator.granularity
         tensor = allocator.tensor(0, 3 * granule, _nothing)
         tensor.fill_(5)
@@ -212,14 +194,10 @@ class AllocatorConformance(PluginConformance):
         tensor[granule : 2 * granule].fill_(6)
         assert tensor[[granule - 1, granule, 2 * granule - 1, 2 * granule]].tolist() == [5, 6, 6, 5]
 
-    # -- host tier: existing tensors ----------------------------------------------------------------------------------
-    def test_host_import_is_the_same_memory(self, opened: Open, info: PluginInfo, make_importable: Open) -> None:
-        """Data written to one tensor is read from the other, at the place that `import_extent` returned.
-
-        There it is found again, also by a part of it, which shares the memory; not when it was taken off.
-        """
+    def test_host_import_is_the_same_memory(self, opened: Open, make_importable: Open) -> None:
+        """One memory, where `import_extent` returned; found again there, also by a part of it, until taken off."""
         allocator, released = opened(), list[int]()
-        tensor, size, start = self._importable(allocator, info, make_importable)
+        tensor, size, start = self._importable(allocator, make_importable)
         tensor.copy_(_pattern(tensor.numel(), seed=1))
         offset = allocator.nbytes // 2 // allocator.granularity * allocator.granularity
         out = allocator.import_tensor(offset, tensor.view(-1, 100), lambda: released.append(1))
@@ -246,16 +224,14 @@ class AllocatorConformance(PluginConformance):
         assert allocator.import_extent(tensor)[2] == -1
         assert set(tensor[500:].tolist()) == {4}, "the tensor's own memory went with it"
 
-    def test_host_import_refuses_other_memory(self, opened: Open, info: PluginInfo) -> None:
+    def test_host_import_refuses_other_memory(self, opened: Open) -> None:
         """Ordinary memory of the host cannot be on the heap: an error of Iris that says so, from both."""
-        self._needs(info, Capability.IMPORT_TENSOR)
         allocator, tensor = opened(), torch.zeros(4096, dtype=torch.uint8)
-        with pytest.raises(IrisError):
-            allocator.import_extent(tensor)
-        with pytest.raises(IrisError):
-            allocator.import_tensor(0, tensor, _nothing)
+        self._needs(allocator, Capability.IMPORT_TENSOR)
+        for name, arguments in (("import_extent", (tensor,)), ("import_tensor", (0, tensor, _nothing))):
+            with pytest.raises(IrisError):
+                getattr(allocator, name)(*arguments)
 
-    # -- host tier: the end -------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("tensors", [0, 1])
     def test_host_close_is_final(self, make_allocator: Open, info: PluginInfo, tensors: int) -> None:
         """Twice is as good as once, with and without a live tensor; then HeapClosedError, no crash and no memory."""
@@ -264,8 +240,7 @@ class AllocatorConformance(PluginConformance):
         allocator.close()
         allocator.close()
         calls = {"tensor": (0, 16, _nothing), "export": (), "import_peer": (1, ())}
-        if Capability.DECOMMIT in info.provides:
-            calls["decommit"] = (0, allocator.granularity)
+        calls |= {"decommit": (0, allocator.granularity)} if Capability.DECOMMIT in info.provides else {}
         for name, arguments in calls.items():
             with pytest.raises(HeapClosedError):
                 getattr(allocator, name)(*arguments)
@@ -299,12 +274,8 @@ class AllocatorConformance(PluginConformance):
         grown = oracle.mapped_bytes() - mapped
         assert grown < self.num_cycles * nbytes // 2, f"{grown} more bytes are mapped after {self.num_cycles} cycles"
 
-    # -- peers --------------------------------------------------------------------------------------------------------
     def test_peers_export_describes_the_whole_heap(self, allocator: Any) -> None:
-        """Segments cover what is committed to the last byte; exporting twice gives the same and opens nothing.
-
-        What kernels and the sub-allocator keep never changes.
-        """
+        """To the last byte, twice the same, opening nothing; what kernels and the sub-allocator keep never changes."""
         before = allocator.base_ptr, allocator.nbytes, allocator.granularity, allocator.generation
         first = list(allocator.export())
         _check_described(first, 0, allocator.nbytes)
@@ -313,18 +284,11 @@ class AllocatorConformance(PluginConformance):
             assert list(allocator.export()) == first
             allocator.commit(0, allocator.nbytes)
         assert (allocator.base_ptr, allocator.nbytes, allocator.granularity, allocator.generation) == before
-        for segment in first:
-            if segment.fd is not None:
-                os.fstat(segment.fd)
+        assert all(os.fstat(segment.fd) for segment in first if segment.fd is not None), "closed by export()"
 
     def test_peers_in_other_processes(self, pool: RankPool, info: PluginInfo, target: DeviceTarget) -> None:
-        """Three ranks see each other's bytes at the same offsets, and what they write arrives at the right rank.
-
-        The mappings are as large as the peer's heap; the heap opens them.
-        """
-        device = target.torch_device.partition(":")[0]
-        for rank, found in enumerate(pool.run(plugin_jobs.see_peers, 3, info.name, device, self.heap_nbytes)):
-            assert set(found.values()) == {(True, True)}, f"rank {rank}: (marks, answer) by peer: {found}"
+        """Three ranks, whose heaps map each other, see all bytes at the same offsets, and write to the right rank."""
+        no_problems(*pool.run(plugin_jobs.see_peers, 3, info.name, target.torch_device.split(":")[0], self.heap_nbytes))
 
     def test_peers_in_this_process(self, opened: Open) -> None:
         """A second import changes nothing, and no received descriptor is left to the caller."""
@@ -348,13 +312,11 @@ class AllocatorConformance(PluginConformance):
             with pytest.raises(IrisError):
                 me.import_peer(1, nonsense)
 
-    # -- peers: memory that comes later -------------------------------------------------------------------------------
     def test_peers_growth(self, growing: tuple[Any, Any], read: Read, write: Write) -> None:
         """New memory appears at its offset of the mapping, which stays where it is, as does what was there before.
 
-        `generation` grows with every commit that makes memory, and with nothing else.  `export` describes that memory,
-        and until `exchanged` the same again: an exchange that failed is repeated.  However much there is, the parts
-        come to all of it, and `has_more` says when that is reached.
+        `generation` grows with every commit that makes memory, and with nothing else.  `export` describes it, in parts
+        until `has_more` is False, and until `exchanged` the same again: an exchange that failed is repeated.
         """
         owner, me = growing
         granule, before, mapping = owner.granularity, owner.generation, None
@@ -368,7 +330,7 @@ class AllocatorConformance(PluginConformance):
                     _check_described(owner.export(), earlier, granule)
                 owner.commit(offset, granule)
                 assert owner.generation == before, "nothing was added, so there is nothing new to export"
-            write(owner.base_ptr + offset, plugin_jobs.mark(0, turn))
+            write(owner.base_ptr + offset, oracle.pattern(8, seed=turn))
             if turn > 0:  # the first two are exchanged together
                 again, described = _exchange(owner, me)
                 assert owner.generation == before, "an exchange adds nothing"
@@ -376,19 +338,17 @@ class AllocatorConformance(PluginConformance):
                 mapping = again
                 _check_described(described, offset, granule)
                 for earlier, where in enumerate(offsets[: turn + 1]):
-                    assert read(again.base_ptr + where, 8) == plugin_jobs.mark(0, earlier), f"{earlier} after {turn}"
+                    assert read(again.base_ptr + where, 8) == oracle.pattern(8, earlier), f"{earlier} after {turn}"
         write(again.base_ptr + granule + 8, b"for you!")
         assert read(owner.base_ptr + granule + 8, 8) == b"for you!"
         owner.commit(0, owner.nbytes)
         _check_described(_exchange(owner, me)[1], 3 * granule, owner.nbytes - 3 * granule)
         assert not owner.has_more
 
-    def test_peers_import_is_seen(
-        self, growing: tuple[Any, Any], info: PluginInfo, make_importable: Open, read: Read
-    ) -> None:
+    def test_peers_import_is_seen(self, growing: tuple[Any, Any], make_importable: Open, read: Read) -> None:
         """The memory of an imported tensor is announced, and peers see it where it is on the heap."""
         owner, me = growing
-        tensor, _, start = self._importable(owner, info, make_importable)
+        tensor, _, start = self._importable(owner, make_importable)
         before = owner.generation
         out = owner.import_tensor(owner.granularity, tensor, _nothing)
         assert owner.generation > before, "no new generation for the imported memory"
@@ -433,7 +393,3 @@ def _check_described(segments: Sequence[Segment], offset: int, nbytes: int) -> N
 
 def _pattern(nbytes: int, seed: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(oracle.pattern(nbytes, seed)), dtype=torch.uint8)
-
-
-def _nothing() -> None:
-    """A release callback that does nothing."""

@@ -12,16 +12,12 @@ import pytest
 import torch
 
 from iris_core.testing.conformance import plugin_jobs
-from iris_core.testing.conformance.plugin import PluginConformance, parameter_problems
+from iris_core.testing.conformance.plugin import PluginConformance, Registered, needs, parameter_problems
 from iris_core.testing.conformance.stack_jobs import OPERATIONS
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from iris_core.testing.conformance.plugin import Registered
-
-    Compile = Callable[[CompileCase, str], str]
 
 _MOVE = "mask other load_cache_modifier store_cache_modifier hint"
 
@@ -39,37 +35,24 @@ FUNCTIONS: Mapping[str, str] = {
     "load_acquire": "pointer",
     "barrier": "flags rank world_size heap_bases | rank_start rank_stride group_size",
 }
-"""The device functions and their parameters in the order in which users' kernels pass them; those after | have
-defaults."""
+"""The device functions and their parameters in the order in which kernels pass them; those after | have defaults."""
 
-
-def _of_method(name: str) -> str:
-    """The caller and the heap bases are filled in."""
-    caller = {"load": "to_rank", "copy": "cur_rank"}.get(name, "from_rank")
-    filled_in = (caller, "heap_bases", "rank", "world_size")
-    return " ".join(word for word in FUNCTIONS[name].split() if word not in filled_in)
-
-
-METHODS: Mapping[str, str] = {name: _of_method(name) for name in FUNCTIONS} | {
-    "store": "pointer value to_rank | mask cache_modifier hint",
-    "get": f"from_ptr to_ptr from_rank | {_MOVE}",
-}
-"""The methods of DeviceContext in the same form, without self."""
+_CALLERS = {"load": "to_rank", "get": "to_rank", "copy": "cur_rank"}  # of the others it is from_rank
+METHODS: Mapping[str, str] = {
+    name: re.sub(rf"\b({_CALLERS.get(name, 'from_rank')}|heap_bases|rank|world_size)( |$)", "", words)
+    for name, words in FUNCTIONS.items()
+} | {"store": "pointer value to_rank | mask cache_modifier hint"}
+"""The methods of DeviceContext in the same form, without self: the caller and the heap bases are filled in."""
 
 # Written by hand from the layout on the first page of iris_core.device.context_words, and not by its encode(): a
 # backend may use encode, and then the two would be wrong together.
 _NO_TRACE, _TRACE = [0] * 17, list(range(101, 118))
 _MAGIC_AND_LAYOUT = 0x4952_4953_0001  # "IRIS", layout 1
 _FOUR_BASES = (0x7000_0000_0000, 0x1000, 0x7A00_0000_2000, 0x7FFF_FFFF_F000)
+_FOUR = ContextSpec(2, 4, _FOUR_BASES, 5_000_000_000, 0x30_0000, trace=tuple(_TRACE))
 _CONTEXTS = {
-    "alone": (
-        ContextSpec(rank=0, world_size=1, heap_bases=(0x7F00_0000_0000,)),
-        [0, 1, 0x7F00_0000_0000, _MAGIC_AND_LAYOUT, 0, 0, *_NO_TRACE],
-    ),
-    "third-of-four": (
-        ContextSpec(2, 4, _FOUR_BASES, 5_000_000_000, 0x30_0000, trace=tuple(_TRACE)),
-        [2, 4, *_FOUR_BASES, _MAGIC_AND_LAYOUT, 5_000_000_000, 0x30_0000, *_TRACE],
-    ),
+    "alone": (ContextSpec(0, 1, (0x7F00_0000_0000,)), [0, 1, 0x7F00_0000_0000, _MAGIC_AND_LAYOUT, 0, 0, *_NO_TRACE]),
+    "third-of-four": (_FOUR, [2, 4, *_FOUR_BASES, _MAGIC_AND_LAYOUT, 5_000_000_000, 0x30_0000, *_TRACE]),
 }
 
 TARGETS: Mapping[str, DeviceType] = {"sm_90": DeviceType.CUDA, "gfx942": DeviceType.HIP, "gfx950": DeviceType.HIP}
@@ -109,7 +92,6 @@ class BackendConformance(PluginConformance):
     `StackConformance`.
 
     Attributes:
-        name: name of the backend.
         case_step: 1 to compile all of `compile_cases()`, n for every n-th one.
     """
 
@@ -125,8 +107,7 @@ class BackendConformance(PluginConformance):
     @pytest.fixture
     def compile(self, backend: Any) -> Any:
         """Compiles one case for one target and returns the assembly."""
-        if not hasattr(backend, "compile_only"):
-            pytest.skip("no `compile_only` and no fixture `compile`: this backend compiles nothing without a GPU")
+        needs(hasattr(backend, "compile_only"), "no `compile_only` and no fixture `compile`: it compiles nothing here")
         return backend.compile_only
 
     @pytest.fixture
@@ -134,22 +115,19 @@ class BackendConformance(PluginConformance):
         """The kernels to compile."""
         return list(backend.compile_cases())[:: self.case_step]
 
-    # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_device_functions(self, backend: Any) -> None:
         """All are there, with these parameters in order; what a kernel may leave out has a default."""
         api = backend.device_api()
-        assert [name for name in FUNCTIONS if name not in api] == []
+        assert FUNCTIONS.keys() - api.keys() == set()
         assert [line for name, words in FUNCTIONS.items() for line in parameter_problems(name, api[name], words)] == []
 
     def test_static_device_methods(self, backend: Any) -> None:
         """The same of DeviceContext's methods."""
         context = backend.device_api().get("DeviceContext")
-        if context is None:
-            pytest.skip("device_api() has no DeviceContext: this backend has the functional API only")
+        needs(context, "device_api() has no DeviceContext: this backend has the functional API only")
         methods = [(name, getattr(context, name), f"self {words}") for name, words in METHODS.items()]
         assert [line for each in methods for line in parameter_problems(*each)] == []
 
-    # -- host tier ----------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("name", _CONTEXTS)
     def test_host_context_words(self, backend: Any, target: DeviceTarget, name: str) -> None:
         """The context tensor has the words that kernels decode."""
@@ -178,8 +156,7 @@ class BackendConformance(PluginConformance):
 
     def test_host_trace_is_set_in_place(self, backend: Any, target: DeviceTarget) -> None:
         """`set_trace` changes the context tensor's tracing words, and nothing else; without words it clears them."""
-        if not hasattr(backend, "set_trace"):
-            pytest.skip("the backend has no set_trace")
+        needs(hasattr(backend, "set_trace"), "the backend has no set_trace")
         assert backend.ticks_per_second > 0
         spec, words = _CONTEXTS["alone"]
         context = backend.make_context(dataclasses.replace(spec, device=target.torch_device))
@@ -191,7 +168,6 @@ class BackendConformance(PluginConformance):
         assert context.tolist() == [*rest, *_NO_TRACE]
         assert context.data_ptr() == place
 
-    # -- compile tier -------------------------------------------------------------------------------------------------
     def test_compile_cases_are_described(self, backend: Any, info: PluginInfo) -> None:
         """Unique names; expectations that are regular expressions, for every kind of GPU that the backend works on."""
         cases = backend.compile_cases()
@@ -207,12 +183,11 @@ class BackendConformance(PluginConformance):
 
     @pytest.mark.parametrize("target_name", TARGETS)
     def test_compile_cases_compile(
-        self, info: PluginInfo, compile: Compile, cases: Sequence[CompileCase], target_name: str
+        self, info: PluginInfo, compile: Callable[..., str], cases: Sequence[CompileCase], target_name: str
     ) -> None:
         """Every case compiles for the target, and the assembly has what the case expects."""
         device = TARGETS[target_name]
-        if device not in info.devices:
-            pytest.skip(f"{info.name!r} does not work on {device}")
+        needs(device in info.devices, f"{info.name!r} does not work on {device}")
         lacking = []
         for case in cases:
             assembly = compile(case, target_name)

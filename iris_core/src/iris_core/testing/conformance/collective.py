@@ -1,7 +1,4 @@
-"""Conformance of collectives: what they say of themselves, and calls of every kind on ranks.
-
-As the stack suite, the calls run in three tiers: ranks on the CPU, one rank on a GPU, several ranks on GPUs.
-"""
+"""Conformance of collectives: what they say of themselves, and calls of every kind on the ranks of each tier."""
 
 from __future__ import annotations
 
@@ -19,14 +16,12 @@ from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance import stack_jobs
 from iris_core.testing.conformance.collective_jobs import OPS, Case, cases, usual
-from iris_core.testing.conformance.plugin import PluginConformance
+from iris_core.testing.conformance.plugin import PluginConformance, RankPool, needs, no_problems
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from iris_core.testing.pool import RankPool
 
 _ALL_CASES_S = 300.0  # a kernel may have to be compiled for each
 _GROUP_SIZES = (1, 2, 3, 8)
@@ -34,12 +29,9 @@ _NUM_BYTES = tuple(4**exponent for exponent in range(3, 15))
 
 
 class CollectiveConformance(PluginConformance):
-    """Tests of a collective.
-
-    A subclass gives the plugin's name.  The tests make every call that the collective's `supports` accepts.
+    """Tests of a collective, which make every call that its `supports` accepts.
 
     Attributes:
-        name: name of the plugin.
         allocator: name of the allocator, as for `Iris(allocator=...)`.
         backend: name of the backend.
         accumulates_in_float32: half-precision numbers are added up in single precision, as they should; False allows
@@ -51,7 +43,6 @@ class CollectiveConformance(PluginConformance):
     backend: ClassVar[str] = "auto"
     accumulates_in_float32: ClassVar[bool] = True
 
-    # -- fixtures -----------------------------------------------------------------------------------------------------
     @pytest.fixture
     def collective(self, created: Any) -> Any:
         """A collective as the core creates it, on a device of this machine, without a world."""
@@ -65,12 +56,8 @@ class CollectiveConformance(PluginConformance):
         where = self.ranks_of(request.param, [info])
         return stack_jobs.Setup(self.allocator, self.backend, *where, info.name, in_float32=self.accumulates_in_float32)
 
-    # -- host tier: what it says of itself ----------------------------------------------------------------------------
     def test_host_supports_always_answers(self, collective: Any) -> None:
-        """Whatever is asked for: an Availability, twice the same, and a reason with every "no".
-
-        Nothing is accepted and ignored: no other operation, element type, reduction, layout or setting.
-        """
+        """An Availability, twice the same, with a reason for "no"; what it cannot know is not accepted and ignored."""
         for request, can_know in self._requests(collective.op):
             answer = collective.supports(request)
             assert isinstance(answer, Availability), request
@@ -98,12 +85,10 @@ class CollectiveConformance(PluginConformance):
                     assert cost == collective.cost(request)
             assert costs == sorted(costs), f"{size} ranks: more bytes cost less"
 
-    # -- world tier: calls --------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("promise", jobs.PROMISES)
     def test_world_calls(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, promise: str) -> None:
-        """Every shape, element type, reduction, root and place of the tensors keeps each promise.
-
-        An everyday plan serves call after call, whoever is late, and whoever writes its next input at once.
+        """Every shape, element type, reduction, root and place of the tensors keeps each promise; an everyday plan call
+        after call, whoever is late, and whoever writes its next input at once.
 
         results: what torch gives, also in place.  agreement: where all ranks get the same, they get the same bits.
         input: it is only read.  surroundings: memory beside the tensors, and between the elements of strided ones,
@@ -115,43 +100,31 @@ class CollectiveConformance(PluginConformance):
             of = dataclasses.replace(world, ranks=size)
             calls = tuple(each for each in cases(collective.op, size) if self._answer(collective, each, of))
             found += _run(pool, of, calls) if calls else []
-        if not found:
-            pytest.skip(self._answer(collective, usual(collective.op), world).reason)
+        needs(found, self._answer(collective, usual(collective.op), world).reason)
         said = [outcome[promise] for outcomes in found for outcome in outcomes if promise in outcome]
-        if not said:
-            pytest.skip(f"this operation or this algorithm does not promise {promise}")
-        assert not any(said), "\n".join(filter(None, said))
+        needs(said, f"this operation or this algorithm does not promise {promise}")
+        no_problems(said)
 
     def test_world_is_ordered(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
-        """The checker finds nothing on CPU ranks, whoever is late: see docs/checking.md.
-
-        It sees kernels of a backend that has a checker, and torch's operators on the heap.
-        """
-        if world.device != "cpu":
-            pytest.skip("the checker watches CPU ranks")
-        case = self._usual(collective, world)
+        """The checker (docs/checking.md), if the backend has one, finds nothing on CPU ranks, whoever is late."""
+        needs(world.device == "cpu", "the checker watches CPU ranks")
         try:
-            _run(pool, dataclasses.replace(world, check=ORDINARY_CHECKS), (case,))
+            _run(pool, dataclasses.replace(world, check=ORDINARY_CHECKS), (self._usual(collective, world),))
         except RankError as error:
-            if "UnsupportedError: IRIS_CHECK=" not in str(error):
-                raise
-            pytest.skip("the backend has no checker")
+            needs("UnsupportedError: IRIS_CHECK=" not in str(error), "the backend has no checker")
+            raise
 
     def test_world_plans_do_not_pile_up(self, collective: Any, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Preparing the same call again finds the memory of a plan that is gone, or the memory that all plans share."""
-        case = self._usual(collective, world)
-        for blocks in pool.run(jobs.on_rank, world.ranks, world, jobs.prepare_again, case, 4):
+        for blocks in pool.run(jobs.on_rank, world.ranks, world, jobs.prepare_again, self._usual(collective, world), 4):
             assert len(set(blocks[1:])) == 1, f"blocks on the heap after each plan: {blocks}"
 
     def test_world_of_a_group(self, collective: Any, pool: RankPool, world: stack_jobs.Setup, tmp_path: Any) -> None:
         """The first and the last rank are a group; the others are not waited for, and their tensors are left alone."""
-        if world.ranks < 3:
-            pytest.skip(f"needs 3 ranks, this tier has {world.ranks}")
+        needs(world.ranks >= 3, f"needs 3 ranks, this tier has {world.ranks}")
         case = self._usual(collective, world, members=(0, world.ranks - 1))
-        wrong = pool.run(jobs.on_rank, world.ranks, world, jobs.call_in_group, case, str(tmp_path))
-        assert not any(wrong), "\n".join(wrong)
+        no_problems(pool.run(jobs.on_rank, world.ranks, world, jobs.call_in_group, case, str(tmp_path)))
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
     def _requests(self, op: str) -> Iterator[tuple[CollectiveRequest, bool]]:
         """Requests of every kind, also such as no core would make, and whether an algorithm can know what they mean."""
         strange: list[dict[str, Any]] = [{"dtype": "no_such_dtype"}, {"dtype": ""}]
@@ -175,9 +148,7 @@ class CollectiveConformance(PluginConformance):
     def _usual(self, collective: Any, setup: stack_jobs.Setup, **changes: Any) -> Case:
         """An everyday call; the test is skipped where it is not supported."""
         case = usual(collective.op, **changes)
-        answer = self._answer(collective, case, setup)
-        if not answer:
-            pytest.skip(f"{case}: {answer.reason}")
+        needs(answer := self._answer(collective, case, setup), f"{case}: {answer.reason}")
         return case
 
 

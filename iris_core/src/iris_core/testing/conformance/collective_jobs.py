@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import math
+import operator
 import os
 import pathlib
 import time
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
 REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
-USUAL_SHAPE = (1003,)
-FLOATS = tuple(name for name in REDUCIBLE if getattr(torch, name).is_floating_point)
-INTEGERS = tuple(name for name in REDUCIBLE if name not in (*FLOATS, "bool"))
+INTEGERS = tuple(name for name in REDUCIBLE if name != "bool" and not getattr(torch, name).is_floating_point)
 DTYPES = (*REDUCIBLE, "complex64", "float8_e4m3fn")
 BITWISE = tuple(op.name.lower() for op in BITWISE_OPS)
 ARITHMETIC = tuple(op.name.lower() for op in ReduceOp if op not in (ReduceOp.SUM, *BITWISE_OPS))  # SUM is usual
@@ -49,6 +48,7 @@ _WORK_TIMEOUT_S = 20.0
 _SLOW_S = 0.1
 _LEAD_NBYTES = 256  # before and after each tensor
 _POISON = 0xA5
+_USED = operator.attrgetter("num_blocks", "peak")  # of the heap's stats: what a launch must leave as it is
 
 Outcome = dict[str, str]  # what is wrong, by promise; without those that are not given
 
@@ -58,7 +58,7 @@ class Case:
     """One call of a collective."""
 
     op: str
-    shape: tuple[int, ...] = USUAL_SHAPE  # of a chunk; some operations have one for each rank
+    shape: tuple[int, ...] = (1003,)  # of a chunk; some operations have one for each rank
     dtype: str = "float32"
     reduction: str = ""
     root: int = 0  # in the group
@@ -102,12 +102,11 @@ def usual(op: str, **changes: Any) -> Case:
 def cases(op: str, size: int) -> list[Case]:
     """Return every shape, dtype, reduction, root and place, and a call in place, all else being as usual."""
     found = [usual(op, shape=shape) for shape in SHAPES]
-    found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in INTEGERS + FLOATS]
+    found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in set(REDUCIBLE) - {"bool"}]
     found += [usual(op, place=place) for place in PLACES[1:]]
     found += [usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:]]
     found += [usual(op, in_place=True)] * (op in ALL_IN_PLACE)
-    if op in ROOTED:
-        found += [usual(op, root=root) for root in range(1, size)]
+    found += [usual(op, root=root) for root in range(1, size) if op in ROOTED]
     if op in REDUCING:
         found += [usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC]
         found += [usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max")]
@@ -155,18 +154,15 @@ def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Te
     Sums and products of floats may be off by two roundings of the result, and one of each step in the precision that
     they are kept in: single precision for halves, if `in_float32`.
     """
-    dtype, right = inputs[0].dtype, expected(case, inputs)[rank]
-    found = found.cpu().contiguous()
+    dtype, right, found = inputs[0].dtype, expected(case, inputs)[rank], found.cpu().contiguous()
     if case.op not in REDUCING or not dtype.is_floating_point:  # bytes, for numbers may be NaN
         pairs = [each.contiguous().view(-1).view(torch.uint8) for each in (found, right.to(dtype))]
         wrong = (pairs[0] != pairs[1]).view(found.numel(), dtype.itemsize).any(1)
     else:
-        allowed = torch.zeros_like(right)
-        if case.reduction not in ("min", "max"):
-            unit = torch.finfo(dtype).eps
-            step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
-            sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
-            allowed = unit * right.abs() + len(inputs) * step * sizes
+        unit, is_exact = torch.finfo(dtype).eps, case.reduction in ("min", "max")
+        step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
+        sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
+        allowed = 0 * right if is_exact else unit * right.abs() + len(inputs) * step * sizes
         wrong = ~((found.double() - right).abs() <= allowed).flatten()
     places = wrong.nonzero().flatten().tolist()
     return f"{len(places)} of {wrong.numel()} elements are wrong, the first at {places[0]}" if places else ""
@@ -188,7 +184,7 @@ def on_rank(setup: Setup, job: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call(setup: Setup, ctx: Any, collective: Any, chosen: Sequence[Case]) -> list[Outcome]:
-    """Call each case with one plan and new data: an everyday one in two turns of each rank, those in place twice.
+    """Call each case with one plan and new data, an everyday one in two turns of each rank, those in place twice.
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
@@ -197,11 +193,7 @@ def call(setup: Setup, ctx: Any, collective: Any, chosen: Sequence[Case]) -> lis
 
 
 def call_in_group(setup: Setup, ctx: Any, collective: Any, case: Case, folder: str) -> str:
-    """Call a case twice in a group; the other ranks do nothing until the members are done.
-
-    Returns:
-        The problems, also with the tensors of a rank that is no member.
-    """
+    """Call a case twice in a group while other ranks do nothing; return problems, also with the others' tensors."""
     if ctx.cur_rank in case.members:
         outcome = _call(setup, ctx, collective, case, num_turns=2)
         (pathlib.Path(folder) / str(ctx.cur_rank)).touch()
@@ -214,8 +206,8 @@ def call_in_group(setup: Setup, ctx: Any, collective: Any, case: Case, folder: s
             raise TimeoutError(f"ranks {case.members} were not done after {STRANGER_WAITS_S:g} s alone")
         time.sleep(0.01)
     ctx.barrier()
-    is_whole = tensors.are_whole(with_elements=True)
-    return "" if is_whole else f"something was written to the tensors of rank {ctx.cur_rank}, which is no member"
+    problem = f"something was written to the tensors of rank {ctx.cur_rank}, which is no member"
+    return "" if tensors.are_whole(with_elements=True) else problem
 
 
 def prepare_again(setup: Setup, ctx: Any, collective: Any, case: Case, times: int) -> list[int]:
@@ -248,8 +240,8 @@ class _Tensors:
         numel = step * torch.Size(shape).numel()
         lead = _LEAD_NBYTES + (item * (5 * rank + 3) if case.place == "skewed" else 0)
         nbytes = 2 * _LEAD_NBYTES + item * (numel + 5 * ctx.num_ranks + 3)
-        where = torch if case.place == "ordinary" else ctx
-        raw = where.empty(nbytes, dtype=torch.uint8, device=ctx.device).fill_(_POISON)
+        empty = torch.empty if case.place == "ordinary" else ctx.empty
+        raw = empty(nbytes, dtype=torch.uint8, device=ctx.device).fill_(_POISON)
 
         def inside(raw: torch.Tensor) -> torch.Tensor:
             inner = raw[lead : lead + item * numel].view(dtype)
@@ -269,9 +261,8 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
     members = case.members or tuple(range(ctx.num_ranks))
     rank, size = members.index(ctx.cur_rank), len(members)
     tensors = _Tensors(ctx, case, rank, size)
-    inp, out = (
-        each if is_there else None for each, is_there in zip((tensors.inp, tensors.out), case.has(rank), strict=True)
-    )
+    has_inp, has_out = case.has(rank)
+    inp, out = tensors.inp if has_inp else None, tensors.out if has_out else None
     plan = collective.prepare(case.request(rank, members, ctx.target), ctx)
     is_exact = case.op in REDUCING and getattr(collective, "deterministic", False) is True
     given = {"bits": is_exact, "agreement": case.op in REPLICATED}
@@ -285,7 +276,7 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
             tensors.out.fill_(1)
         if inp is not None:
             inp.copy_(inputs[rank])
-        before = ctx.stats()
+        before = _USED(ctx.stats())
         work = collective.launch(plan, out, inp)
         if work is not None:
             work.wait(_WORK_TIMEOUT_S)
@@ -293,19 +284,18 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
                 wrong["work"] = what + "wait() returned, is_completed() is False"
         if ctx.device != "cpu":
             torch.cuda.current_stream().synchronize()
-        after = ctx.stats()
-        if (after.num_blocks, after.peak) != (before.num_blocks, before.peak):
-            wrong["memory"] = what + f"a launch has taken memory of the heap: {before} before, {after} after"
-        if inp is not None and not case.in_place and content(inp) != content(inputs[rank]):
-            wrong["input"] = what + "its input has changed"
-        if not tensors.are_whole(with_elements=False):
-            wrong["surroundings"] = what + "memory beside its tensors has changed"
+        after, kept = _USED(ctx.stats()), inp is None or case.in_place or content(inp) == content(inputs[rank])
+        found = [
+            ("memory", before != after, f"blocks on the heap and its peak: {before} before, {after} after"),
+            ("input", not kept, "its input has changed"),
+            ("surroundings", not tensors.are_whole(with_elements=False), "memory beside its tensors has changed"),
+        ]
         if out is not None:
             digests.update(content(out))
-            if problem := judge(case, rank, inputs, out, in_float32=setup.in_float32):
-                wrong["results"] = what + f"call {turn}: {problem}"
-            if "bits" in wrong and content(out) != content(promised(case, inputs)[rank]):
-                wrong["bits"] = what + f"call {turn} has other bits than torch in the group's order"
+            problem = judge(case, rank, inputs, out, in_float32=setup.in_float32)
+            other = "bits" in wrong and content(out) != content(promised(case, inputs)[rank])
+            found += [("results", bool(problem), problem), ("bits", other, "not torch's bits in the group's order")]
+        wrong |= {promise: f"{what}call {turn}: {said}" for promise, is_wrong, said in found if is_wrong}
     if not case.members and "agreement" in wrong and ctx.broadcast(digests.digest()) != digests.digest():
         wrong["agreement"] = what + "other bits than those of rank 0"
     return wrong

@@ -23,7 +23,7 @@ def read_bytes(ptr: int, nbytes: int, device: str = "cpu") -> bytes:
                 raise OSError(f"only {count} of {nbytes} bytes at {ptr:#x} can be read")
             return os.pread(file.fileno(), nbytes, 0)
     out = ctypes.create_string_buffer(nbytes)
-    _copy_on_gpu(ctypes.addressof(out), ptr, nbytes, device, to_device=False)
+    _copy_on_gpu("DtoH", ctypes.addressof(out), ptr, nbytes, device)
     return out.raw
 
 
@@ -31,9 +31,9 @@ def write_bytes(ptr: int, data: bytes, device: str = "cpu") -> None:
     """Put bytes at an address, as `read_bytes` reads them."""
     if device == "cpu":
         ctypes.memmove(ptr, data, len(data))
-        return
-    source = ctypes.create_string_buffer(data, len(data))
-    _copy_on_gpu(ptr, ctypes.addressof(source), len(data), device, to_device=True)
+    else:
+        source = ctypes.create_string_buffer(data, len(data))
+        _copy_on_gpu("HtoD", ptr, ctypes.addressof(source), len(data), device)
 
 
 def pattern(nbytes: int, seed: int) -> bytes:
@@ -52,29 +52,25 @@ def open_descriptors() -> set[str]:
 
 def mapped_bytes() -> int:
     """Return the size of this process's memory mappings, without the interpreter's heap and stacks."""
-    total = 0
     with open("/proc/self/maps") as file:
-        for line in file:
-            addresses, _, _, _, _, *name = line.split(maxsplit=5)
-            begin, end = addresses.split("-")
-            total += 0 if "".join(name).startswith(_SPECIAL) else int(end, 16) - int(begin, 16)
-    return total
+        mapped = [line.split(maxsplit=5) for line in file]
+    ranges = (each[0].split("-") for each in mapped if not each[-1].startswith(_SPECIAL))
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
-def _copy_on_gpu(target: int, source: int, nbytes: int, device: str, *, to_device: bool) -> None:
+def _copy_on_gpu(way: str, target: int, source: int, nbytes: int, device: str) -> None:
     """Copy between the host and an address that a GPU can reach, by the driver.
 
-    Not through a tensor: torch asks where the address is, and for a peer's memory makes a tensor of that other device,
-    or a copy.  The driver copies in the context of the device whose view of the memory is in question.
+    Not through a tensor: for a peer's memory torch makes one of that other device, or a copy, and it is this device's
+    view that is in question.
     """
     maker, version = ("cu", "_v2") if torch.version.hip is None else ("hip", "")
     driver = ctypes.CDLL("libcuda.so.1" if version else "libamdhip64.so")
-    name = f"{maker}Memcpy{'HtoD' if to_device else 'DtoH'}{version}"
-    copy = getattr(driver, name)
-    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    name = f"{maker}Memcpy{way}{version}"
     synchronize = driver.cuCtxSynchronize if version else driver.hipDeviceSynchronize
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # kernels first; it also makes the device's context the driver's current one
-        code = copy(target, source, nbytes) or synchronize()
+        places = ctypes.c_void_p(target), ctypes.c_void_p(source)
+        code = getattr(driver, name)(*places, ctypes.c_size_t(nbytes)) or synchronize()
     if code:
         raise OSError(f"{name} of {nbytes} bytes from {source:#x} to {target:#x} failed with code {code}")

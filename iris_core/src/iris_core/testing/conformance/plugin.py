@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import os
@@ -16,20 +17,17 @@ import torch
 from iris_core import protocols
 from iris_core.device.targets import device_targets
 from iris_core.errors import SettingsError
-from iris_core.registry import Registry
+from iris_core.registry import PluginRecord, Registry
 from iris_core.registry.records import PROTOCOLS
 from iris_core.settings import load_plugin_settings
 from iris_core.testing.conformance import plugin_jobs
-from iris_core.testing.pool import RankPool
+from iris_core.testing.pool import RankPool as RankPool
 from iris_core.types import Capability, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iris_core.registry import PluginRecord
-
-    Registered = tuple[Registry, PluginRecord]
-
+Registered = tuple[Registry, PluginRecord]
 _PROMISED = {f"Supports{each.title().replace('-', '')}": each for each in Capability}
 """Capabilities by the protocol of allocators that have them, such as `SupportsImportTensor`."""
 
@@ -49,7 +47,6 @@ class OnRanks:
     """
 
     num_ranks: ClassVar[int] = 3
-
     gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
     """GPUs that each tier needs at least; Iris's own suite reads it (`tests/support/gpu_tiers.py`)."""
 
@@ -60,15 +57,11 @@ class OnRanks:
 
     def ranks_of(self, tier: str, infos: Sequence[PluginInfo]) -> tuple[str, int]:
         """Return a tier's device, "cpu" or "cuda", and its number of ranks; skip what cannot run here."""
-        gpu = DeviceType.HIP if torch.version.hip else DeviceType.CUDA
-        wanted = DeviceType.CPU if tier == "host" else gpu
+        wanted = {"host": DeviceType.CPU}.get(tier, DeviceType.HIP if torch.version.hip else DeviceType.CUDA)
         for info in infos:
-            if wanted not in info.devices:
-                pytest.skip(f"{info.kind} {info.name!r} does not work on {wanted}")
-        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        needed = self.gpus_of_tier[tier]
-        if present < needed:
-            pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}")
+            needs(wanted in info.devices, f"{info.kind} {info.name!r} does not work on {wanted}")
+        needed, present = self.gpus_of_tier[tier], torch.cuda.device_count()
+        needs(present >= needed, f"needs {needed} GPU{'s' * (needed > 1)}, torch sees {present}")
         ranks = {"host": self.num_ranks, "gpu": 1, "gpus": min(present, self.num_ranks)}
         return "cpu" if tier == "host" else "cuda", ranks[tier]
 
@@ -86,7 +79,6 @@ class PluginConformance(OnRanks):
     kind: ClassVar[PluginKind]
     name: ClassVar[str]
 
-    # -- what the subclass gives, and what follows from it ------------------------------------------------------------
     @pytest.fixture
     def plugin(self) -> Any:
         """The plugin object: the installed one called `name`."""
@@ -107,19 +99,17 @@ class PluginConformance(OnRanks):
     def target(self, info: PluginInfo, registered: Registered) -> DeviceTarget:
         """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
         registry, record = registered
-        usable = [each for each in device_targets(None, rank=0) if each.type in info.devices]
+        usable = [each for each in device_targets(None, rank=0)[::-1] if each.type in info.devices]  # the CPU first
         answers = {each: registry.probe(record, each) for each in usable}
-        for each in reversed(usable):  # the CPU first
-            if answers[each]:
-                return each
-        pytest.skip(f"{info.name!r} works on {', '.join(sorted(info.devices))}; of those here it says {answers}")
+        chosen = [each for each in usable if answers[each]]
+        needs(chosen, f"{info.name!r} works on {', '.join(sorted(info.devices))}; of those here it says {answers}")
+        return chosen[0]
 
     @pytest.fixture
     def created(self, registered: Registered, target: DeviceTarget) -> Any:
         """What the plugin creates for one rank, with default settings."""
         return plugin_jobs.create(*registered, target)
 
-    # -- static tier --------------------------------------------------------------------------------------------------
     def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo) -> None:
         """The installed entry point has the name, the kind and the object that were given to the kit."""
         _, installed = plugin_jobs.installed(self.kind, info.name)
@@ -174,11 +164,9 @@ class PluginConformance(OnRanks):
                 if of_allocators:
                     assert has_some == (_PROMISED[name] in info.provides), f"it has {name}: {has_some}"
 
-    # -- host tier ----------------------------------------------------------------------------------------------------
     def test_host_diagnosis(self, plugin: Any, info: PluginInfo, pool: RankPool) -> None:
         """What `iris doctor` shows of it: findings with a subject and a text, with devices and without any."""
-        if not hasattr(plugin, "iris_plugin_diagnose"):
-            pytest.skip(f"{info.name!r} does not implement iris_plugin_diagnose")
+        needs(hasattr(plugin, "iris_plugin_diagnose"), f"{info.name!r} does not implement iris_plugin_diagnose")
         pool.run(plugin_jobs.diagnose, 1, self.kind, info.name)
 
 
@@ -190,23 +178,34 @@ def shared_pool() -> RankPool:
     return pool
 
 
+def needs(has: object, otherwise: str) -> None:
+    """Skip the test, for the reason given, where what it needs is not there."""
+    if not has:
+        pytest.skip(otherwise)
+
+
+def no_problems(*of_ranks: Iterable[str]) -> None:
+    """Fail if any rank, or any call, has a problem."""
+    found = [each for problems in of_ranks for each in problems if each]
+    assert not found, "\n".join(found)
+
+
 def member_problems(obj: Any, protocol: type) -> list[str]:
     """Say how an object departs from a protocol: members that are missing, or called in another way.
 
     Args:
         obj: the implementation; further parameters of its methods are no problem if they have defaults.
-        protocol: a class whose functions and properties, own and inherited, are the contract.
+        protocol: a class whose members, functions and properties, own and inherited, are the contract.
     """
     problems = []
     for name, member in inspect.getmembers_static(protocol):
-        if name.startswith("_") or not (isinstance(member, property) or inspect.isfunction(member)):
+        if name.startswith("_"):
             continue
         static = inspect.getattr_static(obj, name, None)
         if static is None:
             problems.append(f"{name} is missing")
         elif isinstance(member, property):
-            if inspect.isroutine(static):
-                problems.append(f"{name} is a method; it must be a property")
+            problems += [f"{name} is a method; it must be a property"] * inspect.isroutine(static)
         elif not callable(getattr(obj, name)):
             problems.append(f"{name} is no method")
         else:
@@ -227,11 +226,8 @@ def parameter_problems(name: str, function: Callable[..., Any], parameters: str)
     expected, optional = (each.split() for each in parameters.partition("|")[::2])
     while not inspect.isroutine(function) and hasattr(function, "fn"):
         function = function.fn
-    signature = inspect.signature(function)
-    try:
-        found = [list(signature.bind(*names).arguments) for names in (expected, [*expected, *optional])]
-    except TypeError:  # it takes fewer, or demands more
-        found = []
-    if found == [expected, [*expected, *optional]]:
-        return []
+    signature, calls = inspect.signature(function), [expected, expected + optional]
+    with contextlib.suppress(TypeError):  # it takes fewer, or demands more
+        if [list(signature.bind(*names).arguments) for names in calls] == calls:
+            return []
     return [f"{name}{signature} should take ({', '.join(expected)}), and then may be given ({', '.join(optional)})"]

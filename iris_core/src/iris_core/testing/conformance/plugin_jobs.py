@@ -18,12 +18,10 @@ from iris_core.types import CreateRequest, DeviceTarget, PluginKind
 from iris_core.world import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iris_core.registry import PluginRecord
     from iris_core.types import Segment
-
-_TIMEOUT_S = 30.0
 
 
 def installed(kind: PluginKind, name: str) -> tuple[Registry, PluginRecord]:
@@ -55,18 +53,10 @@ def received(segments: Sequence[Segment]) -> list[Segment]:
     return [replace(each, fd=None if each.fd is None else os.dup(each.fd)) for each in segments]
 
 
-def mark(rank: int, index: int) -> bytes:
-    """Return the 8 bytes that a rank writes at one of its marks."""
-    return oracle.pattern(8, seed=10 * rank + index)
-
-
-def see_peers(name: str, device: str, nbytes: int) -> dict[int, tuple[bool, bool]]:
-    """Write marks into the own heap, look for the peers' in theirs, and write one back into each.
-
-    Returns:
-        By peer: whether its marks are there, and what it has written has arrived.
-    """
-    with contextlib.closing(connect(None, _TIMEOUT_S)) as world:
+def see_peers(name: str, device: str, nbytes: int) -> list[str]:
+    """Write marks into the own heap, look for the peers' in theirs, and write one back into each; return problems."""
+    mark: Callable[[int, int], bytes] = lambda rank, index: oracle.pattern(8, seed=10 * rank + index)
+    with contextlib.closing(connect(None, timeout_s=30.0)) as world:
         me, (target,) = world.rank, device_targets(device, world.rank)
         allocator = create(*installed(PluginKind.ALLOCATOR, name), target, nbytes, me, world.world_size)
         read = functools.partial(oracle.read_bytes, nbytes=8, device=target.torch_device)
@@ -84,9 +74,11 @@ def see_peers(name: str, device: str, nbytes: int) -> dict[int, tuple[bool, bool
             for peer, base in peers.items():
                 write(base + 8192 + 8 * me, mark(me, peer))
             world.barrier()
-            arrived = {peer: read(allocator.base_ptr + 8192 + 8 * peer) == mark(peer, me) for peer in peers}
+            arrived = {peer: read(allocator.base_ptr + 8192 + 8 * peer) for peer in peers}
             world.barrier()
-        return {peer: (seen[peer] == [mark(peer, i) for i in range(len(marks))], arrived[peer]) for peer in peers}
+        lost = [peer for peer in peers if seen[peer] != [mark(peer, index) for index in range(len(marks))]]
+        lost += [peer for peer in peers if arrived[peer] != mark(peer, me)]
+        return [f"rank {me} does not see what rank {peer} has written, in its heap or here" for peer in lost]
 
 
 def outlive_close(name: str, device: str, nbytes: int) -> None:

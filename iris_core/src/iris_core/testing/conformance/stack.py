@@ -1,25 +1,17 @@
-"""Conformance of a stack: an allocator and a backend together, kernels on several ranks.
-
-The same tests run in three tiers: ranks on the CPU, one rank on a GPU, several ranks on GPUs.
-"""
+"""Conformance of a stack: an allocator and a backend together, kernels on the ranks of each tier."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from iris_core.diagnosis import PairCheck
 from iris_core.testing.conformance import plugin_jobs, stack_jobs
-from iris_core.testing.conformance.plugin import OnRanks
+from iris_core.testing.conformance.plugin import OnRanks, RankPool, needs, no_problems
 from iris_core.types import PluginKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.testing.pool import RankPool
 
 _CALLS_S = 120.0  # for all device functions, where no wait reaches its bound; on a GPU they are compiled
 
@@ -43,19 +35,15 @@ class StackConformance(OnRanks):
     def world(self, request: pytest.FixtureRequest) -> stack_jobs.Setup:
         """The stack of each tier."""
         named = (PluginKind.ALLOCATOR, self.allocator), (PluginKind.BACKEND, self.backend)
-        where = self.ranks_of(
-            request.param, [plugin_jobs.installed(*each)[1].plugin.iris_plugin_info() for each in named]
-        )
+        infos = [plugin_jobs.installed(*each)[1].plugin.iris_plugin_info() for each in named]
+        where = self.ranks_of(request.param, infos)
         return stack_jobs.Setup(self.allocator, self.backend, *where, self.programs, self.timeout_s)
 
-    def _run(
-        self, pool: RankPool, stack: stack_jobs.Setup, needs: str, job: Callable[..., Any], *how: str
-    ) -> list[Any]:
-        """Run a job on the ranks; skip what needs something that the backend need not have."""
+    def _run(self, pool: RankPool, stack: stack_jobs.Setup, part: str, job: Any, *how: str) -> list[Any]:
+        """Run a job on the ranks, and return what is wrong; skip what needs a part that the backend need not have."""
         bound_s = _CALLS_S + 12 * self.timeout_s
-        found = pool.run(stack_jobs.on_rank, stack.ranks, stack, needs, job, *how, timeout_s=bound_s)
-        if needs in found:
-            pytest.skip(f"backend {self.backend!r} has no {needs}")
+        found = pool.run(stack_jobs.on_rank, stack.ranks, stack, part, job, *how, timeout_s=bound_s)
+        needs(part not in found, f"backend {self.backend!r} has no {part}")
         return found
 
     def test_world_device_functions(self, pool: RankPool, world: stack_jobs.Setup) -> None:
@@ -66,21 +54,20 @@ class StackConformance(OnRanks):
         of a group and also a repeated one, the stores of all members are visible, whoever is late.  What is wrong is
         said of all functions: each sentence begins with the function's name.
         """
-        _judge(self._run(pool, world, "", stack_jobs.call_all, "function"))
+        no_problems(*self._run(pool, world, "", stack_jobs.call_all, "function"))
 
     def test_world_device_methods(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The same of DeviceContext's methods."""
-        _judge(self._run(pool, world, "DeviceContext", stack_jobs.call_all, "method"))
+        no_problems(*self._run(pool, world, "DeviceContext", stack_jobs.call_all, "method"))
 
     def test_world_wait_that_gives_up(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """The launch raises DeviceTimeoutError, or the next barrier does, once."""
         bounded = dataclasses.replace(world, timeout_s=min(self.timeout_s, 0.5))
-        _judge(self._run(pool, bounded, "DeviceContext", stack_jobs.give_up))  # only methods know where to report
+        no_problems(*self._run(pool, bounded, "DeviceContext", stack_jobs.give_up))  # only methods know where to report
 
-    # -- what a backend may have besides ------------------------------------------------------------------------------
     def test_world_device_barrier_of_the_host(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """After `ctx.device_barrier()` all writes are visible, whoever is late; a group waits for its members only."""
-        _judge(self._run(pool, world, "device_barrier", stack_jobs.call_all, "host"))
+        no_problems(*self._run(pool, world, "device_barrier", stack_jobs.call_all, "host"))
 
     def test_world_self_test_passes(self, pool: RankPool, world: stack_jobs.Setup) -> None:
         """Every operation on every pair of ranks is judged, and nothing is wrong; each step was announced."""
@@ -92,8 +79,3 @@ class StackConformance(OnRanks):
         pairs = set(itertools.permutations(range(world.ranks), 2)) or {(0, 0)}
         assert {(op, *pair) for op in ops for pair in pairs} <= {(each.op, each.rank, each.peer) for each in checks}
         assert all(ops <= set(announced) for _, announced in results), f"not all ranks have announced {ops}"
-
-
-def _judge(of_ranks: list[list[str]]) -> None:
-    problems = [each for on_rank in of_ranks for each in on_rank]
-    assert not problems, "\n".join(problems)

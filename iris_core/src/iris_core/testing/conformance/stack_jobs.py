@@ -49,11 +49,7 @@ class Setup:
 
 
 class Rank:
-    """One rank of a stack: runs programs together with the others, and notes what is wrong afterwards.
-
-    Attributes:
-        problems: sentences.
-    """
+    """One rank of a stack: runs programs together with the others, and notes what is wrong as sentences, `problems`."""
 
     def __init__(self, ctx: Any, stack: Setup) -> None:
         self.ctx = ctx
@@ -103,14 +99,12 @@ class Rank:
 
     def check(self, tensor: torch.Tensor, expected: Sequence[list[int]]) -> None:
         """Compare a symmetric tensor with what it should be on each rank, as raw memory and as torch has it."""
-        for rank, values in enumerate(expected):
-            found = [(self.read(tensor, rank), "")]
-            found += [(tensor.flatten().tolist(), " in torch")] * (rank == self.me)
-            for got, where in found:
-                wrong = [i for i, pair in enumerate(zip(got, values, strict=True)) if pair[0] != pair[1]]
-                if wrong:
-                    first = f"{got[wrong[0]]} instead of {values[wrong[0]]}"
-                    self.note(f"memory of rank {rank}{where}: {len(wrong)} words, the first at {wrong[0]}: {first}")
+        raw = [(rank, "", self.read(tensor, rank)) for rank in range(self.world)]
+        for rank, where, found in [*raw, (self.me, " in torch", tensor.flatten().tolist())]:
+            pairs = enumerate(zip(found, expected[rank], strict=True))
+            wrong = [f"{i}: {got} instead of {right}" for i, (got, right) in pairs if got != right]
+            if wrong:
+                self.note(f"memory of rank {rank}{where}: {len(wrong)} words, the first at {wrong[0]}")
 
 
 def on_rank(stack: Setup, needs: str, job: Callable[..., Any], *arguments: Any) -> Any:
@@ -151,15 +145,10 @@ FORMS = ("function", "method")
 
 MOVES = ("load", "store", "get", "put", "copy")
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
-    "atomic_add": operator.add,
-    "atomic_sub": operator.sub,
-    "atomic_xchg": lambda old, val: val,
-    "atomic_xor": operator.xor,
-    "atomic_and": operator.and_,
-    "atomic_or": operator.or_,
-    "atomic_min": min,
-    "atomic_max": max,
-}
+    "atomic_add": operator.add, "atomic_sub": operator.sub, "atomic_xchg": lambda old, val: val,
+    "atomic_xor": operator.xor, "atomic_and": operator.and_, "atomic_or": operator.or_,
+    "atomic_min": min, "atomic_max": max,
+}  # fmt: skip
 ATOMICS = (*OPERATIONS, "atomic_cas")
 SIGNALS = ("signal", "put_signal")
 LOOKS = ("wait_any", "test", "load_acquire")
@@ -176,10 +165,7 @@ _PROGRAMS = 13  # of each rank that change the same word of each rank; four rank
 
 
 def call_all(rank: Rank, form: str) -> list[str]:
-    """Call every device function in one form; return what is wrong.
-
-    A function that raises on this rank is wrong as well: all ranks go on together with the next one.
-    """
+    """Call every device function in one form; return what is wrong, errors too: ranks go on with the next one."""
     for name in ("barrier",) if form == "host" else NAMES:
         _CALLS[name](rank, form, name)
     return rank.problems
@@ -205,18 +191,10 @@ def _move(rank: Rank, form: str, name: str) -> None:
 
 
 # -- atomics ----------------------------------------------------------------------------------------------------------
-def _cells(rank: int) -> list[int]:
-    """Return the initial values of a rank's words, of both signs."""
-    return [(37 * i + 11 * rank) % 101 - 50 for i in range(_LANES)]
-
-
-def _operands(rank: int) -> list[int]:
-    return [(53 * i + 29 * rank) % 97 - 48 for i in range(_LANES)]
-
-
-def _compares(target: int) -> list[int]:
-    """Return what a compare-and-swap on a rank's words expects: every other element is right."""
-    return [cell + i % 2 for i, cell in enumerate(_cells(target))]
+def _calls_on(target: int) -> list[tuple[int, int, int]]:
+    """Return a rank's words, of both signs, what is passed for each, and what atomic_cas expects: half are right."""
+    cells = [(37 * i + 11 * target) % 101 - 50 for i in range(_LANES)]
+    return [(cell, (53 * i + 29 * target) % 97 - 48, cell + i % 2) for i, cell in enumerate(cells)]
 
 
 def _changed(name: str, old: int, val: int, cmp: int) -> int:
@@ -227,23 +205,20 @@ def _changed(name: str, old: int, val: int, cmp: int) -> int:
 
 def _atomic(rank: Rank, form: str, name: str) -> None:
     """Change a block of words of the next rank, then one word of each rank."""
-    operands, compares = rank.tensor(_operands(rank.me)), rank.tensor(_compares(rank.peer))
-    everyone = range(rank.world)
+    calls = [_calls_on(each) for each in range(rank.world)]
+    before = [[cell for cell, _, _ in row] for row in calls]
+    operands, compares = (rank.tensor([call[which] for call in calls[rank.peer]]) for which in (1, 2))
     for masked in (False, True):
         mask = _MASK if masked and name != "atomic_cas" else [1] * _LANES  # atomic_cas has no mask
-        cells, found, lanes = rank.tensor(_cells(rank.me)), rank.tensor(_NOTHING), rank.tensor(_MASK)
+        cells, found = rank.tensor(before[rank.me]), rank.tensor(_NOTHING)
+        lanes = rank.tensor(_MASK) if masked else None
         with rank.together(f"{name}, masked: {masked}"):
-            rank.programs.change(
-                rank.ctx, form, name, cells, operands, compares, found, lanes if masked else None, rank.peer
-            )
-        calls = [
-            zip(_cells(each), _operands((each - 1) % rank.world), _compares(each), strict=True) for each in everyone
-        ]
+            rank.programs.change(rank.ctx, form, name, cells, operands, compares, found, lanes, rank.peer)
         rank.check(cells, [
             [_changed(name, *call) if on else call[0] for call, on in zip(row, mask, strict=True)] for row in calls
         ])  # fmt: skip
-        before = [_cells((each + 1) % rank.world) for each in everyone]
-        rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in before])
+        returned = before[1:] + before[:1]
+        rank.check(found, [[v if on else _UNTOUCHED for v, on in zip(row, mask, strict=True)] for row in returned])
     _contend(rank, form, name)
 
 
@@ -293,10 +268,9 @@ def _send(rank: Rank, form: str, name: str) -> None:
     for turn, op in enumerate(OPS):
         target, found, flag = rank.tensor(_NOTHING), rank.tensor(_NOTHING), rank.tensor([_FLAG], "int64")
         flags = [_FLAG * (op == "add") + 100 + (each - 1) % rank.world for each in everyone]
+        numbers = 100 + rank.me, flags[rank.me], rank.timeout_s
         with rank.together(f"{name} {op}", slow=turn):
-            rank.programs.send(
-                rank.ctx, form, name, op, source, target, found, flag, 100 + rank.me, flags[rank.me], rank.timeout_s
-            )
+            rank.programs.send(rank.ctx, form, name, op, source, target, found, flag, *numbers)
         rank.check(flag, [[value] for value in flags])
         arrived = [_data((each - 1) % rank.world) for each in everyone]
         rank.check(target, arrived)
@@ -321,10 +295,7 @@ def _look(rank: Rank, form: str, name: str) -> None:
 
 
 def _barrier(rank: Rank, form: str, name: str) -> None:
-    """Run barriers of the world and of groups: only members take part, but they store to all ranks.
-
-    A barrier that counts on the others as well would change their flags.
-    """
+    """Run barriers of the world and of groups, whose members store to all ranks; a barrier changes no others' flags."""
     everyone = range(rank.world)
     for group in (None, (0, 2, (rank.world + 1) // 2), (rank.world - 1, 1, 1)):
         begin, stride, size = group or (0, 1, rank.world)
