@@ -370,7 +370,7 @@ def messages(ctx):
 
 @on_heap("24MiB")
 def in_tiles(ctx):
-    """reduce_scatter in the layout of the reference system."""
+    """reduce_scatter in the layout of AMD's Iris."""
     rank, size = ctx.cur_rank, ctx.num_ranks
     for place, distribution, swizzle in (("heap", 1, 4), ("heap", 0, 2), ("ordinary", 1, 2), ("ordinary", 0, 1)):
         make = ctx.empty if place == "heap" else torch.empty
@@ -388,7 +388,7 @@ def in_tiles(ctx):
 
 
 def own_tiles(rank, size, rows, columns, swizzle, distribution):
-    """(row, column) of the tiles of a rank, numbered as the reference system does."""
+    """(row, column) of the tiles of a rank, numbered as AMD's Iris does."""
     each = -(-rows * columns // size)
     for number in range(rows * columns):
         if rank == (number // each if distribution else number % size):

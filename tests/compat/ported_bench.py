@@ -1,4 +1,4 @@
-"""A benchmark in the manner of the reference system: `python ported_bench.py --axis_n=256 --benchmark_out f.json`."""
+"""A benchmark in the manner of AMD's Iris: `python ported_bench.py --axis_n=256 --benchmark_out f.json`."""
 
 import sys
 

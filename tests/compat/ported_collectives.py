@@ -1,4 +1,4 @@
-"""Scripts in the manner of the reference system: ctx.ccl with Config, ctx.ops and iris.ops, iris.x.
+"""Scripts in the manner of AMD's Iris: ctx.ccl with Config, ctx.ops and iris.ops, iris.x.
 
 Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
@@ -118,7 +118,7 @@ def _operand(seed, *shape):
 
 
 def fused():
-    """Methods and functions, by the reference's argument names, with FusedConfig, workspaces and preambles."""
+    """Methods and functions, by the argument names of AMD's Iris, with FusedConfig, workspaces and preambles."""
     shmem = iris.iris(1 << 24)
     rank, world = shmem.get_rank(), shmem.get_num_ranks()
     m, n, k = 32 * world, 32, 64 * world

@@ -1,4 +1,4 @@
-"""Scripts in the manner of the reference system, in Gluon: the context's class is a constexpr argument.
+"""Scripts in the manner of AMD's Iris, in Gluon: the context's class is a constexpr argument.
 
 Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """

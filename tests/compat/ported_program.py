@@ -1,4 +1,4 @@
-"""A program in the manner of the reference system, from its imports to its end; the line of as_iris is ours.
+"""A program in the manner of AMD's Iris, from its imports to its end; the line of as_iris is ours.
 
 It allocates without barriers, stores and launches, has int() in kernels, and the paths of that system.  Run it with
 `python ported_program.py 4 file:///tmp/store`.

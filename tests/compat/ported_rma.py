@@ -1,4 +1,4 @@
-"""Scripts in the manner of the reference system: messages, atomics, context tensor, GEMM + all-scatter.
+"""Scripts in the manner of AMD's Iris: messages, atomics, context tensor, GEMM + all-scatter.
 
 Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
@@ -81,12 +81,12 @@ def messages():
     shmem.barrier()
 
 
-# -- remote accesses, with the partner of the reference's tests -------------------------------------------------------
+# -- remote accesses, with the partner of AMD's tests -------------------------------------------------------
 @triton.jit
 def exchange(
     data, got, put, copied, sums, cur_rank: tl.constexpr, heap_bases, context, world: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Every function once, in the positional order of the reference system."""
+    """Every function once, in the positional order of AMD's Iris."""
     partner = int((cur_rank + world // 2) % world)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < BLOCK
@@ -129,7 +129,7 @@ def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, tor
 
 
 def context_tensor():
-    """The words that tests of the reference system look at, and addresses."""
+    """The words that tests of AMD's Iris look at, and addresses."""
     shmem = iris.iris(heap_size=1 << 20)
     words = shmem.get_device_context()
     world = shmem.get_num_ranks()

@@ -1,4 +1,4 @@
-"""Names, parameter orders, defaults and error texts of the reference system, one row each.
+"""Names, parameter orders, defaults and error texts of AMD's Iris, one row each.
 
 A row that fails says what a script there would miss.  Section numbers are those of its description.
 """

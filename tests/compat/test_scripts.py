@@ -1,4 +1,4 @@
-"""Whole scripts in the manner of the reference system, with nothing changed but their import lines."""
+"""Whole scripts in the manner of AMD's Iris, with nothing changed but their import lines."""
 
 import ast
 import json

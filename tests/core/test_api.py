@@ -41,7 +41,7 @@ def test_who_and_where(ctx):
     assert ctx.plugin_names == {"allocator": "host", "backend": "triton"}
     assert "host" in ctx.explain()
     assert repr(ctx) == "<Iris rank 0 of 1 on cpu, backend 'triton', allocator 'host', heap of 4194304 bytes>"
-    context = ctx.get_device_context()  # begins as in the reference system
+    context = ctx.get_device_context()  # begins as in AMD's Iris
     assert (context.dtype, context[:2].tolist()) == (torch.int64, [0, 1])
     assert context[2].item() == ctx.get_heap_bases()[0].item() == ctx.heap_bases[0].item()
     assert ctx.get_device_context() is context

@@ -43,7 +43,7 @@ def test_a_value_that_is_given_counts_whatever_it_is():
     ScriptsConfig().validate(world_size=3)
     ScriptsConfig(all_reduce_variant="ring").validate(world_size=2)  # with 64 columns
     assert ScriptsConfig(all_reduce_num_rings=2).given() == {}
-    assert ScriptsConfig(**reference).given() == {}  # in the reference system they are the defaults
+    assert ScriptsConfig(**reference).given() == {}  # in AMD's Iris they are the defaults
     assert ScriptsConfig(block_size_m=128).given() == {"block_size_m": 128}
     config = FusedConfig(block_size_m=128, all_reduce_variant="one_shot", num_sms=2)
     assert config.named("matmul_all_reduce") == ("one_shot", "all_reduce_variant")

@@ -76,7 +76,7 @@ def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
 
 @triton.jit
 def publish(tile, src, flag):
-    """Store a part and raise its flag, as kernels of the reference system do by themselves."""
+    """Store a part and raise its flag, as kernels of AMD's Iris do by themselves."""
     tile.publish(src)
     gather_stores()
     tl.atomic_xchg(flag, 1, sem="release", scope="sys")

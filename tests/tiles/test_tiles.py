@@ -27,7 +27,7 @@ def cases_of(language, ranks, device="cpu"):
     """Every operation once; together they get every dtype and form.
 
     On 8 ranks each language has half of them, and on 4 CPU ranks the other half.  On some numbers of ranks, kernels
-    raise flags as in the reference system, an int32 for each tile, or tensors differ in type.
+    raise flags as in AMD's Iris, an int32 for each tile, or tensors differ in type.
     """
     cases = []
     for i, op in enumerate(OPS):

@@ -121,7 +121,7 @@ class Collectives(Calls):
         Args:
             output: (M, ...); may be this rank's part of the input.
             input: (size * M, ...) or (size, M, ...).
-            layout: "torch", or "tiles" as in the reference system: both are (M, N), and each member gets some tiles of
+            layout: "torch", or "tiles" as in AMD's Iris: both are (M, N), and each member gets some tiles of
                 the result at their own places; the rest of its output stays as it is.
         """
         return self._run("reduce_scatter", output, input, group, async_op, config, op, layout)
@@ -146,7 +146,7 @@ class Collectives(Calls):
             output_split_sizes: rows that come from each member, where parts are not equal; None or an empty list for
                 equal parts.
             input_split_sizes: rows for each member, as many as that one takes from this rank.
-            layout: "torch", or "columns" as in the reference system: both are (M, N * size), and the parts are chunks
+            layout: "torch", or "columns" as in AMD's Iris: both are (M, N * size), and the parts are chunks
                 of columns.
         """
         splits: Any = None

@@ -1,6 +1,6 @@
 """The context tensor, in which the host describes the world to kernels.
 
-One versioned layout of int64 words.  Words 0 and 1 and the heap bases stand where kernels of the reference system
+One versioned layout of int64 words.  Words 0 and 1 and the heap bases stand where kernels of AMD's Iris
 expect them; what follows the bases is ours.
 
     word            meaning

@@ -1,6 +1,6 @@
 """How calls are to run: `Config` of `ctx.ccl`, `FusedConfig` of `ctx.ops`.
 
-The fields are those of the reference system, and the algorithm by name.
+The fields are those of AMD's Iris, and the algorithm by name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KNOWN: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Fields with few values, and how errors list them."""
 
-TILE_OF_THE_REFERENCE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
-"""What layout "tiles" of `ctx.ops` means where the config does not say: the reference system's defaults."""
+AMDS_TILE = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1}
+"""What layout "tiles" of `ctx.ops` means where the config does not say: the defaults of AMD's Iris."""
 
 CONFIGS: dict[int, LaunchConfig] = {}
 """Every config there was by its hash: a number is a constant for the compiler, unlike (in torch 2.11) a config."""
@@ -122,21 +122,21 @@ class Config(LaunchConfig):
     """How a collective is to run.  Everything that is not given (None) is the algorithm's choice.
 
     A field that is given is binding: an algorithm that has no use for it is not chosen, and is
-    refused when it was named.  The fields are those of the reference system but its rings', `algorithm` and `chunks`.
+    refused when it was named.  The fields are those of AMD's Iris but its rings', `algorithm` and `chunks`.
 
     Attributes:
         algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
         chunks: of `hierarchical`, between nodes: pieces, of which the rail carries one while the node works on others.
         block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
-            Where only one is given, the other is 32 or 64, as in the reference system.
+            Where only one is given, the other is 32 or 64, as in AMD's Iris.
         swizzle_size: rows of tiles that are taken together, for locality.
         comm_sms: number of programs (SMs, CUs) that communicate.
         num_xcds: number of accelerator dies.
         chunk_size: programs in a row on one die.
         use_gluon: only algorithms written in Gluon.
         all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
-        all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves the
-            reference system's "atomic", "ring" and "spinlock".
+        all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves
+            "atomic", "ring" and "spinlock" of AMD's Iris.
         all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
         reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
         num_stages: stages of software pipelining.
@@ -173,7 +173,7 @@ class Config(LaunchConfig):
 class FusedConfig(LaunchConfig):
     """How an operation of `ctx.ops` is to run; what is given, and what is not, means the same as in `Config`.
 
-    The fields are those of the reference system, and others.  Its defaults (tiles of 256 x 64, steps of 64) have a
+    The fields are those of AMD's Iris, and others.  Its defaults (tiles of 256 x 64, steps of 64) have a
     meaning here only where they define the result, with layout "tiles".
 
     Attributes:
@@ -186,7 +186,7 @@ class FusedConfig(LaunchConfig):
         cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
         allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
             set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
-        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of the reference system; Iris
+        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of AMD's Iris; Iris
             brings "two_shot".  "auto" for the library's choice.
         num_xcds, num_warps, num_stages, use_gluon: as in `Config`.
         num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.

@@ -239,7 +239,7 @@ class Operations(Calls):
         """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
 
         Args:
-            gather_dim: 1: shards are columns of A, as in the reference system; 0: they are rows, as in torch's
+            gather_dim: 1: shards are columns of A, as in AMD's Iris; 0: they are rows, as in torch's
                 asynchronous tensor parallelism.
         """
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
@@ -264,7 +264,7 @@ class Operations(Calls):
         """Give every member the products of all.  See `Operations`.
 
         Args:
-            gather_dim: 0: below each other, as in the reference system; 1: beside each other.
+            gather_dim: 0: below each other, as in AMD's Iris; 1: beside each other.
         """
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
         how = group, config, gather_dim, TORCH
@@ -288,7 +288,7 @@ class Operations(Calls):
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
 
         Args:
-            layout: "torch": the output is (M / W, N), rows of the sum.  "tiles", as in the reference system: it is
+            layout: "torch": the output is (M / W, N), rows of the sum.  "tiles", as in AMD's Iris: it is
                 (M, N), and each member gets a run of tiles (block_size_m x block_size_n of the config) of the sum at
                 their own places, numbered down group_size_m rows of tiles, then to the right, then the next rows; the
                 rest of its output stays as it is.

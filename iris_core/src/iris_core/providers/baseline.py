@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
+from iris_core.dispatch.config import AMDS_TILE
 from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
@@ -67,7 +67,7 @@ class Unfused:
         if request.dtype not in PLAIN and not (request.dtype in FP8 and (request.group_size == 1 or is_scaled)):
             # alone, as the output's type, which holds 8-bit floats exactly; with peers other algorithms multiply them
             return Availability.no(f"torch.matmul does not multiply {request.dtype}")
-        defining = TILE_OF_THE_REFERENCE if request.options["layout"] == "tiles" else ()
+        defining = AMDS_TILE if request.options["layout"] == "tiles" else ()
         if unused := [name for name in request.options["config"] if name not in defining]:
             return Availability.no(f"it has no use for {', '.join(unused)} of the config")
         return Availability.yes()
@@ -132,7 +132,7 @@ class Unfused:
         else:
             options = {"reduction": "sum", "layout": request.options["layout"]}
             if options["layout"] == "tiles":
-                tile = {**TILE_OF_THE_REFERENCE, **request.options["config"]}
+                tile = {**AMDS_TILE, **request.options["config"]}
                 names = {"block_size_m": "block_size_m", "block_size_n": "block_size_n", "swizzle_size": "group_size_m"}
                 options["config"] = {theirs: tile[ours] for theirs, ours in names.items()}
             elif self.op == "matmul_reduce_scatter":

@@ -116,7 +116,7 @@ class PullReduce(KernelCollective):
 
 
 class PullTiles(PullReduce):
-    """reduce_scatter in the layout of the reference system: each member gets some tiles of the result."""
+    """reduce_scatter in the layout of AMD's Iris: each member gets some tiles of the result."""
 
     uses = (*USED_CONFIG, "swizzle_size", "all_reduce_distribution")
 

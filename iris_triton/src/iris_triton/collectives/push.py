@@ -194,7 +194,7 @@ PUSHED = ("all_gather", "all_to_all")
 """Operations that pushing serves."""
 
 FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
-"""Algorithms that push, and their forms as the kernels call them; the last two are the reference system's variants."""
+"""Algorithms that push, and their forms as the kernels call them; the last two are variants of AMD's Iris."""
 
 _PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.config import TILE_OF_THE_REFERENCE
+from iris_core.dispatch.config import AMDS_TILE
 from iris_core.dispatch.products import ROW_NBYTES, SCALED_BLOCK
 from iris_core.types import DeviceType
 
@@ -63,7 +63,7 @@ def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
     """
     config = request.options["config"]
     if request.options["layout"] == "tiles":
-        config = {**TILE_OF_THE_REFERENCE, **config}
+        config = {**AMDS_TILE, **config}
     m, n, k, warps, stages = _preferred(request, rows, inner)
     m, n, k = (config.get(f"block_size_{side}", size) for side, size in zip("mnk", (m, n, k), strict=True))
     # tl.dot knows TF32 on NVIDIA; on AMD there is float32 itself in the matrix units
