@@ -9,7 +9,7 @@ CASES, case, planted = registry()
 READ = "tl.store(out + i, tl.load(data + i))  # B"
 ALONE = {"ranks": 1, "kind": "bounds"}
 planted(
-    ("unwritten", "A kernel reads what nobody has written.", READ, None, given(ranks=1, kind="uninitialised",
+    ("unwritten", "A kernel reads what was not written.", READ, None, given(ranks=1, kind="uninitialised",
      data=(heap(N), lambda ctx: ctx.empty(N)))),
 )  # fmt: skip
 

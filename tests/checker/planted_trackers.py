@@ -173,7 +173,7 @@ def slots(ctx):
 
 ALONE = {"ranks": 1, "kind": "bounds"}
 tracked(
-    ("sgl-project/sglang#24850: slots of tokens beyond those that have arrived are read, which nobody has written.",
+    ("sgl-project/sglang#24850: slots of tokens beyond those that have arrived are read, which were not written.",
      "tl.store(out + i, tl.load(data + i, mask=i < N - 8, other=-1))  # B", {"N - 8": "N"}, given(ranks=1,
      kind="uninitialised", data=slots)),
     ("vllm-project/vllm#42684: a kernel for logits takes rows for dense that have more columns in memory.",

@@ -175,7 +175,7 @@ def open_heap(
     _on_all(world, "clear the system area", clear)
     if target.type is DeviceType.CPU:
         row = heap.usable_nbytes + area.reserve_at_opening(STANDSTILL_NBYTES)
-        rows = [heap.heap_bases[rank] + row for rank in world.local_members]  # nobody else can end a wait
+        rows = [heap.heap_bases[rank] + row for rank in world.local_members]  # no one else can end a wait
         heap.standstill = Standstill(rows, world.local_members.index(world.rank))
     page = StatusPage(world)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Buffer:
-    """Memory that is unused while nobody but this holds its storage."""
+    """Memory that is unused while only this holds its storage."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory, self._storage = memory, memory.untyped_storage()._cdata

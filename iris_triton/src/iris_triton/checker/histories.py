@@ -28,7 +28,7 @@ ALL = 0xF
 """All bytes of a granule."""
 
 UNKNOWN, UNWRITTEN = 0, 1
-"""Histories without accesses: of memory that is taken for written, and of a block that nobody has written yet."""
+"""Histories without accesses: of memory that is taken for written, and of a block that is not written yet."""
 
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew

@@ -37,7 +37,7 @@ REASONS = {
 _TEXTS = {
     RACE: "data race on {where}: {other} is not ordered before {access}",
     COUNTER: "race for a counter, {where}: {access} is not ordered after {other} and can end it",
-    UNINITIALISED: "uninitialised read of {where}: {access} reads what nobody has written since the allocation",
+    UNINITIALISED: "uninitialised read of {where}: {access} reads what was not written since the allocation",
     FREED: "freed memory: {access} uses {where}, and that tensor was freed",
     BOUNDS: "out of bounds: {access} goes to {where}, which has none there",
     WRAPPED: "wrapped offset: {access} goes to {where}, by an offset that does not fit int32",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iris_triton.checker.shared import Tables
     from iris_triton.checker.strands import Strand
 
-_OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to everybody
+_OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to all
 SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, MODIFIES, APART, SYSTEM = range(12)
 """Columns of the log: who wrote, where (first byte, end), size of elements and how many (negative: one behind the
 other), where its bytes are, from which rank with what scope (-1: weak), whether it has read what it overwrote, or
