@@ -37,7 +37,7 @@ PARTS = {
 }
 """Mutants with the tests that kill them, and right plugins."""
 _OF_ALL = ("world_calls[host-agreement]", "world_calls[host-bits]")
-MAY_SKIP = {"untold-capability": ("host_decommit_gives_memory_back",)}
+MAY_SKIP = {"undeclared-capability": ("host_decommit_gives_memory_back",)}
 MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank something of its own, or reduce nothing
 
 

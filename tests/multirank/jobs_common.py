@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import sys
 from unittest import mock
@@ -87,3 +88,10 @@ def compile_together(ctx, launches):
             compiled = kernel.warmup(*args, grid=(1,), **kwargs)
             _ = compiled.run  # some versions of Triton compile a launcher here
     ctx.barrier()
+
+
+def place_in(ctx, group):
+    """Return this rank's place in a group or None, the group's size, and random numbers of the rank's own."""
+    members = group or list(range(ctx.num_ranks))
+    place = members.index(ctx.cur_rank) if ctx.cur_rank in members else None
+    return place, len(members), random.Random(ctx.cur_rank)

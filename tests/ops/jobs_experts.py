@@ -7,7 +7,7 @@ from unittest import mock
 
 import delays
 import torch
-from jobs_common import unlike
+from jobs_common import place_in, unlike
 
 from iris_core import Iris
 from iris_core.nn import ExpertParallel, combine, dispatch
@@ -40,19 +40,18 @@ def passes(device, group, case, turns, gone=()):
     """What is wrong with turns of random tokens, where ranks are late at random; some are gone half-way."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        if ctx.cur_rank not in everyone:
+        me, size, late = place_in(ctx, group)
+        if me is None:
             return wrong
-        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
         local, top_k, hidden, most, dtype, scales = case
         dtype = getattr(torch, dtype)
         experts = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, scales=scales, group=group)
         for turn in range(turns):
-            members = layer_of(size, local, top_k, hidden, most, dtype, len(everyone), turn)
+            members = layer_of(size, local, top_k, hidden, most, dtype, size, turn)
             if gone and turn == turns // 2:
                 if me in gone:
                     break
-                experts.leave_out([everyone[each] for each in gone])
+                experts.leave_out([(group or range(size))[each] for each in gone])
             if gone and turn >= turns // 2:
                 for number, each in enumerate(members):
                     each.chosen[torch.isin(each.chosen // local, torch.tensor(gone))] = -1
@@ -111,10 +110,9 @@ def differentiates(device, group, case, turns):
     """What is wrong with gradients of two layers that share a group, on exact data, where ranks are late at random."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        if ctx.cur_rank not in everyone:
+        me, size, late = place_in(ctx, group)
+        if me is None:
             return wrong
-        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
         local, top_k, hidden, most, dtype, _ = case
         dtype = getattr(torch, dtype)
         tokens = ctx.ops.experts(most, hidden, size * local, top_k=top_k, dtype=dtype, group=group)

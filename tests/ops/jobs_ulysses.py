@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from jobs_common import unlike
+from jobs_common import place_in, unlike
 
 from iris_core import Iris
 from iris_core.nn import ulysses
@@ -16,10 +16,9 @@ def there_and_back(device, group, dims, dtype):
     """What is wrong with both ways, and with gradients, on numbers that say where they belong."""
     wrong, (tokens, heads) = [], dims
     with Iris("8MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        if ctx.cur_rank not in everyone:
+        me, size, _ = place_in(ctx, group)
+        if me is None:
             return wrong
-        me, size = everyone.index(ctx.cur_rank), len(everyone)
         whole = torch.arange(torch.Size(SHAPE).numel()).view(SHAPE).to(getattr(torch, dtype))
         mine, wanted = (whole.chunk(size, dim)[me].contiguous().to(ctx.device) for dim in (tokens, heads))
         for turn in range(3):

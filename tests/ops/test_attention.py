@@ -1,13 +1,12 @@
 """`ctx.ops.flash_decode`, `ctx.ops.ring_attention`: attention to keys and values that are divided among ranks."""
 
-import random
 import time
 
 import delays
 import jobs_corpus
 import pytest
 import torch
-from jobs_common import unlike
+from jobs_common import place_in, unlike
 from jobs_experts import current_rank
 
 from iris_core import Iris
@@ -36,10 +35,9 @@ def decodes(device, group, case, turns):
     """What is wrong with tokens of sequences that are spread over the members, each late at random."""
     wrong = []
     with Iris("16MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        if ctx.cur_rank not in everyone:
+        me, size, late = place_in(ctx, group)
+        if me is None:
             return wrong
-        me, size, late = everyone.index(ctx.cur_rank), len(everyone), random.Random(ctx.cur_rank)
         batch, heads, kv_heads, dim, capacity, dtype, pieces = case
         dtype, unit = getattr(torch, dtype), UNITS[dtype]
         decode = ctx.ops.flash_decode(batch, heads, kv_heads, dim, dtype=dtype, pieces=pieces, group=group)
@@ -78,10 +76,9 @@ def rings(device, group, case, turns):
     """What is wrong with outputs and gradients of layers of attention that share a ring, each rank late at random."""
     wrong = []
     with Iris("16MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        if ctx.cur_rank not in everyone:
+        me, _, late = place_in(ctx, group)
+        if me is None:
             return wrong
-        late = random.Random(ctx.cur_rank)
         heads, kv_heads, length, dim, dtype, causal, striped = case
         dtype, unit = getattr(torch, dtype), UNITS[dtype]
         how = {"dtype": dtype, "causal": causal, "striped": striped, "group": group, "gradients": True}

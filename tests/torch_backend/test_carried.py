@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from iris_core.device.launch_order import DeviceOrder
 from iris_core.errors import IrisError, PeerLostError
 from iris_core.torch_backend import carried
 
-BLOCKING, BESIDE = SimpleNamespace(asyncOp=False), SimpleNamespace(asyncOp=True)
+BLOCKING, BESIDE = (SimpleNamespace(asyncOp=each, reduceOp=dist.ReduceOp.SUM) for each in (False, True))
 SMALL, LARGE = torch.zeros(8), torch.zeros(carried._LARGE_NBYTES // 4)
 
 
@@ -78,7 +79,7 @@ def made(monkeypatch):
 
 
 def reduce(each, x, opts=BESIDE):
-    return each.call("allreduce", "sum", x, x, opts, [x])
+    return each.call("allreduce", x, x, opts, [x])
 
 
 def test_what_it_carries(made):
@@ -98,8 +99,10 @@ def test_what_it_carries(made):
         assert reduce(each, other) is None
         assert reduce(each, other) is None
     for opts in (BLOCKING, BLOCKING):
-        found = each.call("all_gather_single", None, LARGE, part, opts, LARGE, part)
+        found = each.call("all_gather_single", LARGE, part, opts, LARGE, part)
     assert found is each._done
+    for _ in range(2):  # parts that do not fit, which Iris refuses
+        assert each.call("all_gather_single", LARGE, part[1:], BLOCKING, LARGE, part[1:]) is None
     assert reduce(each, LARGE, BLOCKING) is None  # nothing runs beside a sum that is waited for
     assert set(order.log) == {carried._ENGINE}
     assert len(order.log) == 3

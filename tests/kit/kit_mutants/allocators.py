@@ -59,7 +59,7 @@ class SwappedParameters(HostAllocator):
         return super().tensor(offset_bytes, nbytes, on_release)
 
 
-class UntoldCapability(HostAllocator):
+class UndeclaredCapability(HostAllocator):
     """Offers decommit, but its plugin does not say so."""
 
 
@@ -72,40 +72,40 @@ class PlainError(HostAllocator):
         super().__init__(request)
 
 
-# -- memory: tensors, by (self, the right method, offset, size, what is told at the end) -------------------------------
+# -- memory: tensors, by (self, the right method, offset, size, what is called at the end) ----------------------------
 def in_tensor(function):
     return wrong(HostAllocator, tensor=function)
 
 
-ShiftedTensor = in_tensor(lambda self, tensor, at, n, told: tensor(at + 1, n, told))
-SharedStorage = in_tensor(lambda self, tensor, at, n, told: tensor(0, self.nbytes, told)[at : at + n])
-CopiedTensor = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, told).clone())
-OverlappingTensors = in_tensor(lambda self, tensor, at, n, told: tensor(max(at - 1, 0), n, told))
-ReleaseTwice = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, lambda: (told(), told())))
-ReleaseNever = in_tensor(lambda self, tensor, at, n, told: tensor(at, n, lambda: None))
+ShiftedTensor = in_tensor(lambda self, tensor, at, n, release: tensor(at + 1, n, release))
+SharedStorage = in_tensor(lambda self, tensor, at, n, release: tensor(0, self.nbytes, release)[at : at + n])
+CopiedTensor = in_tensor(lambda self, tensor, at, n, release: tensor(at, n, release).clone())
+OverlappingTensors = in_tensor(lambda self, tensor, at, n, release: tensor(max(at - 1, 0), n, release))
+ReleaseTwice = in_tensor(lambda self, tensor, at, n, release: tensor(at, n, lambda: (release(), release())))
+ReleaseNever = in_tensor(lambda self, tensor, at, n, release: tensor(at, n, lambda: None))
 UsableAfterClose = in_tensor(
-    lambda self, tensor, at, n, told: tensor(at, n, told) if self._memory else torch.empty(n, dtype=torch.uint8)
+    lambda self, tensor, at, n, release: tensor(at, n, release) if self._memory else torch.empty(n, dtype=torch.uint8)
 )
 
 
 @in_tensor
-def ReleaseEarly(self, tensor, at, n, told):
-    """Told when the first tensor object is gone, although views live."""
+def ReleaseEarly(self, tensor, at, n, release):
+    """Called when the first tensor object is gone, although views live."""
     made = tensor(at, n, lambda: None)
-    weakref.finalize(made, told).atexit = False
+    weakref.finalize(made, release).atexit = False
     return made
 
 
 @in_tensor
-def ReleaseByPlace(self, tensor, at, n, told):
+def ReleaseByPlace(self, tensor, at, n, release):
     """Tensors on the same range are taken for one."""
     waiting = self.__dict__.setdefault("_waiting", {})
-    waiting[at] = told
+    waiting[at] = release
     return tensor(at, n, lambda: waiting.pop(at, lambda: None)())
 
 
 class ReleaseAtClose(HostAllocator):
-    """Told once more by close()."""
+    """Called once more by close()."""
 
     def tensor(self, offset_bytes, nbytes, on_release):
         self._last = on_release

@@ -74,7 +74,7 @@ CredulousImport = foretelling(
 )
 """Has a place for whatever memory there is."""
 SilentImport = wrong(
-    RightGrowing, import_tensor=lambda self, import_, at, tensor, told: import_(at, tensor, lambda: None)
+    RightGrowing, import_tensor=lambda self, import_, at, tensor, release: import_(at, tensor, lambda: None)
 )
 
 

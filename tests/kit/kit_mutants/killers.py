@@ -26,7 +26,7 @@ def _by_mutant(killed):
 ALLOCATORS = _by_mutant({
     "host_size_and_alignment[4096]": "crooked-base short-heap one-memory",
     "host_size_and_alignment[1]": "odd-granularity",
-    "static_protocol": "swapped-parameters untold-capability",
+    "static_protocol": "swapped-parameters undeclared-capability",
     "host_impossible_size_is_an_error": "plain-error",
     "host_tensor_is_the_memory_asked_for": "shifted-tensor shared-storage overlapping-tensors copied-tensor",
     "host_tensors_outlive_close": "copied-tensor release-at-close close-takes-memory",

@@ -110,8 +110,8 @@ def _plugins(kind, module, names):
 
 ALLOCATORS = {"right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR)}
 ALLOCATORS |= _plugins(PluginKind.ALLOCATOR, "allocators", killers.ALLOCATORS)
-_untold = ALLOCATORS["untold-capability"]
-_untold.info = dataclasses.replace(_untold.info, provides=_REMOTE)
+_undeclared = ALLOCATORS["undeclared-capability"]
+_undeclared.info = dataclasses.replace(_undeclared.info, provides=_REMOTE)
 
 GROWING = _plugins(PluginKind.ALLOCATOR, "growing", ["right-growing", *killers.GROWING])
 for _plugin in GROWING.values():

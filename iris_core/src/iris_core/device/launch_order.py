@@ -73,12 +73,10 @@ class DeviceOrder:
         """Make the current stream the last one, or the last one of the graph that it is captured into."""
         current = torch.cuda.current_stream(self._index)
         capture = current_capture(self._index)
-        if capture == 0 and is_ordered:
-            self._last, self._last_raw = current, self._raw_stream(self._index)
-            return
         # What was captured on the last stream was not noticed; torch has waited for the device before the capture.
         last = self._last if capture == 0 else self._captured.pop(capture, self._last)
-        if last is not None and last != current and capture_of(last) == capture:
+        is_ordered = is_ordered and capture == 0
+        if last is not None and last != current and not is_ordered and capture_of(last) == capture:
             if self._event is None:
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(last)

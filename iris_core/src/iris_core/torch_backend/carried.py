@@ -11,6 +11,7 @@ from iris_core.device.launch_order import DeviceOrder
 from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.logs import logger
 from iris_core.providers.torch_distributed import guarded
+from iris_core.torch_backend.options import reduction
 from iris_core.torch_backend.work import DoneWork
 
 if TYPE_CHECKING:
@@ -84,10 +85,8 @@ class Carried:
         """End the thread that watches the peers."""
         self._closed.set()
 
-    def call(
-        self, name: str, kind: Any, whole: torch.Tensor, part: torch.Tensor, opts: Any, *arguments: Any
-    ) -> dist.Work | None:
-        """Run a call by NCCL's method `name`, with a reduction of that kind; None if Iris serves it.
+    def call(self, name: str, whole: torch.Tensor, part: torch.Tensor, opts: Any, *arguments: Any) -> dist.Work | None:
+        """Run a call by NCCL's method `name`; None if Iris serves it.
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
@@ -103,10 +102,13 @@ class Carried:
         low, high = self._heap
         if low <= whole.data_ptr() < high or low <= part.data_ptr() < high:
             return None
+        kind = None if name == "all_gather_single" else reduction(opts)[0]
         key = name, kind, whole.shape, part.shape, whole.dtype
         if key not in self._known:
+            if whole is not part and whole.numel() != self._binder.here.world_size * part.numel():
+                return None  # which Iris refuses
             facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=True))
-            facts["algorithm"] = "NCCL of the process group"
+            facts["algorithm"] = _ENGINE
             if self._is_usable is None:
                 self._is_usable = self._connect(facts)
             else:

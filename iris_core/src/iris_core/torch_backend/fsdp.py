@@ -14,7 +14,8 @@ from iris_core.dispatch.config import Config
 from iris_core.errors import ArgumentError
 from iris_core.providers.torch_distributed import NCCL_SMS
 from iris_core.torch_backend.buffers import Buffers
-from iris_core.torch_backend.operations import as_parts, reduction
+from iris_core.torch_backend.operations import as_parts
+from iris_core.torch_backend.options import reduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

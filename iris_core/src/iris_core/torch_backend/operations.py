@@ -24,18 +24,17 @@ from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
 from iris_core.torch_backend import carried
 from iris_core.torch_backend.buffers import Buffers
-from iris_core.torch_backend.options import Options
+from iris_core.torch_backend.options import Options, reduction
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
-from iris_core.types import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
     from iris_core.ccl.api import Collectives
+    from iris_core.types import ReduceOp
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-_REDUCTIONS = {getattr(c10d.ReduceOp, each.name): each for each in ReduceOp}
 _ALIASES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -168,11 +167,11 @@ class GroupOperations:
             self._is_grouped = True
         return self._begun(call(*(each for each in arguments if each is not None)))
 
-    def _carry(self, name: str, kind: Any, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
+    def _carry(self, name: str, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
         if self._carried is None or self._pending is not None:
             return None
-        work = self._carried.call(name, kind, whole, part, opts, *arguments)
+        work = self._carried.call(name, whole, part, opts, *arguments)
         self._calls += work is not None
         return work
 
@@ -192,9 +191,7 @@ class GroupOperations:
         lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
         lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
         if "cuda" in self._devices and not self._deterministic:
-            lines.append(
-                "floats off the heap and graphs: NCCL gathers and scatters 64 MiB, or asynchronously, and sums so"
-            )
+            lines.append(carried.SUMMARY)
         return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
 
     # -- how it runs --------------------------------------------------------------------------------------------------
@@ -262,10 +259,10 @@ class GroupOperations:
 
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
         tensors = _listed(tensors)
-        op, factor = reduction(opts)
         first = tensors[0]
-        if len(tensors) == 1 and (work := self._carry("allreduce", op, first, first, opts, tensors)):
+        if len(tensors) == 1 and (work := self._carry("allreduce", first, first, opts, tensors)):
             return work
+        op, factor = reduction(opts)
         for each in tensors:
             if not self._serves(each, op):
                 return self._pass_on(name, first, tensors, opts)
@@ -309,7 +306,7 @@ class GroupOperations:
         return self._launch("reduce_scatter", opts, output.device, [output, *parts], [output], call)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        work = self._carry("reduce_scatter_single", reduction(opts)[0], input, output, opts, output, input)
+        work = self._carry("reduce_scatter_single", input, output, opts, output, input)
         return work or self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
@@ -363,7 +360,7 @@ class GroupOperations:
         return self._launch("all_gather", opts, inputs[0].device, [*flat, *inputs], flat, call)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        work = self._carry("all_gather_single", None, output, input, opts, output, input)
+        work = self._carry("all_gather_single", output, input, opts, output, input)
         return work or self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
@@ -565,17 +562,6 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 def _option(opts: Any, name: str, default: Any) -> Any:
     """Return an option; torch passes a number itself where it is the only one."""
     return opts if isinstance(opts, int) else getattr(opts, name, default)
-
-
-def reduction(opts: Any) -> tuple[ReduceOp, Any]:
-    """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
-    said: Any = getattr(opts, "reduceOp", opts)
-    found = _REDUCTIONS.get(getattr(said, "op", said))
-    if found is not None:
-        return found, None
-    if said is None or isinstance(said, ReduceOp):
-        return said or ReduceOp.SUM, None
-    return ReduceOp.SUM, said.__getstate__()[1]  # PREMUL_SUM
 
 
 def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from iris_core.types import ReduceOp
+
 IS_BACKEND = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
 """Whether this torch takes a backend for each device type that is written in Python."""
 
+_REDUCTIONS = {getattr(c10d.ReduceOp, each.name): each for each in ReduceOp}
 _Base: Any = c10d.Backend.Options if IS_BACKEND else object
 _known: dict[str, Options] = {}
 
@@ -46,3 +49,14 @@ class Options(_Base):  # type: ignore[misc]
 def uncopied(options: Any) -> Any:
     """Return the options of which torch has made a copy for a split; others as they are."""
     return _known.get(options.backend, options)
+
+
+def reduction(opts: Any) -> tuple[ReduceOp, Any]:
+    """Return the reduction that options say, and the factor that it multiplies the inputs by first."""
+    said: Any = getattr(opts, "reduceOp", opts)
+    found = _REDUCTIONS.get(getattr(said, "op", said))
+    if found is not None:
+        return found, None
+    if said is None or isinstance(said, ReduceOp):
+        return said or ReduceOp.SUM, None
+    return ReduceOp.SUM, said.__getstate__()[1]  # PREMUL_SUM
