@@ -4,8 +4,9 @@ A program *observes* memory when it executes an atomic or a volatile load, or th
 new.  Seeing the same value at the same place again means that it is waiting (spinning).  It then hands the baton on: to
 a program that has not started, else to the one that has waited longest.  When every program of the launch waits, the
 thread sleeps between polls so that other ranks get the processor, and the time spent so is counted; a long computation
-elsewhere is not waiting and does not count.  Where all ranks can only wait for each other, the launch fails at once
-(`iris_core.device.status`).
+elsewhere is not waiting and does not count.  A poll of the kernel takes the CPU a millisecond; to look whether a polled
+word has changed takes a tenth of that, so most polls are left out.  Where all ranks can only wait for each other, the
+launch fails (`iris_core.device.status`).
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
 another thread is taken from the pool only when a program waits while others have not started.  A language may add
@@ -35,9 +36,10 @@ _FORGET = 1024  # places a program remembers; a loop that polls more of them is 
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
 _COUNTED_S = 0.1  # a single poll never counts for more: the process may have been stopped or starved
-_SLEEP_S = 500e-6, 2e-3  # between two polls, at most: at first, and after long waits
+_SLEEP_S = 500e-6, 4e-3  # between two looks at what is polled, at most: at first, and after long waits
+_UNPOLLED_S = 20e-3  # without a poll of any program, at most: polls may be counted, or look at a clock
 _CHECK_S = 0.2  # how often the scheduler looks for a standstill of all ranks
-_PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
+_PROVING_POLLS = 32  # of each program before its wait can be endless: a bounded one has looked at the clock by then
 _IDLE_KEPT = 16  # threads that stay for later launches
 
 
@@ -48,7 +50,7 @@ class Cancelled(BaseException):
 class Program:
     """One program in progress."""
 
-    __slots__ = ("baton", "idle_loads", "loads", "pid", "ready", "scheduler", "seen")
+    __slots__ = ("baton", "idle_loads", "loads", "pid", "polled", "ready", "scheduler", "seen")
 
     def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
         self.pid, self.scheduler = pid, scheduler
@@ -56,6 +58,7 @@ class Program:
         self.loads: dict[Any, bytes] = {}
         self.idle_loads = 0
         self.baton: threading.Semaphore | None = None
+        self.polled: tuple[Any, Any] | None = None  # addresses and values of the last poll in vain
         self.ready: Callable[[], bool] | None = None  # whether it can go on; None: it can
 
     def observe(self, addresses: Any, data: Any) -> None:
@@ -201,6 +204,7 @@ class Scheduler:
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
         """Yield to other programs, because `program` has seen no change there."""
+        program.polled = addresses, data
         if self.can_start():
             self.start_next(program)
         elif self._waiting:
@@ -259,9 +263,26 @@ class Scheduler:
                 raise self._deadlock(program, addresses, data, "for words that no program of any rank changes")
         if self._idle_s > self._timeout_s:
             raise self._deadlock(program, addresses, data, f"for {self._timeout_s:g} s")
-        # Short at first, for ping-pong between ranks; later a round of all programs takes an eighth of the time waited.
+        # Short at first, for ping-pong between ranks; later a round of all programs takes half of the time waited.
         soon, late = _SLEEP_S
-        time.sleep(min(self._idle_s / 2, max(soon, min(late, self._idle_s / (8 * self._in_progress)))))
+        pause = min(self._idle_s / 2, max(soon, min(late, self._idle_s / (8 * self._in_progress))))
+        end = now + min(self._idle_s / 2, _UNPOLLED_S) / self._in_progress
+        time.sleep(pause)
+        while (heir := self._changed(program)) is None and time.monotonic() < end:
+            time.sleep(pause)
+        if heir not in (None, program):
+            self.hand_over(program, heir)
+
+    def _changed(self, program: Program) -> Program | None:
+        """Return a program that can go on: words that it polls have changed; `program` itself before others."""
+        with self._lock:
+            for each in (program, *self._waiting):
+                if each.ready is not None:
+                    if each.ready():
+                        return each
+                elif each.polled is None or not self._checker.holds(*each.polled):
+                    return each
+        return None
 
     def _stands_still(self) -> bool:
         """Return whether the launch is deadlocked: no value has changed, and no thread or rank can change one."""

@@ -367,6 +367,12 @@ def report_wait(
         publish_report(status_word, row, rank, _WAIT_TIMEOUT, PART)
 
 
+@triton.constexpr_function
+def _polls_per_clock(on_gpu):
+    """Return the polls between two looks at the clock: few in the CPU executor, which polls up to 20 ms apart."""
+    return POLLS_PER_CLOCK if on_gpu else 8
+
+
 @triton.jit
 def look_at_clock(start, timeout_ns, status_word):
     """Return whether the wait has timed out, and its start time (pass 0 at the first call)."""
@@ -421,7 +427,7 @@ def spin(
     while (place == _count(pointer)) & ~late:
         polls += 1
         if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-            if polls % POLLS_PER_CLOCK == 0:
+            if polls % _polls_per_clock(is_cuda() or is_hip()) == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
         now = poll(pointer, sem, scope)
         place = _place(now, expected, cmp, ANY)

@@ -191,6 +191,13 @@ class BoundsChecker:
             return region
         return None
 
+    def holds(self, addresses: Array, data: Array) -> bool:
+        """Return whether one accessible range holds all of the addresses, with these values."""
+        region = self.find(int(addresses.min()), int(addresses.max()) + data.itemsize)
+        if region is None or (indices := region.indices(addresses, data.itemsize)) is None:
+            return False
+        return region.view(data.dtype).take(indices).tobytes() == data.tobytes()
+
     def outside(self, addresses: Array, nbytes: int) -> Array:
         """Return a mask of the addresses at which an element of `nbytes` bytes is not accessible."""
         bad = np.ones(addresses.shape, bool)
