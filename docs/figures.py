@@ -222,26 +222,22 @@ def size(nbytes: int) -> str:
 
 
 def collectives() -> str:
-    """Powers of sixteen, in graphs and eagerly."""
+    """Powers of 256, in graphs and eagerly; heap first."""
     parts = []
     for file in files("ccl"):
-        for place in ("heap", "ordinary"):
-            here = {
-                (each.op, each.launched, each.params["nbytes"]): each
-                for each in points("ccl")
-                if (each.file, each.place) == (file, place)
-            }
-            if not here:
-                continue
-            sizes = sorted({nbytes for _, _, nbytes in here if nbytes.bit_length() % 4 == 3})
-            rows = []
-            for op, how in dict.fromkeys((op, how) for op, how, _ in here):
-                found = [here.get((op, how, nbytes)) for nbytes in sizes]
-                cells = (f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)
-                rows.append([op, how, *cells])
-            ranks = next(iter(here.values())).num_ranks
-            heads = [f"us, {ranks} GPUs, {place}", "launched", *map(size, sizes)]
-            parts.append(table(heads, rows))
+        here = {
+            (each.place, each.op, each.launched, each.params["nbytes"]): each
+            for each in points("ccl")
+            if each.file == file
+        }
+        sizes = sorted({nbytes for *_, nbytes in here if nbytes.bit_length() % 8 == 3})
+        rows = []
+        for place, op, how in sorted({tuple(key[:3]) for key in here}):
+            found = [here.get((place, op, how, nbytes)) for nbytes in sizes]
+            cells = (f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)
+            rows.append([f"{op}, {how}" if place == "heap" else f"{op}, {place}, {how}", *cells])
+        ranks = next(iter(here.values())).num_ranks
+        parts.append(table([f"us, {ranks} GPUs", *map(size, sizes)], rows))
     return "\n\n".join([*parts, source(*files("ccl"))])
 
 
