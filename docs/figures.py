@@ -199,20 +199,22 @@ def points(kind: str) -> Iterator[Point]:
 
 def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
     """At how many points our choice is faster than the best peer, and how many times as fast."""
-    rows: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    tables: dict[int, dict[str, dict[str, list[float]]]] = {}
     for kind in kinds:
         for each in points(kind):
             name = each.op if each.place == "heap" else f"{each.op}, {each.place}"
-            row = rows.setdefault((name, str(each.num_ranks)), {"graph": [], "eager": []})
+            row = tables.setdefault(each.num_ranks, {}).setdefault(name, {"graph": [], "eager": []})
             row[each.launched].append(each.ratio)
-    cells = []
-    for name, row in rows.items():
-        cells.append(list(name))
-        for ratios in row.values():
-            ahead = f"{sum(ratio > 1 for ratio in ratios)}/{len(ratios)}"
-            cells[-1].append(f"{ahead}: {min(ratios):.2f}-{max(ratios):.2f}" if ratios else "")
-    heads = ["heap tensors", "GPUs", "graph", "eager"]
-    return f"{table(heads, cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
+    parts = []
+    for num_ranks, rows in sorted(tables.items()):
+        cells = []
+        for name, row in rows.items():
+            cells.append([name])
+            for ratios in row.values():
+                ahead = f"{sum(ratio > 1 for ratio in ratios)}/{len(ratios)}"
+                cells[-1].append(f"{ahead}: {min(ratios):.2f}-{max(ratios):.2f}" if ratios else "")
+        parts.append(table([f"{num_ranks} GPUs", "graph", "eager"], cells))
+    return "\n\n".join([*parts, source(*(each for kind in kinds for each in files(kind)), page="README")])
 
 
 def size(nbytes: int) -> str:

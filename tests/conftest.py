@@ -49,6 +49,11 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
+def pytest_collection_finish():
+    """What has been collected is no garbage."""
+    importlib.import_module("frozen")
+
+
 @pytest.fixture
 def some(request):
     """Returns a function (cases, every, start): every so many of them from the start-th on; with --exhaustive, all."""
@@ -98,7 +103,7 @@ def server():
     """The server that forks all rank processes has imported what they need, whichever test comes first."""
     context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        context.set_forkserver_preload([*WARM, "pytest"])  # which tests/support/forked.py runs
+        context.set_forkserver_preload([*WARM, "pytest", "frozen"])  # pytest for tests/support/forked.py
         forkserver.ensure_running()
     return context
 

@@ -23,8 +23,6 @@ from iris_core.testing import RankPool
 EXAMPLES = jobs_examples.EXAMPLES
 IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
 """Examples that are checked with relaxed signals always; the others with --exhaustive."""
-LONG = "36_operations.py", "38_jacobi.py"
-"""Examples under schedules with --exhaustive only: 36 calls what other tests here call, 38 waits hundreds of times."""
 
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
@@ -76,6 +74,8 @@ SIGNALLING = (
     "34_norm.py", "38_jacobi.py", "40_overlap.py",
 )  # fmt: skip
 """Those that signal other ranks; in 21 it is another stream of the same rank, which a CPU has not."""
+UNDER_SCHEDULES = {"05_atomic_add.py", "32_ring_attention.py", *SIGNALLING} - {"38_jacobi.py"}
+"""Examples that run under schedules always; the others with --exhaustive: 38 waits hundreds of times."""
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,9 @@ AT_ONCE = 20
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(each, marks=exhaustive) for each in range(AT_ONCE, COUNT, AT_ONCE))]
 )
-@pytest.mark.parametrize("name", [pytest.param(each, marks=[exhaustive] * (each in LONG)) for each in EXPECTED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[exhaustive] * (each not in UNDER_SCHEDULES)) for each in EXPECTED]
+)
 def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, first, num_ranks):
     seeds = range(first, min(first + AT_ONCE, COUNT))
     if not request.config.getoption("exhaustive"):

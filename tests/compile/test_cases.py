@@ -73,14 +73,14 @@ GROUPS = groups()
 def test_assembly(group, request):
     """A group's cases share the targets: one each, in turn, and a single case is compiled for both vendors.
 
-    Of what Triton's kernels are compiled for as well, Gluon takes a half, and a fourth of the tiles; of eight cases and
-    more, Triton takes a half.
+    Of what Triton's kernels are compiled for as well, Gluon takes a half; of eight cases and more, Triton takes a half;
+    of tiles both take a fourth.
     """
     of, what = group.split("-", 1)
     names, number = sorted(GROUPS[group], key=lambda name: name in RARE), list(GROUPS).index(group)
     turns = itertools.cycle(each for amd in AMD[number % 2 :] + AMD[: number % 2] for each in (amd, NVIDIA))
     shared = of == "gluon" and not what.startswith("collective")
-    step = (4 if what == "tile" else min(2, len(names))) if shared else 1 + (len(names) >= 8)
+    step = 4 if what == "tile" else min(2, len(names)) if shared else 1 + (len(names) >= 8)
     lacking = []
     for i, name in enumerate(names):
         targets = {next(turns)} if len(names) > 1 or shared else {NVIDIA, AMD[number % 2]}

@@ -12,7 +12,7 @@ from iris_core.providers import baseline
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 3, 4, seldom=[8]))
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 2, 3, seldom=[4, 8]))
 def test_results(pool, some, num_ranks, device):
     """With data that is exact, and again with any data."""
     cases = list(all_cases(num_ranks))
