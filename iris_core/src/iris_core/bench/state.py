@@ -339,7 +339,7 @@ def warm_clocks(milliseconds: float) -> None:
 
 
 def _as_reported(step: _Call, units: int) -> float:
-    """The median of what calls report: programs of their own, or parts of a longer step."""
+    """Return the median of what calls report: programs of their own, or parts of a longer step."""
     seconds = [each for each in (step() for _ in range(units)) if isinstance(each, int | float) and each > 0]
     if len(seconds) < units:
         raise BenchmarkError("timer 'reported': a call has to return its seconds, a number above 0")

@@ -84,7 +84,7 @@ def walk(run: Callable[[str], list[list[int]] | None], most: int) -> Walk:
 
 
 def _steps(rows: list[list[int]]) -> tuple[list[Step], bool]:
-    """The steps of a journal, and whether it is of a new order: not if only threads that are asleep could go on."""
+    """Return the steps of a journal, and whether its order is new: not if only threads that sleep could go on."""
     steps: list[Step] = []
     known: dict[int, int] = {}
     able: list[int] = []
@@ -155,7 +155,7 @@ def _look_back(steps: list[Step], number: int) -> None:
 
 
 def _next(steps: list[Step]) -> tuple[str, int]:
-    """The name of the next order, and how many steps it shares with these, with the one that differs; "" for none."""
+    """Return the name of the next order, "" for none, and how many steps it shares, with the one that differs."""
     while steps:
         step = steps[-1]
         step.asleep[step.thread] = step.words

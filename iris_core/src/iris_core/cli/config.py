@@ -62,7 +62,7 @@ def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
 
 
 def _first(text: str) -> str:
-    """The first sentence of what a setting is for: one line of a table."""
+    """Return the first sentence of what a setting is for: one line of a table."""
     return re.split(r"[;.](?:\s|$)", text, maxsplit=1)[0]
 
 

@@ -68,7 +68,7 @@ def draw(path: str, recorded: list[Row], most: int = 100) -> int:
 
 
 def _last(rows: list[Row], side: Row, before: float) -> int | None:
-    """The last access of a program that a side of a finding may be; None if it is no longer known."""
+    """Return the last access of a program that a side of a finding may be; None if it is no longer known."""
     for at, row in reversed(list(enumerate(rows))):
         if row["ns"] <= before and all(row[name] == side[name] for name in ("what", "file", "line")):
             return at

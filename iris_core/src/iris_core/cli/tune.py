@@ -129,7 +129,7 @@ def _layers(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
-    """The entries of the table that is there, if it was measured with as many ranks on this device.
+    """Return the entries of the table that is there, if it was measured with as many ranks on this device.
 
     Else it is replaced, or refused if it `must_fit`; so is a file that cannot be made.
     """

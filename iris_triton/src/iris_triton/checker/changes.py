@@ -125,7 +125,7 @@ class Words:
         return self._overtaken(strand, new) if kind == ADD and value > old else None
 
     def _overtaken(self, strand: Strand, new: Change) -> tuple[Side, Side] | None:
-        """A wait for additions, and one that it relied on and that a new addition can stand in for."""
+        """Return a wait for additions, and one that it relied on and that a new addition can stand in for."""
         number = new.before
         for _ in range(_LOOKED_AT):
             past = self._get(number)
@@ -196,7 +196,7 @@ class Words:
                 np.maximum(strand.heard, clocks[number], out=strand.heard)
 
     def _earliest(self, strand: Strand, last: int, wait: Wait) -> int:
-        """The first change that would have ended a wait and that the strand could still have read; 0: none had to be.
+        """Return the first change that would have ended a wait and that the strand could still read; 0: none had to be.
 
         Where a change happens before the strand, what was there before that cannot be read any more.
         """

@@ -148,7 +148,7 @@ class Histories:
         return row
 
     def _new(self, strand: Strand, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
-        """The number of a history with these members, the same as before in this epoch."""
+        """Return the number of a history with these members, the same as before in this epoch."""
         key = "new", tuple(writes.items()), tuple(reads.items()), written
         found = strand.next.get(key)
         if found is None:

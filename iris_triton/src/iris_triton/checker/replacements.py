@@ -147,13 +147,13 @@ class Accesses:
         return fence
 
     def fence(self, assembly: str) -> None:
-        """Called at a fence."""
+        """Record a fence."""
         if self._watcher is not None:
             self._watcher.fence(assembly)
 
     # -- memory --------------------------------------------------------------------------------------------------------
     def _begin(self, *, often: bool) -> Any:
-        """Called before an access; `often`: it is an atomic or a poll.  What it returns goes to the functions below."""
+        """Prepare an access (`often`: an atomic or a poll), and return what the functions below get."""
 
     def _read(self, thread: Any, addresses: Any, mask: Any, data: Any, view: Any, indices: Any, poll: bool) -> Any:
         """Return `data` with what is read in the active lanes."""

@@ -98,7 +98,7 @@ class Host(Strand):
             self.tick(tables)
 
     def before_exchange(self, world: World) -> tuple[tuple[int, ...], int] | None:
-        """Called before ranks exchange anything: what they did before happens before what the others do afterwards."""
+        """Begin an exchange of ranks: what they did before happens before what the others do afterwards."""
         if not world.shares_connections(self._world):
             return None
         turn = self.turns[world.ranks] = self.turns.get(world.ranks, 0) + 1
@@ -108,7 +108,7 @@ class Host(Strand):
         return world.ranks, turn
 
     def after_exchange(self, begun: tuple[tuple[int, ...], int] | None) -> None:
-        """Called with what `before_exchange` has returned, when all ranks have come."""
+        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is not None:
             ranks, turn = begun
             with self._tables as tables:
@@ -125,7 +125,7 @@ class LaunchStrands:
         self.strands: dict[tuple[int, int, int], Strand] = {}
 
     def begin(self, pid: tuple[int, int, int]) -> None:
-        """Called when a program, or a partition of one, begins."""
+        """Begin a program, or a partition of one."""
         strand = self.strands.get(pid)
         if strand is None:
             program = ProgramInfo(pid, self._grid).linear_id
@@ -136,7 +136,7 @@ class LaunchStrands:
         strand.users += 1
 
     def end(self, pid: tuple[int, int, int]) -> None:
-        """Called when it ends, also by an error."""
+        """End it, also after an error."""
         strand = self.strands[pid]
         strand.users -= 1
         if not strand.users:
@@ -147,7 +147,7 @@ class LaunchStrands:
         np.maximum(self._end[1], np.maximum(strand.clock, strand.reads), out=self._end[1])
 
     def close(self) -> None:
-        """Called when the launch has ended."""
+        """End the launch."""
         for strand in self.strands.values():
             self._fold(strand)
         with self._tables as tables:

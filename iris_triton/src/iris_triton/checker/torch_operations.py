@@ -88,7 +88,7 @@ HostOperations.__torch_dispatch__ = _dispatch  # type: ignore[assignment]
 
 
 def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
-    """The place of a tensor that an operation uses; none if it is not on the heap."""
+    """Return the place of a tensor that an operation uses; none if it is not on the heap."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
         return []
     try:

@@ -96,7 +96,7 @@ class Watcher:
 
     # -- programs ------------------------------------------------------------------------------------------------------
     def views(self) -> Views | None:
-        """Called before the arguments of a launch are converted; returns what their pointers are numbered by."""
+        """Return what pointers of a launch are numbered by, before its arguments are converted."""
         is_far = any(heap.rank not in ranks for heap in registered_heaps() for ranks in heap.nodes)
         return Views(self._say_beyond) if "bounds" in self._checks and not is_far else None
 
@@ -105,7 +105,7 @@ class Watcher:
         return dialect.watched if "bounds" in self._checks else dialect
 
     def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands | None:
-        """Called before a launch; returns its strands."""
+        """Begin a launch, and return its strands."""
         if not self.follows_accesses:
             return None
         for name, value in arguments.items():
@@ -115,12 +115,12 @@ class Watcher:
 
     @staticmethod
     def strand() -> Strand | None:
-        """The strand of the running program; None in a launch that began before the checker."""
+        """Return the strand of the running program; None in a launch that began before the checker."""
         strands = current.launch.watch
         return None if strands is None else strands.strands[current.program.pid]
 
     def load(self, access: str, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> None:
-        """Called before a plain load; `indices` of the active elements if they lie in one region."""
+        """Check a plain load, before it; `indices` of the active elements if they lie in one region."""
         places = self._places(region, indices, addresses, mask, itemsize)
         strand = self.strand() if places else None
         if strand is not None:
@@ -158,7 +158,7 @@ class Watcher:
         return self._undefined.fill(dtype, self._sites.of_kernel("load")) if "uninitialised" in self._checks else None
 
     def using(self, data: Any, mask: Any, access: str) -> None:
-        """Called with what the active elements of an access write: reports values that no load has filled."""
+        """Report values that no load has filled, among those that the active elements of an access write."""
         is_used, load = self._undefined.find(data, mask) if "uninitialised" in self._checks else (False, None)
         if is_used:
             other = None if load is None else self._running(load)
@@ -167,7 +167,7 @@ class Watcher:
             self._say(reports.UNDEFINED, one, other, self._rank, "", 0, 0, how)
 
     def poll(self, addresses: Any, mask: Any, seen: Any) -> None:
-        """Called after a volatile load, which is a relaxed atomic one.
+        """Record a volatile load, which is a relaxed atomic one.
 
         Words may have changed since: what counts is the earliest change to the value that was seen.
         """
@@ -285,7 +285,7 @@ class Watcher:
                 break
 
     def _words_of(self, places: list[Place]) -> list[tuple[int, int, int]]:
-        """The words (rank, granule, value) in some places that atomics have changed before."""
+        """Return the words (rank, granule, value) in some places that atomics have changed before."""
         found = []
         for place in places:
             last = self.tables.words[place.rank][place.granules]
@@ -298,14 +298,14 @@ class Watcher:
         return int(self._memory[rank][granule : granule + 1].view(np.int32)[0])
 
     def _stored(self, strand: Strand, words: list[tuple[int, int, int]], site: int) -> None:
-        """A plain store to words: what was handed over there before is gone."""
+        """Record a plain store to words: what was handed over there before is gone."""
         with self.tables:
             for rank, granule, old in words:
                 new = self._value_of(rank, granule)
                 self._words.change(strand, (rank, granule), PLAIN, new, old, releases=False, scope=CTA, site=site)
 
     def fence(self, assembly: str) -> None:
-        """Called at a fence: what relaxed reads have seen is acquired, and later relaxed stores release."""
+        """Record a fence: what relaxed reads have seen is acquired, and later relaxed stores release."""
         strand = self.strand()
         if strand is None:
             return
@@ -335,7 +335,7 @@ class Watcher:
 
     # -- the heap ------------------------------------------------------------------------------------------------------
     def allocated(self, offset: int, nbytes: int, storage: Any) -> None:
-        """Called after an allocation, on every rank; the first one that comes makes the block unwritten on all."""
+        """Record an allocation, on every rank; the first one that comes makes the block unwritten on all."""
         import torch.multiprocessing.reductions as weak
 
         self._allocations += 1
@@ -361,7 +361,7 @@ class Watcher:
                 tables.cells[:, granules] = 0
 
     def freed(self, storage: int) -> None:
-        """Called when a block is freed, with the identity of its storage."""
+        """Record that a block is freed, with the identity of its storage."""
         found = self._storages.pop(storage, None)
         if found is not None:
             self._freed[storage] = found
@@ -443,7 +443,7 @@ class Watcher:
         self._say(kind, self._side(one), two, rank, block, first - start, last - start, how)
 
     def _block_at(self, offset: int) -> tuple[str, int]:
-        """The name of the block at an offset of the heap, and where it begins."""
+        """Return the name of the block at an offset of the heap, and where it begins."""
         for block in self._heap.live_blocks():
             if block.offset_bytes <= offset < block.offset_bytes + max(block.nbytes, 1):
                 return block.label, block.offset_bytes
@@ -467,7 +467,7 @@ class Watcher:
         return reports.Access(**self._sites.describe(side.site), rank=side.rank, program=program)
 
     def _running(self, site: int) -> reports.Access:
-        """The running program, in a line."""
+        """Return the running program, in a line."""
         return self._side(Side(site, program_info().linear_id, self.host.slot))
 
     def _missing(self, strand: Strand, other: Conflict, kind: int) -> str:
@@ -523,7 +523,7 @@ class Watcher:
 
 
 def reach_of(scope: Any) -> int:
-    """The scope that the IR's name of one stands for: the system by default."""
+    """Return the scope that the IR's name of one stands for: the system by default."""
     return _SCOPES.get(getattr(scope, "name", ""), SYS)
 
 
@@ -538,7 +538,7 @@ def releases(sem: Any) -> bool:
 
 
 def fence_scope(assembly: str) -> int | None:
-    """The scope of a fence; None for those of proxies alone."""
+    """Return the scope of a fence; None for those of proxies alone."""
     words = assembly.partition(";")[0].split(".")
     if "proxy" in words:
         return None
@@ -550,6 +550,6 @@ def _indices(granules: Any) -> Any:
 
 
 def _value(address: int, itemsize: int) -> int:
-    """The integer at an address."""
+    """Return the integer at an address."""
     kind = ctypes.c_int64 if itemsize == 8 else ctypes.c_int32
     return kind.from_address(address).value

@@ -62,7 +62,7 @@ def ring_attention(
     WORLD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, SENDERS: tl.constexpr, CAUSAL: tl.constexpr,
     STRIPED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_COPY: tl.constexpr
 ):  # fmt: skip
-    """The first SENDERS programs send, the others compute; a program has the same tiles of queries in each step.
+    """Send, in the first SENDERS programs, or compute; a program has the same tiles of queries in each step.
 
     Args:
         q, out: [heads, rows, HEAD_DIM]; k, v: [heads / GROUP, rows, HEAD_DIM].
@@ -150,7 +150,7 @@ def ring_gradients(
     WORLD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr, SENDERS: tl.constexpr, CAUSAL: tl.constexpr,
     STRIPED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_COPY: tl.constexpr
 ):  # fmt: skip
-    """The gradients of q, k and v; see `ring_attention`.
+    """Return the gradients of q, k and v; see `ring_attention`.
 
     Args:
         grad: of the output.

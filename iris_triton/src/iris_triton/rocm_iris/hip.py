@@ -61,7 +61,7 @@ def get_rocm_version() -> tuple[int, int]:
 
 
 def _target(device_id: int | None) -> DeviceTarget:
-    """A GPU by its number, or the current one; the CPU if there is no GPU, and none was named."""
+    """Return a GPU by its number, or the current one; the CPU if there is no GPU, and none was named."""
     if device_id in (None, 0) and not count_devices():
         return DeviceTarget(DeviceType.CPU)
     (found,) = device_targets(f"cuda:{get_device_id() if device_id is None else device_id}", 0)

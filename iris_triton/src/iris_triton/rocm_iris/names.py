@@ -89,7 +89,7 @@ for _home, _names, _paths in TABLE:
 
 
 def _made(path: str) -> ModuleType:
-    """A module of AMD's Iris, made of names of ours; no subclass, which Triton would not take for a module."""
+    """Return a module of AMD's Iris, made of names of ours; no subclass, which Triton would not take for a module."""
 
     def get(name: str) -> Any:
         if name not in NAMED[path]:

@@ -54,7 +54,7 @@ class AllocatorConformance(PluginConformance):
 
     @pytest.fixture
     def make_allocator(self, registered: Registered, target: DeviceTarget) -> Open:
-        """Opens an allocator: (nbytes, rank=0, world_size=1).  The caller closes it."""
+        """Open an allocator: (nbytes, rank=0, world_size=1).  The caller closes it."""
         return functools.partial(plugin_jobs.create, *registered, target)
 
     @pytest.fixture
@@ -75,7 +75,7 @@ class AllocatorConformance(PluginConformance):
 
     @pytest.fixture
     def make_importable(self, target: DeviceTarget) -> Open:
-        """Makes (allocator, nbytes) a 1-D uint8 tensor whose memory the allocator can put on the heap."""
+        """Make (allocator, nbytes) a 1-D uint8 tensor whose memory the allocator can put on the heap."""
         return lambda _, nbytes: torch.empty(nbytes, dtype=torch.uint8, device=target.torch_device)
 
     @pytest.fixture
@@ -91,12 +91,12 @@ class AllocatorConformance(PluginConformance):
 
     @pytest.fixture
     def read(self, target: DeviceTarget) -> Read:
-        """Reads (ptr, nbytes) from memory without the allocator; OSError if it cannot be read."""
+        """Read (ptr, nbytes) from memory without the allocator; OSError if it cannot be read."""
         return functools.partial(oracle.read_bytes, device=target.torch_device)
 
     @pytest.fixture
     def write(self, target: DeviceTarget) -> Write:
-        """Writes (ptr, data) to memory without the allocator."""
+        """Write (ptr, data) to memory without the allocator."""
         return functools.partial(oracle.write_bytes, device=target.torch_device)
 
     def _importable(self, allocator: Any, make: Open) -> tuple[torch.Tensor, int, int]:

@@ -100,7 +100,7 @@ class BackendConformance(PluginConformance):
 
     @pytest.fixture
     def backend(self, created: Any) -> Iterator[Any]:
-        """A backend for one rank, detached after the test."""
+        """Return a backend for one rank, detached after the test."""
         yield created
         created.detach()
 
@@ -112,7 +112,7 @@ class BackendConformance(PluginConformance):
 
     @pytest.fixture
     def cases(self, backend: Any) -> Sequence[CompileCase]:
-        """The kernels to compile."""
+        """Return the kernels to compile."""
         return list(backend.compile_cases())[:: self.case_step]
 
     def test_static_device_functions(self, backend: Any) -> None:

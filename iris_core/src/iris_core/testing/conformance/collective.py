@@ -45,14 +45,14 @@ class CollectiveConformance(PluginConformance):
 
     @pytest.fixture
     def collective(self, created: Any) -> Any:
-        """A collective as the core creates it, on a device of this machine, without a world."""
+        """Return a collective as the core creates it, on a device of this machine, without a world."""
         assert created.op in OPS, f"the kit knows {', '.join(OPS)} and not {created.op!r}"
         assert created.name == created.name.strip() != ""
         return created
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest, info: PluginInfo) -> stack_jobs.Setup:
-        """The setup of each tier."""
+        """Return the setup of each tier."""
         where = self.ranks_of(request.param, [info])
         return stack_jobs.Setup(self.allocator, self.backend, *where, info.name, in_float32=self.accumulates_in_float32)
 
@@ -126,7 +126,7 @@ class CollectiveConformance(PluginConformance):
         no_problems(pool.run(jobs.on_rank, world.ranks, world, jobs.call_in_group, case, str(tmp_path)))
 
     def _requests(self, op: str) -> Iterator[tuple[CollectiveRequest, bool]]:
-        """Requests of every kind, also such as no core would make, and whether an algorithm can know what they mean."""
+        """Return requests, also such as no core would make, and whether an algorithm can know what they mean."""
         strange: list[dict[str, Any]] = [{"dtype": "no_such_dtype"}, {"dtype": ""}]
         strange += [{"op": each} for each in (*OPS, "no_such_operation", "") if each != op]
         settings = {"layout": "no_such_layout", "config": {"no_such_setting": 1}, "reduction": "no_such_reduction"}
@@ -146,7 +146,7 @@ class CollectiveConformance(PluginConformance):
         return next((answer for answer in answers if not answer), Availability.yes())
 
     def _usual(self, collective: Any, setup: stack_jobs.Setup, **changes: Any) -> Case:
-        """An everyday call; the test is skipped where it is not supported."""
+        """Return an everyday call; the test is skipped where it is not supported."""
         case = usual(collective.op, **changes)
         needs(answer := self._answer(collective, case, setup), f"{case}: {answer.reason}")
         return case

@@ -81,23 +81,23 @@ class PluginConformance(OnRanks):
 
     @pytest.fixture
     def plugin(self) -> Any:
-        """The plugin object: the installed one called `name`."""
+        """Return the plugin object: the installed one called `name`."""
         return plugin_jobs.installed(self.kind, self.name)[1].plugin
 
     @pytest.fixture
     def info(self, plugin: Any) -> PluginInfo:
-        """The plugin's description."""
+        """Return the plugin's description."""
         return cast("PluginInfo", plugin.iris_plugin_info())
 
     @pytest.fixture
     def registered(self, plugin: Any) -> Registered:
-        """The plugin alone in a registry, through which the kit calls its hooks."""
+        """Return the plugin alone in a registry, through which the kit calls its hooks."""
         registry = Registry(search_path=[])
         return registry, registry.register(self.kind, plugin)
 
     @pytest.fixture
     def target(self, info: PluginInfo, registered: Registered) -> DeviceTarget:
-        """A device of this machine that the plugin works on: the CPU if it can, else a GPU."""
+        """Return a device of this machine that the plugin works on: the CPU if it can, else a GPU."""
         registry, record = registered
         usable = [each for each in device_targets(None, rank=0)[::-1] if each.type in info.devices]  # the CPU first
         answers = {each: registry.probe(record, each) for each in usable}
@@ -107,7 +107,7 @@ class PluginConformance(OnRanks):
 
     @pytest.fixture
     def created(self, registered: Registered, target: DeviceTarget) -> Any:
-        """What the plugin creates for one rank, with default settings."""
+        """Return what the plugin creates for one rank, with default settings."""
         return plugin_jobs.create(*registered, target)
 
     def test_static_entry_point_names_the_plugin(self, plugin: Any, info: PluginInfo) -> None:

@@ -33,7 +33,7 @@ class StackConformance(OnRanks):
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest) -> stack_jobs.Setup:
-        """The stack of each tier."""
+        """Return the stack of each tier."""
         named = (PluginKind.ALLOCATOR, self.allocator), (PluginKind.BACKEND, self.backend)
         infos = [plugin_jobs.installed(*each)[1].plugin.iris_plugin_info() for each in named]
         where = self.ranks_of(request.param, infos)

@@ -61,7 +61,7 @@ class Explorer(Accesses):
         return SeededScheduler(self.memory, threads, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:
-        """Called before ranks exchange anything."""
+        """Begin an exchange of ranks, before anything is sent."""
         watched = None if self._watcher is None else self._watcher.before_exchange(world)
         if world.shares_connections(self._world):
             self.turns.ensure()
@@ -76,7 +76,7 @@ class Explorer(Accesses):
         self.memory.forget()
 
     def after_exchange(self, begun: Any) -> None:
-        """Called with what `before_exchange` has returned, when all ranks have come."""
+        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is None:
             return
         watched, own = begun
@@ -164,7 +164,7 @@ class Explorer(Accesses):
         return run
 
     def fence(self, assembly: str) -> None:
-        """Called at a fence."""
+        """Record a fence."""
         thread = self._begin(often=True)
         scope = fence_scope(assembly)
         if scope is not None:

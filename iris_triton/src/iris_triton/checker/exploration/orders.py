@@ -60,14 +60,14 @@ class OrderedScheduler(Scheduler):
         self._orders = orders
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
-        """Called where `program` has seen no change; polls were let on, a loop of plain loads goes on with a change."""
+        """Decide who goes on where `program` saw no change; polls were let on, loops of plain loads need a change."""
         if program.idle_loads > scheduler._IDLE_LOADS:
             everywhere = np.ones(addresses.shape, np.bool_)
             look = lambda: _compat.native.load(addresses, everywhere, np.zeros_like(data), data.dtype)
             self._orders.decide(program, addresses, look, lambda values: bool((values != data).any()))
 
     def ready_partition(self) -> Program | None:
-        """A waiting part of a program whose condition holds, which is no decision."""
+        """Return a waiting part of a program whose condition holds, which is no decision."""
         return next((each for each in self._waiting if each.ready is not None and each.ready()), None)
 
 
@@ -129,7 +129,7 @@ class Orders(Explorer):
         return (self.turns.rank + 1) << 44
 
     def begin(self, program: Program, grid: tuple[int, int, int]) -> None:
-        """Called when a program, or a part of one, begins."""
+        """Begin a program, or a part of one."""
         self.turns.ensure()
         name = self._host_name() + (self._launches << 24) + (ProgramInfo(program.pid, grid).linear_id << 4)
         while name in self._names.values():
@@ -139,7 +139,7 @@ class Orders(Explorer):
         self._add(KNOWS, name, self._host_name())
 
     def end(self, program: Program) -> None:
-        """Called when it ends."""
+        """End it."""
         self.turns.ensure()
         self.turns.moved()
         self._vain.pop(program, None)
@@ -153,14 +153,14 @@ class Orders(Explorer):
         return OrderedScheduler(self, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:
-        """Called before ranks exchange anything."""
+        """Begin an exchange of ranks, before anything is sent."""
         if world.shares_connections(self._world):
             self.turns.ensure()
             self._add(KNOWS, self._exchange(world.ranks, 1), self._host_name())
         return super().before_exchange(world)
 
     def after_exchange(self, begun: Any) -> None:
-        """Called with what `before_exchange` has returned, when all ranks have come."""
+        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         super().after_exchange(begun)
         if begun is not None:
             self._add(KNOWS, self._host_name(), self._exchange(begun[1][0], 0))
@@ -282,7 +282,7 @@ class Orders(Explorer):
     def _begin(self, *, often: bool) -> Any: ...
 
     def fence(self, assembly: str) -> None:
-        """Called at a fence, which is no decision."""
+        """Record a fence, which is no decision."""
         Accesses.fence(self, assembly)
 
     def _note(self, addresses: Any, changed: Any, old: Any) -> None:

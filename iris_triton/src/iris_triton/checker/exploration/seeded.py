@@ -54,7 +54,7 @@ class Policy:
         self.changes = {1 + mixed(seed, 4, each) % length for each in range(depth)} if self.has_priorities else set()
 
     def priority(self, *names: int) -> int:
-        """The priority that a program begins with."""
+        """Return the priority that a program begins with."""
         return 1 + (mixed(self.seed, 5, *names) >> 2)
 
 
@@ -100,19 +100,19 @@ class SeededScheduler(Scheduler):
 
     # -- programs ------------------------------------------------------------------------------------------------------
     def thread(self, program: Program) -> Thread:
-        """The buffer and the clocks of a program."""
+        """Return the buffer and the clocks of a program."""
         thread: Thread = self.threads.strands[program.pid].thread
         return thread
 
     def begin(self, program: Program) -> None:
-        """Called when a program begins, on its thread."""
+        """Begin a program, on its thread."""
         self._turns.ensure()
         self._turns.moved()
         self.threads.begin(program.pid)
         self._initial[program.pid] = self.policy.priority(self._turns.rank, self._number, self._unstarted + 1)
 
     def end(self, program: Program) -> None:
-        """Called when it ends: its stores are in memory then."""
+        """End it: its stores are in memory then."""
         self._turns.ensure()
         self.memory.drain(self.thread(program))
         self.threads.end(program.pid)
@@ -143,7 +143,7 @@ class SeededScheduler(Scheduler):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def point(self, program: Program, *, often: bool) -> None:
-        """Called before an access of a program: another one may go on first; less often at weak accesses."""
+        """Let another program go on before an access of this one, perhaps; less often at weak accesses."""
         turns = self._turns
         turns.ensure()
         self.memory.let_some_out(self.threads)

@@ -82,7 +82,7 @@ class LaunchThreads(LaunchStrands):
         self._gpu_of = gpu_of
 
     def begin(self, pid: tuple[int, int, int]) -> None:
-        """Called when a program, or a partition of one, begins."""
+        """Begin a program, or a partition of one."""
         super().begin(pid)
         strand = self.strands[pid]
         if strand.thread is None:
@@ -114,7 +114,7 @@ class WeakMemory:
         """Of 4 decisions, how many are for an older value; of 16 steps, in how many a store leaves a buffer."""
 
     def forget(self) -> None:
-        """Called where everything that happened is known to all ranks, and no kernel runs."""
+        """Forget the log, where everything that happened is known to all ranks and no kernel runs."""
         self._control[FIRST] = self._control[NEXT]
         self._fences[:] = 0
         self._tables.counters[CLOCKS] = 0
@@ -263,7 +263,7 @@ class WeakMemory:
         return found[::-1]
 
     def _entry(self, row: Any) -> tuple[Any, Any]:
-        """The keys of an entry, and what it overwrote, a row of bytes for each."""
+        """Return the keys of an entry, and what it overwrote, a row of bytes for each."""
         size, count, place = int(row[SIZE]), int(row[COUNT]), int(row[AT]) % ARENA_NBYTES
         old = self._arena[place : place + size * abs(count)].reshape(-1, size)
         if count < 0:
@@ -342,7 +342,7 @@ class WeakMemory:
             thread.is_late = True
 
     def _observe(self, thread: Thread, row: Any, key: int, scope: int, acquires: bool) -> None:
-        """A load that is not weak has read a write: what it knows from now on."""
+        """Record what a load that is not weak knows from now on: it has read a write."""
         if not _are_strong(thread, scope, row):
             return
         strand, tables = thread.strand, self._tables
@@ -464,7 +464,7 @@ def _are_strong(thread: Thread, scope: int, row: Any) -> bool:
 
 
 def _raw(addresses: Any, size: int) -> list[Any]:
-    """The integers at some addresses, as arrays of one element."""
+    """Return the integers at some addresses, as arrays of one element."""
     dtype = np.dtype(f"i{size}")
     found = _compat.native.load(addresses, np.ones(addresses.shape, np.bool_), np.zeros(addresses.shape, dtype), dtype)
     return [found[lane : lane + 1] for lane in range(found.size)]

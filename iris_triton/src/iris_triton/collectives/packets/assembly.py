@@ -273,7 +273,7 @@ def confirm_assembly():
 
 @triton.constexpr_function
 def _thread_assembly():
-    """The number of the thread in its program as t, and in the launch as i."""
+    """Return the number of the thread in its program as t, and in the launch as i."""
     return "mov.u32 t, %tid.x; mov.u32 i, %ctaid.x; mov.u32 k, %ntid.x; mad.lo.u32 i, i, k, t;\n"
 
 

@@ -42,7 +42,7 @@ def wide(pointer, ALIGNED: tl.constexpr):
 
 @triton.jit
 def whole_rows(stride, like):
-    """A stride of rows that begin at multiples of 16 bytes, as a number that the compiler knows to be a multiple."""
+    """Return a stride of rows that begin at multiples of 16 bytes, as a multiple that the compiler knows."""
     # Arithmetic: what is promised of the result of a call is dropped when the call is inlined.
     UNIT: tl.constexpr = 16 // item_nbytes(like.dtype)
     return stride // UNIT * UNIT
