@@ -67,6 +67,7 @@ class Program:
             raise Cancelled
         place, value = _words(addresses), data.tobytes()
         if self.seen.get(place) == value:
+            self.polled = addresses, data
             self.wait(addresses, data)
         else:
             if len(self.seen) >= _FORGET:
@@ -204,7 +205,6 @@ class Scheduler:
 
     def wait(self, program: Program, addresses: Any, data: Any) -> None:
         """Yield to other programs, because `program` has seen no change there."""
-        program.polled = addresses, data
         if self.can_start():
             self.start_next(program)
         elif self._waiting:
