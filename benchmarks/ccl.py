@@ -279,7 +279,7 @@ SUITE = bench.Suite(
     device="cuda",
     min_ranks=2,
     backend="gluon",  # which offers those of Triton, too
-    heap_size="12GiB",  # of which workspaces of the algorithms that are named take up to a half
+    heap_size="12GiB",  # workspaces of all algorithms that are named take 4
     environ=OFF,
     on_cpu={
         "heap_size": "16MiB",

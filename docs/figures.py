@@ -172,9 +172,10 @@ class Point:
     times: dict[str, float]
 
     @property
-    def place(self) -> str:
-        """Where our tensors lie."""
-        return str(self.params.get("place", "heap"))
+    def name(self) -> str:
+        """The operation, and where our tensors lie unless on the heap."""
+        place = self.params.get("place", "heap")
+        return self.op if place == "heap" else f"{self.op}, {place}"
 
     @property
     def ratio(self) -> float:
@@ -202,8 +203,7 @@ def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
     tables: dict[int, dict[str, dict[str, list[float]]]] = {}
     for kind in kinds:
         for each in points(kind):
-            name = each.op if each.place == "heap" else f"{each.op}, {each.place}"
-            row = tables.setdefault(each.num_ranks, {}).setdefault(name, {"graph": [], "eager": []})
+            row = tables.setdefault(each.num_ranks, {}).setdefault(each.name, {"graph": [], "eager": []})
             row[each.launched].append(each.ratio)
     parts = []
     for num_ranks, rows in sorted(tables.items()):
@@ -224,22 +224,17 @@ def size(nbytes: int) -> str:
 
 
 def collectives() -> str:
-    """Powers of 256, in graphs and eagerly; heap first."""
+    """Powers of 256, in graphs and eagerly."""
     parts = []
     for file in files("ccl"):
-        here = {
-            (each.place, each.op, each.launched, each.params["nbytes"]): each
-            for each in points("ccl")
-            if each.file == file
-        }
-        sizes = sorted({nbytes for *_, nbytes in here if nbytes.bit_length() % 8 == 3})
+        found = [each for each in points("ccl") if each.file == file]
+        here = {(f"{each.name}, {each.launched}", each.params["nbytes"]): each for each in found}
+        sizes = sorted({nbytes for _, nbytes in here if nbytes.bit_length() % 8 == 3})
         rows = []
-        for place, op, how in sorted({tuple(key[:3]) for key in here}):
-            found = [here.get((place, op, how, nbytes)) for nbytes in sizes]
-            cells = (f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in found)
-            rows.append([f"{op}, {how}" if place == "heap" else f"{op}, {place}, {how}", *cells])
-        ranks = next(iter(here.values())).num_ranks
-        parts.append(table([f"us, {ranks} GPUs", *map(size, sizes)], rows))
+        for what in dict.fromkeys(what for what, _ in here):
+            row = [here.get((what, nbytes)) for nbytes in sizes]
+            rows.append([what, *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in row)])
+        parts.append(table([f"us, {found[0].num_ranks} GPUs", *map(size, sizes)], rows))
     return "\n\n".join([*parts, source(*files("ccl"))])
 
 

@@ -166,7 +166,7 @@ def test_what_is_fused_and_what_is_left(on_ranks, num_ranks):
         assert is_equal, name
 
 
-@pytest.mark.parametrize("regather", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("regather", [False, True])
 def test_transformer_forward_and_backward(on_ranks, regather):
     """q, k and v share what is gathered, and each gradient of a part is gathered for two products: these stay."""
     kept = {C10D + "all_gather_into_tensor": 1}

@@ -5,8 +5,8 @@ new.  Seeing the same value at the same place again means that it is waiting (sp
 a program that has not started, else to the one that has waited longest.  When every program of the launch waits, the
 thread sleeps between polls so that other ranks get the processor, and the time spent so is counted; a long computation
 elsewhere is not waiting and does not count.  A poll of the kernel takes the CPU a millisecond; to look whether a polled
-word has changed takes a tenth of that, so most polls are left out.  Where all ranks can only wait for each other, the
-launch fails (`iris_core.device.status`).
+word has changed takes a tenth of that, so most polls are left out, but for those that prove a standstill.  Where all
+ranks can only wait for each other, the launch fails at once (`iris_core.device.status`).
 
 Programs start in the order of a GPU's linear block index: x fastest, then y, then z.  They run on the launching thread;
 another thread is taken from the pool only when a program waits while others have not started.  A language may add
@@ -39,7 +39,7 @@ _COUNTED_S = 0.1  # a single poll never counts for more: the process may have be
 _SLEEP_S = 500e-6, 4e-3  # between two looks at what is polled, at most: at first, and after long waits
 _UNPOLLED_S = 20e-3  # without a poll of any program, at most: polls may be counted, or look at a clock
 _CHECK_S = 0.2  # how often the scheduler looks for a standstill of all ranks
-_PROVING_POLLS = 32  # of each program before its wait can be endless: a bounded one has looked at the clock by then
+_PROVING_POLLS = 128  # of each program before its wait can be endless: a bounded one has looked at the clock by then
 _IDLE_KEPT = 16  # threads that stay for later launches
 
 
@@ -266,7 +266,8 @@ class Scheduler:
         # Short at first, for ping-pong between ranks; later a round of all programs takes half of the time waited.
         soon, late = _SLEEP_S
         pause = min(self._idle_s / 2, max(soon, min(late, self._idle_s / (8 * self._in_progress))))
-        end = now + min(self._idle_s / 2, _UNPOLLED_S) / self._in_progress
+        proves = self._checked > 0 and not self.is_bounded and self.idle_polls < _PROVING_POLLS * self._in_progress
+        end = now if proves else now + min(self._idle_s / 2, _UNPOLLED_S) / self._in_progress
         time.sleep(pause)
         while (heir := self._changed(program)) is None and time.monotonic() < end:
             time.sleep(pause)
