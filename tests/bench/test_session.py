@@ -65,6 +65,15 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
 
 
+def test_no_point_begins_near_the_limit(forked_ranks, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    bench.load(HERE / "rank_benchmarks.py")
+    options = dataclasses.replace(OPTIONS, axes={}, limit_s=20.0)
+    found = bench.run(bench.registered(pattern="late"), options).results
+    said = [(each.params["point"], each.verified, each.skipped) for each in found]
+    assert said == [(0, True, ""), (1, False, "too late for the limit of 20 s")]
+
+
 def test_rma_on_cpu_ranks(of_file):
     results = of_file("rma")
     names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")

@@ -43,7 +43,7 @@ class RunOptions:
             does not say; repeat None for as many calls as `batch_ms` holds.
         batch_ms: how long the timed calls of one round should take together.
         warm_ms: how long a GPU computes before each point, so that its clocks are up.
-        limit_s: a rank that takes longer than this in all prints where it is and ends.
+        limit_s: no point begins after nine tenths of it; a rank that takes longer in all prints where it is and ends.
         context: class of the contexts that benchmarks get, "module:name"; it takes the arguments of `iris_core.Iris`.
         environ: variables that the ranks get, unless the environment has them.
     """

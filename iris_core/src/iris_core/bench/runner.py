@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0  # bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one
+BEGUN_WITHIN = 0.9  # of the limit: no point begins later, so that what has been measured is kept
+LATE = "too late for the limit"
 MAX_CALLS = 100_000  # bound of the calls in one round, where they take next to nothing
 
 
@@ -109,6 +111,7 @@ class Runner:
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
         self._world, self._ctx, self._options = world, ctx, options
         self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
+        self._until = time.monotonic() + options.limit_s * BEGUN_WITHIN
 
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""
@@ -131,6 +134,8 @@ class Runner:
     def _declare(self, benchmark: Benchmark, state: State) -> None:
         """Call the benchmark function; a declaration that is wrong or differs between ranks is a `BenchmarkError`."""
         with contextlib.suppress(SkipPoint):
+            if any(self._world.all_gather_object(time.monotonic() > self._until)):
+                state.skip(f"{LATE} of {self._options.limit_s:g} s")
             benchmark.function(state, self._ctx)
             state.check()
         providers = [(p.name, p.timer, p.operations, p.skipped) for p in state.providers.values()]

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
-from iris_core.bench.runner import run
+from iris_core.bench.runner import LATE, run
 from iris_core.cli._arguments import num_gpus
 from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError, IrisError
@@ -57,7 +57,8 @@ class Suite(RunOptions):
         except IrisError as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             return 2
-        if args.only or options.axes.keys() - {RANKS} or args.quick or options.device != self.device:
+        is_part = args.only or options.axes.keys() - {RANKS} or args.quick
+        if is_part or options.device != self.device or any(LATE in each.skipped for each in report.results):
             file = ""  # a part, or on something else than the file is kept for
         out = args.out or (file and str(pathlib.Path(self.source).parent / file))
         return finish(report, out=out, enforce=args.enforce, style=args.format)
@@ -94,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--axis", action="append", default=[], metavar="NAME=VALUES", help=values)
     add("--quick", action="store_true", help="fewer points")
     add("--rounds", type=int, help="rounds, where a benchmark does not say (default 7)")
-    add("--limit", type=float, dest="limit_s", metavar="S", help="bound of each rank (default 600)")
+    add("--limit", type=float, dest="limit_s", metavar="S", help="bound of each rank, in seconds (default 600)")
     add("--format", choices=("console", "json", "csv"), default="console", help="what is printed (default console)")
     add("--out", default="", metavar="FILE", help="file of the results: JSON, or CSV if it ends in .csv")
     add("--enforce", action="store_true", help="a missed target gives exit status 1 too")
