@@ -199,22 +199,21 @@ def points(kind: str) -> Iterator[Point]:
 
 
 def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
-    """At how many points our choice is faster than the best peer, and how many times as fast."""
-    tables: dict[int, dict[str, dict[str, list[float]]]] = {}
-    for kind in kinds:
-        for each in points(kind):
-            row = tables.setdefault(each.num_ranks, {}).setdefault(each.name, {"graph": [], "eager": []})
-            row[each.launched].append(each.ratio)
-    parts = []
-    for num_ranks, rows in sorted(tables.items()):
-        cells = []
-        for name, row in rows.items():
-            cells.append([name])
-            for ratios in row.values():
-                ahead = f"{sum(ratio > 1 for ratio in ratios)}/{len(ratios)}"
-                cells[-1].append(f"{ahead}: {min(ratios):.2f}-{max(ratios):.2f}" if ratios else "")
-        parts.append(table([f"{num_ranks} GPUs", "graph", "eager"], cells))
-    return "\n\n".join([*parts, source(*(each for kind in kinds for each in files(kind)), page="README")])
+    """How many times as fast as the best peer our choice is, at least and at most."""
+    columns: dict[str, None] = {}
+    rows: dict[str, dict[str, list[float]]] = {}
+    for each in (each for kind in kinds for each in points(kind)):
+        column = f"{each.num_ranks} GPUs, {each.launched}"
+        columns[column] = None
+        rows.setdefault(each.name, {}).setdefault(column, []).append(each.ratio)
+    heads = sorted(columns)
+    cells = [[name, *(spread(row.get(head, [])) for head in heads)] for name, row in rows.items()]
+    return f"{table(['', *heads], cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
+
+
+def spread(ratios: list[float]) -> str:
+    """The least and the greatest of some ratios."""
+    return f"{min(ratios):.2f}-{max(ratios):.2f}" if ratios else ""
 
 
 def size(nbytes: int) -> str:
@@ -224,18 +223,18 @@ def size(nbytes: int) -> str:
 
 
 def collectives() -> str:
-    """Powers of 256, in graphs and eagerly."""
-    parts = []
-    for file in files("ccl"):
-        found = [each for each in points("ccl") if each.file == file]
-        here = {(f"{each.name}, {each.launched}", each.params["nbytes"]): each for each in found}
-        sizes = sorted({nbytes for _, nbytes in here if nbytes.bit_length() % 8 == 3})
-        rows = []
-        for what in dict.fromkeys(what for what, _ in here):
-            row = [here.get((what, nbytes)) for nbytes in sizes]
-            rows.append([what, *(f"{p.times['iris']:.1f} ({p.ratio:.2f})" if p else "" for p in row)])
-        parts.append(table([f"us, {found[0].num_ranks} GPUs", *map(size, sizes)], rows))
-    return "\n\n".join([*parts, source(*files("ccl"))])
+    """Powers of 256, in graphs, and of ordinary tensors eagerly, too."""
+    rows: dict[str, dict[str, str]] = {}
+    columns: dict[tuple[int, int], str] = {}
+    for each in points("ccl"):
+        nbytes, is_eager = each.params["nbytes"], each.launched == "eager"
+        if nbytes.bit_length() % 8 == 3 and not (is_eager and each.params["place"] == "heap"):
+            column = columns.setdefault((each.num_ranks, nbytes), f"{each.num_ranks} GPUs, {size(nbytes)}")
+            cell = f"{each.times['iris']:.1f} ({each.ratio:.2f})"
+            rows.setdefault(f"{each.name}, eager" if is_eager else each.name, {})[column] = cell
+    heads = [columns[key] for key in sorted(columns)]
+    cells = [[what, *(row.get(head, "") for head in heads)] for what, row in rows.items()]
+    return f"{table(['us, graph', *heads], cells)}\n\n{source(*files('ccl'))}"
 
 
 _LEFT_OUT = 2048, "11008x4096"  # what is in the file alone
@@ -282,21 +281,22 @@ def torch_all_reduce() -> str:
         params, times = json.loads(point), {name: each["time_us"] for name, each in there.items()}
         is_shown = params["place"] == "heap" and params["nbytes"].bit_length() % 8 == 3
         if {"iris", "ctx.ccl", "nccl"} <= times.keys() and is_shown:
-            cells = rows.setdefault((gpus, params["nbytes"]), [""] * 4)
-            at = 2 * (launched == "graph")
-            cells[at] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
-            cells[at + 1] = f"{times['ctx.ccl']:.1f}"
+            cells = rows.setdefault((gpus, params["nbytes"]), [""] * 3)
+            is_graph = launched == "graph"
+            cells[is_graph] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
+            if is_graph:
+                cells[2] = f"{times['ctx.ccl']:.1f}"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["GPUs", "bytes", "eager", "`ctx.ccl`, eager", "graph", "`ctx.ccl`, graph"]
-    cells = [[str(gpus), size(nbytes), *row] for (gpus, nbytes), row in sorted(rows.items())]
-    return f"{table(heads, cells)}\n\n{source(*files('torch_backend'))}"
+    heads = ["GPUs", "bytes", "eager", "graph", "`ctx.ccl`, graph"]
+    lines = [[str(gpus), size(nbytes), *row] for (gpus, nbytes), row in sorted(rows.items())]
+    return f"{table(heads, lines)}\n\n{source(*files('torch_backend'))}"
 
 
 def torch_steps() -> str:
     """Thousands of tokens per second of training steps: by provider and launch, and those of the host by provider."""
     launched: dict[str, dict[str, str]] = {}
-    eager: dict[tuple[str, int], dict[str, str]] = {}
+    eager: dict[str, dict[str, str]] = {}
     columns: dict[str, None] = {}
     for benchmark, what in (("tensor_parallel", "tensor parallel"), ("fsdp2", "FSDP2"), ("ddp", "DDP")):
         for (_, gpus, how, point), there in by_point(benchmark).items():
@@ -310,13 +310,13 @@ def torch_steps() -> str:
                     columns[f"{gpus} GPUs, {how}"] = None
                     launched.setdefault(name, {})[f"{gpus} GPUs, {how}"] = cell
                 else:
-                    eager.setdefault((f"{what}, {params['width']}/{params['tokens']}", gpus), {})[name] = cell
+                    eager.setdefault(f"{what}, {params['width']}/{params['tokens']}", {})[f"{gpus} GPUs, {name}"] = cell
     if not launched or not eager:
         return "No run on GPUs is kept yet."
     names = list(dict.fromkeys(name for row in eager.values() for name in row))
     divided = [[name, *(row.get(column, "") for column in columns)] for name, row in launched.items()]
-    others = [[step, str(gpus), *(row.get(name, "") for name in names)] for (step, gpus), row in eager.items()]
-    tables = table(["tensor parallel", *columns], divided), table(["eager", "GPUs", *names], others)
+    others = [[step, *(row.get(name, "") for name in names)] for step, row in eager.items()]
+    tables = table(["tensor parallel", *columns], divided), table(["eager", *names], others)
     return "\n\n".join([*tables, source(*files("torch_backend"))])
 
 
@@ -352,6 +352,8 @@ def norms() -> str:
             by_rows.setdefault(each["params"]["rows"], {})[each["provider"]] = each["time_us"]
         gpus = str(results(file)["results"][0]["num_ranks"])
         for number, times in by_rows.items():
+            if number == 16:
+                continue  # in the file alone
             cells = (f"{times[name + end]:.1f}" for name in names for end in ("", " eager"))
             rows.append([str(number), gpus, *cells])
     heads = [f"{name}, {how}" for name in names.values() for how in ("graph", "eager")]
@@ -364,7 +366,7 @@ def models() -> str:
     for file in files("models"):
         points: dict[tuple[str, int], dict[str, float]] = {}
         for each in results(file)["results"]:
-            if each["params"].get("place") == "heap":
+            if each["params"].get("place") == "heap" or 8 in each["params"].values():
                 continue  # in the file alone
             name = ", ".join((each["benchmark"].removeprefix("models."), *map(str, each["params"].values())))
             points.setdefault((name, each["num_ranks"]), {})[each["provider"]] = each["time_us"]
@@ -380,18 +382,19 @@ def models() -> str:
 
 
 def signals() -> str:
-    """Signals and barriers."""
+    """Signals and barriers on the allocator `torch`."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
-    for file in files("rma"):
+    shown = [file for file in files("rma") if results(file)["run"]["allocator"] == "torch"]
+    for file in shown:
         for each in results(file)["results"]:
             if each["benchmark"] in ("rma.latency", "rma.barrier") and each.get("provider") in ("signal", "barrier"):
                 what = "signal, one way" if each["provider"] == "signal" else "`device_barrier`"
-                where = f"{each['num_ranks']} GPUs, `{results(file)['run']['allocator']}`"
+                where = f"{each['num_ranks']} GPUs"
                 row = rows.setdefault((f"{what}, {each['params']['sem']}", LAUNCHED[each["timer"]]), {})
                 row[where] = f"{each['time_us']:.2f}"
     columns = sorted({where for row in rows.values() for where in row})
     cells = [[*name, *(row.get(where, "") for where in columns)] for name, row in sorted(rows.items())]
-    return f"{table(['us', 'launched', *columns], cells)}\n\n{source(*files('rma'))}"
+    return f"{table(['us', 'launched', *columns], cells)}\n\n{source(*shown)}"
 
 
 def executor() -> str:
@@ -435,11 +438,12 @@ def gpu_tests() -> str:
 # -- several nodes, on paper ------------------------------------------------------------------------------------------
 def scaling() -> str:
     """What the model says of collectives, with its own constants."""
-    rows = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for op in OPS:
         for nbytes in SIZES[::2]:
             times = (Machine(nodes).seconds(op, nbytes) * 1e6 for nodes in (1, 4, 16, 64))
-            rows.append([op, size(nbytes), *(f"{us:,.0f}" for us in times)])
+            alike.setdefault((size(nbytes), *(f"{us:,.0f}" for us in times)), []).append(op)
+    rows = [[", ".join(ops), *cells] for cells, ops in alike.items()]
     return table(["us, predicted", "bytes", *(f"{nodes} x 8" for nodes in (1, 4, 16, 64))], rows)
 
 
