@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/torch_backend": 2271,
     "iris_core/tracing": 522,
     "iris_core/tuning": 471,
-    "iris_core/world": 2202,
+    "iris_core/world": 2198,
     "iris_allocators/*.py": 553,
     "iris_allocators/driver": 498,
     "iris_allocators/nccl": 242,

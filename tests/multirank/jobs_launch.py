@@ -51,6 +51,16 @@ def die_on(number):
     return "ok"
 
 
+def end_slowly(number):
+    """A process that ends closes its connections first."""
+    world = connect(None, 30.0)
+    if rank() == number:
+        os.closerange(3, 1024)
+        time.sleep(0.3)
+        os._exit(7)
+    world.barrier()
+
+
 def hang_on(number):
     if rank() == number:
         time.sleep(600)

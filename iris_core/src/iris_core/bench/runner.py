@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0  # bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one
-BEGUN_WITHIN = 0.9  # of the limit: no point begins later, so that what has been measured is kept
-LATE = "too late for the limit"
+LATE = "too late for the limit"  # of a point that would begin near it: what has been measured is kept
 MAX_CALLS = 100_000  # bound of the calls in one round, where they take next to nothing
 
 
@@ -111,7 +110,7 @@ class Runner:
     def __init__(self, world: World, ctx: Iris | None, options: RunOptions) -> None:
         self._world, self._ctx, self._options = world, ctx, options
         self._on_gpu = ctx is not None and ctx.device.startswith("cuda")
-        self._until = time.monotonic() + options.limit_s * BEGUN_WITHIN
+        self._until = time.monotonic() + options.limit_s * 0.9
 
     def all_points(self, benchmark: Benchmark) -> list[Result]:
         """Measure a benchmark at all points of its axes; rank 0 says so on stderr."""

@@ -110,8 +110,7 @@ class SkipPoint(Exception):
 class State:
     """One point of a benchmark: read the axes, say how much work a call is, declare the providers.
 
-    Nothing is measured before the benchmark function has returned: then all providers are there, and are taken in turn.
-    Numbers out of range, and names that are taken or unknown, are a `BenchmarkError`.
+    All is measured once the function has returned; wrong numbers, names taken or unknown are a `BenchmarkError`.
     """
 
     benchmark: str
@@ -137,10 +136,6 @@ class State:
             axes = ", ".join(self.params) or "none"
             raise BenchmarkError(f"benchmark {self.benchmark!r} has no axis {name!r}; it has: {axes}")
         return self.params[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an axis, or `default` if the benchmark has none of that name."""
-        return self.params.get(name, default)
 
     def set_bytes(self, nbytes: int, *, bus_factor: float | None = None) -> None:
         """Set the bytes that one operation moves, per rank; gives GB/s.

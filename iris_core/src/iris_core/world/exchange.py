@@ -159,12 +159,9 @@ class Exchanges:
     """
 
     def __init__(
-        self,
-        links: Mapping[int, Link],
-        pidfds: Mapping[int, int],
-        first_error: Callable[[IrisError], IrisError],
+        self, links: Mapping[int, Link], pidfds: Mapping[int, int], first_error: Callable[[IrisError], IrisError],
         leave: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._first_error, self._leave = first_error, leave
         self._links, self._pidfds = dict(links), dict(pidfds)
         self._closed, self._why = "", b""
@@ -178,14 +175,9 @@ class Exchanges:
             self._poll.register(fd, select.POLLIN)
 
     def gather(
-        self,
-        world: int,
-        number: int,
-        mine: Frame,
-        peers: Sequence[int],
-        timeout_s: float,
+        self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float,
         look: Callable[[], None] | None = None,
-    ) -> tuple[dict[int, Frame], list[int]]:
+    ) -> tuple[dict[int, Frame], list[int]]:  # fmt: skip
         """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
 
         `look` is called again and again meanwhile, to raise what happened elsewhere.
@@ -283,6 +275,10 @@ class Exchanges:
     def lost(self, ranks: Sequence[int]) -> IrisError:
         """Return the error of lost peers: all ranks name those that were lost first, or what came before."""
         its, it = ("its", "it") if len(ranks) == 1 else ("their", "them")
+        for peer in self._links.keys() & ranks:  # a process that ends has closed its connections before
+            (ending := select.poll()).register(self._pidfds[peer], select.POLLIN)
+            if not self._links[peer].left and ending.poll(1000):
+                self._dead.add(peer)
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"
         text = f"{name_ranks(ranks)} {what} while others still needed {it}; look at the output of that process"
         return self._first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
