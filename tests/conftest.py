@@ -96,6 +96,8 @@ WARM = (
     *(f"iris_triton.collectives.{name}" for name in _ALGORITHMS),
 )  # fmt: skip
 """What rank processes import at start."""
+_OF_TORCH = ("torch._inductor.compile_fx", "torch._functorch.aot_autograd", "torch.distributed.checkpoint")
+"""What many of them import later: five seconds, once for all that are forked."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -103,8 +105,10 @@ def server():
     """The server that forks all rank processes has imported what they need, whichever test comes first."""
     context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        context.set_forkserver_preload([*WARM, "pytest", "frozen"])  # pytest for tests/support/forked.py
-        forkserver.ensure_running()
+        context.set_forkserver_preload([*WARM, *_OF_TORCH, "pytest", "frozen"])  # pytest for tests/support/forked.py
+        with pytest.MonkeyPatch.context() as patch:  # Python 3.11 gives the server no sys.path
+            patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
+            forkserver.ensure_running()
     return context
 
 

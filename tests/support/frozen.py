@@ -1,6 +1,14 @@
-"""What is imported before this is left out of collections of garbage, each of which takes half a second otherwise."""
+"""What is imported before this is left out of collections of garbage, each of which takes half a second otherwise.
+
+The server of forked processes imports it last, and finds it by PYTHONPATH, which its processes need not have.
+"""
 
 import gc
+import os
 
+HERE = os.path.dirname(__file__)
+
+if found := [each for each in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if each not in ("", HERE)]:
+    os.environ["PYTHONPATH"] = os.pathsep.join(found)
 gc.collect()
 gc.freeze()
