@@ -147,7 +147,7 @@ def test_what_is_refused(step, text):
 
 def test_a_state():
     state, on_gpu = a_state(), a_state(on_gpu=True)
-    assert (state["nbytes"], state["sem"]) == (4, "relaxed")
+    assert (state["nbytes"], state.get("sem"), state.get("dtype", "f32")) == (4, "relaxed", "f32")
     for each, timer in ((state, "reported"), (on_gpu, "graph")):
         each.set_timer(timer)
         each.provider("b", nothing, check=None, baseline="a")

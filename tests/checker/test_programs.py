@@ -176,6 +176,6 @@ with Iris("1MiB", device="cpu") as ctx:
     import torch._dynamo
     ctx.empty(4).add_(1)
 """
-    done = forked.python(code, environ=os.environ | {"IRIS_CHECK": "uninitialised"})
+    done = forked.fresh(code, os.environ | {"IRIS_CHECK": "uninitialised"})
     assert done.stdout == "False\n", done.stderr
     assert "UninitialisedReadError" in done.stderr

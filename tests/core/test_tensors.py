@@ -323,5 +323,5 @@ with Cluster(1, 1 << 16) as c:
 slow = {"sympy", "torch._dynamo"}
 print(before & slow, slow.intersection(sys.modules))
 """
-    done = forked.python(code)
+    done = forked.fresh(code)
     assert done.stdout == "set() set()\n", done.stderr

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,12 @@ def _call(function, args, cwd, environ, path, files, server):
 def python(source, *arguments, path=(), **how):
     """As `python -c SOURCE ARGUMENTS`; the folders of `path` come first in sys.path, and `how` is that of `run`."""
     return run(_execute, source, arguments, [os.fspath(each) for each in path], **how)
+
+
+def fresh(source, environ=None):
+    """The same in a process that has imported nothing yet, for tests of what is imported."""
+    how = {"env": environ, "capture_output": True, "text": True, "timeout": 300.0, "check": False}
+    return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parents[2], **how)
 
 
 def _execute(source, arguments, path):

@@ -137,6 +137,10 @@ class State:
             raise BenchmarkError(f"benchmark {self.benchmark!r} has no axis {name!r}; it has: {axes}")
         return self.params[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an axis, or `default` if the benchmark has none of that name."""
+        return self.params.get(name, default)
+
     def set_bytes(self, nbytes: int, *, bus_factor: float | None = None) -> None:
         """Set the bytes that one operation moves, per rank; gives GB/s.
 
