@@ -4,7 +4,7 @@
 
 One process per GPU; bf16.  `products` draws M, N and K log-uniformly from 16 to 16,384 (multiples of 16, so that the
 ranks can divide them), `collectives` bytes from 1 KiB to 512 MiB; operations go in turn, tensors lie on the heap or
-not by the draw.  The first call of a kind measures (IRIS_TUNE=first), with an empty cache.
+not by the draw.  The first call of a kind measures (IRIS_TUNE=first).
 
 "iris" is the choice; "iris <algorithm>" one that was named; peers are those of benchmarks/fused.py and
 benchmarks/ccl.py.  Each is measured in CUDA graphs.  The target: never more than 5 % behind the best of all of them.
@@ -13,10 +13,8 @@ benchmarks/ccl.py.  Each is measured in CUDA graphs.  The target: never more tha
 from __future__ import annotations
 
 import math
-import os
 import random
 import sys
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -156,7 +154,4 @@ SUITE = bench.Suite(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("IRIS_CACHE_DIR", cache)
-        status = SUITE.main()
-    sys.exit(status)
+    sys.exit(SUITE.main())

@@ -213,6 +213,7 @@ def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
         _everything = c.allocate(c.heap.nbytes)
         text = c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(1, U8))
         assert "dropped by some ranks" not in text, "the vote went with the block"
+        assert f"Most is held by allocate ({c.heap.nbytes} bytes)" in text
 
 
 def test_a_heap_is_opened_once():

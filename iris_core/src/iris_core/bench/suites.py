@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import pathlib
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
@@ -53,7 +54,9 @@ class Suite(RunOptions):
             chosen = registered(source=self.source, pattern=args.only)
             ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
             file = self.results.format(ranks=ranks, allocator=options.allocator)
-            report = run(chosen, options, name=pathlib.PurePath(file or self.source).stem)
+            with tempfile.TemporaryDirectory() as cache:  # what is chosen must not depend on earlier runs
+                options = dataclasses.replace(options, environ={"IRIS_CACHE_DIR": cache, **options.environ})
+                report = run(chosen, options, name=pathlib.PurePath(file or self.source).stem)
         except IrisError as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             return 2

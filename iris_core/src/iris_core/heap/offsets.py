@@ -64,10 +64,8 @@ class SubAllocator:
             raise HeapExhaustedError(
                 f"no free block of {size} bytes (alignment {alignment}): "
                 f"{free} bytes are free, {largest} of them in one piece",
-                requested_bytes=size,
-                free_bytes=free,
-                largest_free_bytes=largest,
-            )
+                requested_bytes=size, free_bytes=free, largest_free_bytes=largest,
+            )  # fmt: skip
         del by_size[i]
         end, free_end = offset + size, start + free_size
         del self._by_start[start]

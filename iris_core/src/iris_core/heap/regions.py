@@ -130,10 +130,8 @@ def take(state: HeapState, world: World, members: Sequence[int], nbytes: int, wh
             raise HeapExhaustedError(
                 f"{what} needs {nbytes} bytes, but only {room} at the end of the heap are left to this group of "
                 f"{world.world_size} ranks, of {offsets.nbytes}; open the context with a larger heap_size",
-                requested_bytes=nbytes,
-                free_bytes=room,
-                largest_free_bytes=room,
-            )
+                requested_bytes=nbytes, free_bytes=room, largest_free_bytes=room,
+            )  # fmt: skip
         try:
             # allocations never come there, so nothing else has to know
             commit = f"could not get memory for {what}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,17 +147,20 @@ def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> in
     requested = offsets.rounded(nbytes)
     free, largest = offsets.free_below(end)
     waiting = sum(offsets.size_of(state.blocks.live[number].offset) for number in state.blocks.votes)
-    held = f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
+    by_call: Counter[str] = Counter()
+    for each in state.blocks.live.values():
+        by_call[format_label(each.label[:1])] += each.nbytes
+    listed = ", ".join(f"{name} ({held} bytes)" for name, held in by_call.most_common(3))
+    most = f" Most is held by {listed}." if listed else ""
+    most += f" {waiting} bytes have been dropped by some ranks but not by all." if waiting else ""
     if taken := offsets.nbytes - end:
-        held += f" Groups of ranks have taken the {taken} bytes at its end."
+        most += f" Groups of ranks have taken the {taken} bytes at its end."
     raise HeapExhaustedError(
-        f"Heap out of memory: {format_label(label)} needs {requested} bytes (alignment {alignment}), but "
-        f"of the heap's {offsets.nbytes} bytes {free} are free, {largest} of them in one "
-        f"piece.{held} Free tensors with free() or scope(), or open the context with a larger heap_size.",
-        requested_bytes=requested,
-        free_bytes=free,
-        largest_free_bytes=largest,
-    )
+        f"Heap out of memory: {format_label(label)} needs {requested} bytes (alignment {alignment}), but of the heap's "
+        f"{offsets.nbytes} bytes {free} are free, {largest} of them in one piece.{most} Free tensors with free() or "
+        "scope(), or open the context with a larger heap_size.",
+        requested_bytes=requested, free_bytes=free, largest_free_bytes=largest,
+    )  # fmt: skip
 
 
 def retire(state: HeapState, record: Record) -> None:
