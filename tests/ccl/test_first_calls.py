@@ -139,6 +139,22 @@ def with_a_config(cache):
         assert said_of(ctx)[1].startswith("measured as the fastest in")
 
 
+class OfAPlugin(PullReduce):
+    """An algorithm that does not come with Iris."""
+
+
+def newer_than_the_table(cache):
+    """An algorithm of a plugin is measured once, near a point that was measured without it; one of Iris's is not."""
+    kinds, found = {"ours": PullReduce, "theirs": OfAPlugin}, []
+    for added in ((), ("ours",), ("theirs",), ("theirs",)):
+        with measuring(cache, fastest="theirs") as ctx:
+            ctx.ccl._binder.add([kinds[name]("all_reduce", name) for name in added])
+            launched = watched(ctx, WATCHED | kinds.keys())
+            assert total(ctx) == total(ctx) == [3.0]
+            found.append((len(set(launched)) > 1, said_of(ctx)[0] == "theirs"))
+    assert found == [(True, False), (False, False), (True, True), (False, True)]
+
+
 def caches_that_differ(folder, names, group, chosen):
     """Each rank has a cache of its own, with a near point of an algorithm, or without."""
     rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)
@@ -333,7 +349,8 @@ DIFFER = "RankMismatchError: all_reduce: the members of the group call different
     *((caches_that_differ, each) for each in (
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
         (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
-    (offered_by_some, ()), (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
+    (offered_by_some, ()), (newer_than_the_table, ()),
+    (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
     *(pytest.param(odd_one, each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),

@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 346,
     "iris_core/cli": 1588,
     "iris_core/device": 1417,
-    "iris_core/dispatch": 3317,
+    "iris_core/dispatch": 3324,
     "iris_core/heap": 2724,
     "iris_core/nn": 865,
     "iris_core/ops": 1183,

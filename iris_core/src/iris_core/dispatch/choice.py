@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from iris_core.dispatch.requests import Request
     from iris_core.protocols import Algorithm
 
+_OURS = ("iris_core", "iris_triton", "iris_gluon")
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
 CLEARLY = 0.95
 """Another algorithm serves in graphs where it takes less than this part of the time."""
@@ -249,6 +250,10 @@ class Chooser:
                 reason = "only by name until measured"
             candidates.append(Candidate(name, each.info.name, answer.ok, reason, seconds, entry, is_near))
         return Explanation(request.op, chosen, why, tuple(candidates))
+
+    def is_ours(self, request: Request, name: str) -> bool:
+        """Whether an algorithm comes with Iris, with all of which its tables were measured; a plugin's does not."""
+        return type(self._by_op[request.op][name]).__module__.partition(".")[0] in _OURS
 
     def is_fixed(self, request: Request) -> bool:
         """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""

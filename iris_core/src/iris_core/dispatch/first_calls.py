@@ -62,7 +62,7 @@ class FirstCalls:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
 
         Nothing is measured if a measured point is near for the group's first member, whose choice then counts for all:
-        members may have read their tables at different times.
+        members may have read their tables at different times.  A point that lacks a plugin's algorithm is not near.
 
         Collective: every member calls it with its first call of a kind.  The output's values are lost.
         """
@@ -80,7 +80,9 @@ class FirstCalls:
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
             self.members.refuse(ranks, call.op, shared, error)
         is_free = not request.options["config"]  # tables have what algorithms took by themselves
-        is_near = few and is_free and found.is_near and found.entries[0].measured
+        listed = {each.algorithm for each in found.entries}
+        is_compared = all(name in listed or chooser.is_ours(request, name) for name, _ in launches)
+        is_near = few and is_free and found.is_near and found.entries[0].measured and is_compared
         chosen = algorithm.name, wish.options["config"], why, in_graphs
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
