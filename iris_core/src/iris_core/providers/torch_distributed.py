@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
+_HOST_S, _HOST_OF_PAIR_S, _HOST_OF_PART_S = {"nccl": 1.2e-4, "gloo": 2e-5}, 2.2e-4, 2e-4  # hosts of H200s
 NCCL_SMS = 32
 """Multiprocessors that NCCL takes at most: a config that allows as many is fulfilled."""
 
@@ -241,7 +242,7 @@ class TorchCollective:
         return _CALL_S[self.name] + request.nbytes * (request.group_size - 1) / _BYTES_PER_S[self.name]
 
     def host_seconds(self, request: CollectiveRequest) -> float:
-        return _CALL_S["nccl"]
+        return _HOST_S[self.name]
 
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
@@ -432,6 +433,10 @@ class UnfusedTorch(Unfused):
         problem = self._problem(request) or _group_problem(request, self.backend, self._ranks)
         return Availability.no(problem) if problem else super().supports(request)
 
+    def host_seconds(self, request: FusedRequest) -> float:
+        """Estimate what a call costs the CPU: a product, and a call of torch."""
+        return _HOST_OF_PAIR_S if self.backend == "nccl" else super().host_seconds(request)
+
     def _problem(self, request: FusedRequest) -> str:
         if request.options["layout"] != "torch" or request.options.get("gather_dim") == 1:
             return "its parts are rows, in torch's order"
@@ -463,7 +468,7 @@ class AsyncProduct(UnfusedTorch):
 
     def host_seconds(self, request: FusedRequest) -> float:
         """Estimate what a call costs the CPU: a product and a copy for each member, on two streams."""
-        return 5e-5 * request.group_size
+        return _HOST_OF_PART_S * request.group_size
 
     def prepare(self, request: FusedRequest, host: Host) -> tuple[Any, str]:
         """Return the operator and the name of its group, and let torch make the group's symmetric memory."""

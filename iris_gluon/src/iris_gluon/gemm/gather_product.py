@@ -126,7 +126,7 @@ class HopperGather(Hopper):
 
     def host_seconds(self, request: FusedRequest) -> float:
         """Estimate what a call costs the CPU: a copy and a word for each member (hosts of H200s)."""
-        return 0.0 if request.target.type is DeviceType.CPU else 3e-5 + 1.5e-5 * request.group_size
+        return 0.0 if request.target.type is DeviceType.CPU else 3.2e-5 * request.group_size
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         on_cpu = request.target.type is DeviceType.CPU
