@@ -13,14 +13,7 @@ from tables import table
 from iris_allocators._plugin import vmem
 from iris_allocators.vmem import lease
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
-from iris_core.errors import (
-    DriverError,
-    HeapClosedError,
-    HeapError,
-    IrisError,
-    SettingsError,
-    UnsupportedError,
-)
+from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, SettingsError, UnsupportedError
 from iris_core.testing import AllocatorConformance
 from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import Segment

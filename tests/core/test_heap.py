@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import (
-    HeapClosedError,
-    HeapError,
-    HeapExhaustedError,
-    NotOnHeapError,
-    UnsupportedError,
-)
+from iris_core.errors import HeapClosedError, HeapError, HeapExhaustedError, NotOnHeapError, UnsupportedError
 from iris_core.heap.backing import Backing, RangeSet
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.offsets import SubAllocator

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import (
-    ArgumentError,
-    DeviceError,
-    LayoutError,
-    NotOnHeapError,
-    UnsupportedError,
-)
+from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
 
 from .fakes import Cluster, Context
 
