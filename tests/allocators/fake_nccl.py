@@ -45,7 +45,7 @@ class FakeNccl:
 
     def mem_alloc(self, nbytes, device):
         self._enter("mem_alloc")
-        memory = torch.zeros(nbytes + 4096, dtype=torch.uint8)
+        memory = torch.empty(nbytes + 4096, dtype=torch.uint8)
         return SimpleNamespace(handle=-(-memory.data_ptr() // 4096) * 4096, memory=memory)
 
     def get_unique_id(self):

@@ -21,8 +21,6 @@ from iris_core.types import Segment
 from .cluster import CPU, make, nothing
 from .fake_driver import GRANULE, FakeVmm, make_importable
 
-NOTHING = (0, 0, 0, 0)
-
 
 class TestVmemOnPretendedDriver(AllocatorConformance):
     """The kit; what it runs in rank processes needs a GPU, and is tested by test_ranks here."""
@@ -237,7 +235,7 @@ def test_tensors_outlive_close_and_the_last_one_gives_everything_back(made):
         assert len(tensors) == left
         tensors.pop()
     assert told == [1, 1]
-    assert driver.counts() == NOTHING
+    assert driver.counts() == (0, 0, 0, 0)
 
 
 def refuse(thread):
