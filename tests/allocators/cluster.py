@@ -1,10 +1,7 @@
 """Allocators and ranks on pretended drivers, which have to leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 from tests.core import fakes
 
@@ -18,27 +15,20 @@ from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.types import Segment
-
 CPU = DeviceTarget(DeviceType.CPU)
 
 
-def nothing() -> None:
+def nothing():
     """A release that nobody waits for."""
 
 
-def make(
-    nbytes: int = 8 * GRANULE, rank: int = 0, world_size: int = 1, driver: FakeVmm | None = None, **settings: Any
-) -> VmemAllocator:
+def make(nbytes=8 * GRANULE, rank=0, world_size=1, driver=None, **settings):
     """An allocator "vmem" with granules of `GRANULE` unless `settings` say otherwise."""
     request = CreateRequest(CPU, rank, world_size, nbytes, VmemSettings(**{"granule": GRANULE, **settings}))
     return VmemAllocator(request, driver=driver or FakeVmm(), as_bytes=as_bytes)
 
 
-def make_torch(nbytes: int, rank: int = 0, world_size: int = 1, driver: FakeIpc | None = None) -> TorchAllocator:
+def make_torch(nbytes, rank=0, world_size=1, driver=None):
     """An allocator "torch"."""
     request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
     return TorchAllocator(request, driver or FakeIpc(), as_bytes)
@@ -49,7 +39,7 @@ class ThreadWorld(fakes.ThreadWorld):
 
     num_segments = 0
 
-    def exchange_segments(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+    def exchange_segments(self, segments):
         self.num_segments += len(segments)
         assert sum(segment.fd is not None for segment in segments) * self.world_size <= 256, "open in this process"
         everyone = self.all_gather_object(segments)
@@ -61,7 +51,7 @@ class ThreadWorld(fakes.ThreadWorld):
 class Cluster(fakes.Cluster):
     """Ranks as threads, with a heap on an allocator that `make` makes for each of `drivers`."""
 
-    def __init__(self, drivers: Sequence[Any], make: Any = make, nbytes: int = 8 * GRANULE, **settings: Any) -> None:
+    def __init__(self, drivers, make=make, nbytes=8 * GRANULE, **settings):
         hub = fakes.Hub(len(drivers))
         self.drivers = drivers
         self.worlds = [ThreadWorld(hub, rank) for rank in range(len(drivers))]
@@ -70,21 +60,21 @@ class Cluster(fakes.Cluster):
         self._pool = ThreadPoolExecutor(len(drivers))
 
     @property
-    def used(self) -> list[int]:
+    def used(self):
         """Bytes in use of each rank's device."""
         return [driver.used for driver in self.drivers]
 
     @property
-    def counts(self) -> list[tuple[int, ...]]:
+    def counts(self):
         """What each rank's driver counts."""
         return [driver.counts() for driver in self.drivers]
 
-    def barriers(self, number: int = 2) -> None:
+    def barriers(self, number=2):
         """As many barriers of all ranks."""
         for _ in range(number):
             self.each(lambda heap: heap.barrier_agreement())
 
-    def close(self) -> None:
+    def close(self):
         """Close all heaps."""
         for heap in self.heaps:
             heap.close()
@@ -98,24 +88,24 @@ class Made:
         lost: drivers that have refused to take something back.
     """
 
-    def __init__(self) -> None:
-        self.lost: list[Any] = []
-        self._drivers: list[Any] = []
-        self._closing: list[Any] = []
-        self._pieces: list[Expandable] = []
+    def __init__(self):
+        self.lost = []
+        self._drivers = []
+        self._closing = []
+        self._pieces = []
         self._before = self.descriptors()
 
-    def driver(self, kind: Any = FakeVmm, **options: Any) -> Any:
+    def driver(self, kind=FakeVmm, **options):
         """A pretended driver."""
         self._drivers.append(kind(**options))
         return self._drivers[-1]
 
-    def allocator(self, *args: Any, driver: FakeVmm | None = None, **settings: Any) -> VmemAllocator:
+    def allocator(self, *args, driver=None, **settings):
         """As `make`."""
         self._closing.append(make(*args, driver=driver or self.driver(), **settings))
         return self._closing[-1]
 
-    def cluster(self, world_size: int, kind: Any = FakeVmm, opened: bool = True, **options: Any) -> Cluster:
+    def cluster(self, world_size, kind=FakeVmm, opened=True, **options):
         """Ranks whose heaps are open unless told otherwise."""
         cluster = Cluster([self.driver(kind) for _ in range(world_size)], **options)
         self._closing.append(cluster)
@@ -123,17 +113,17 @@ class Made:
             cluster.each(lambda heap: heap.open())
         return cluster
 
-    def pieces(self, driver: FakeVmm, *sizes: int) -> Expandable:
+    def pieces(self, driver, *sizes):
         """Memory that is not the heap's, of pieces of so many granules."""
         self._pieces.append(Expandable(driver, *(size * GRANULE for size in sizes)))
         return self._pieces[-1]
 
     @staticmethod
-    def descriptors() -> set[str]:
+    def descriptors():
         """Descriptors of pretended memory that are open in this process."""
         return {each for each in oracle.open_descriptors() if "fake-vmm" in each}
 
-    def finish(self) -> None:
+    def finish(self):
         """Close everything; fail if that leaves anything, except of the drivers in `lost`."""
         for each in self._closing:
             each.close()
@@ -144,4 +134,4 @@ class Made:
         left = [driver.counts() for driver in self._drivers if driver not in self.lost]
         assert not any(map(any, left)), f"handles, mappings, reservations and bytes that are left: {left}"
         assert self.lost or self.descriptors() == self._before
-        self.__init__()  # type: ignore[misc]
+        self.__init__()

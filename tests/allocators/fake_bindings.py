@@ -3,23 +3,15 @@
 They take and return what the real bindings do: result codes first, handles as objects, descriptions as structures.
 """
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import functools
 import itertools
 import types
-from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DriverError
 
 from .fake_driver import GRANULE, INVALID
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .fake_driver import FakeIpc, FakeVmm
 
 DEVICE = 3
 CONTEXT = "primary context"
@@ -28,44 +20,44 @@ CONTEXT = "primary context"
 class Handle:
     """A handle as the bindings return it: an object that is not equal to another one of the same number."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number = number
 
-    def __int__(self) -> int:
+    def __int__(self):
         return self.number
 
 
 class _Structure(types.SimpleNamespace):
     """A structure whose nested ones exist from the beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(location=types.SimpleNamespace())
 
 
 class _InMemory(_Structure):
     """A structure of HIP's with an address: where an IPC handle is, and the kind of handle behind `type`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.memory = (ctypes.c_char * 64)()
 
-    def __int__(self) -> int:
+    def __int__(self):
         return ctypes.addressof(self.memory)
 
 
 class _Recording(types.ModuleType):
     """A module that remembers which of its names were looked up, in `resolved`."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         if name != "resolved":
             self.resolved.add(name)
         return super().__getattribute__(name)
 
 
-def _returns_codes(codes: type[enum.IntEnum], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _returns_codes(codes, name, function):
     """Turn a function that raises DriverError into one that returns (code, value ...)."""
 
-    def call(*args: Any) -> tuple[Any, ...]:
+    def call(*args):
         try:
             value = function(*args)
         except DriverError as e:
@@ -76,12 +68,12 @@ def _returns_codes(codes: type[enum.IntEnum], name: str, function: Callable[...,
     return call
 
 
-def _only(current: list[Any], wanted: list[Any]) -> Callable[..., Any]:
+def _only(current, wanted):
     """A decorator: what is current must be what is wanted, at a call."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function):
         @functools.wraps(function)
-        def call(*args: Any) -> Any:
+        def call(*args):
             assert current == wanted, "a context is needed, and no more than one pushed"
             return function(*args)
 
@@ -90,19 +82,19 @@ def _only(current: list[Any], wanted: list[Any]) -> Callable[..., Any]:
     return decorate
 
 
-def _common(vmm: FakeVmm, check: Callable[[Any], None]) -> dict[str, Callable[..., Any]]:
+def _common(vmm, check):
     """What both vendors call the same but for a prefix; `check` looks at the properties of memory."""
 
-    def create(nbytes: int, properties: Any, flags: int) -> Handle:
+    def create(nbytes, properties, flags):
         check(properties)
         return Handle(vmm.create(nbytes))
 
-    def granularity(properties: Any, option: Any) -> int:
+    def granularity(properties, option):
         check(properties)
         assert option == 0
         return vmm.granularity()
 
-    def range_of(ptr: int) -> tuple[Handle, int]:
+    def range_of(ptr):
         base, nbytes = vmm.address_range(ptr)
         return Handle(base), nbytes
 
@@ -121,8 +113,8 @@ def _common(vmm: FakeVmm, check: Callable[[Any], None]) -> dict[str, Callable[..
     }
 
 
-def _of_ipc(ipc: FakeIpc, get: Any, content: Callable[[Any], bytes]) -> dict[str, Callable[..., Any]]:
-    def open_handle(handle: Any, flags: int) -> Handle:
+def _of_ipc(ipc, get, content):
+    def open_handle(handle, flags):
         assert flags == 1
         return Handle(ipc.ipc_open(content(handle)))
 
@@ -134,7 +126,7 @@ def _of_ipc(ipc: FakeIpc, get: Any, content: Callable[[Any], bytes]) -> dict[str
     }
 
 
-def _module(name: str, prefix: str, codes: tuple[str, ...], functions: dict[str, Any], **enums: Any) -> Any:
+def _module(name, prefix, codes, functions, **enums):
     """A module of functions that return codes, called 0, 1, 2 and 801, and of enumerations."""
     m = types.ModuleType(name)
     result = enum.IntEnum(codes[0], dict(zip(codes[1:], (0, 1, 2, 801), strict=True)))
@@ -146,35 +138,35 @@ def _module(name: str, prefix: str, codes: tuple[str, ...], functions: dict[str,
     return m
 
 
-def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+def cuda_driver(vmm, attributes, ipc=None):
     """cuda.bindings.driver on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
-    current: list[Any] = []
+    current = []
     in_context = _only(current, [CONTEXT])
 
-    def check(properties: Any) -> None:
+    def check(properties):
         assert (properties.type, properties.requestedHandleTypes) == (1, 1)
         assert (properties.location.type, properties.location.id) == (1, DEVICE)
 
-    def get_attribute(attribute: Any, device: int) -> int:
+    def get_attribute(attribute, device):
         m.resolved.add(attribute.name)
         return attributes.get(attribute.name, 1)
 
-    def multicast(properties: Any, *option: int) -> Any:
+    def multicast(properties, *option):
         assert (properties.handleTypes, properties.size % GRANULE, option in ((), (0,))) == (1, 0, True)
         function = vmm.multicast_granularity if option else vmm.create_multicast
         return function(properties.numDevices, properties.size)
 
-    def bind(handle: Any, offset: int, memory: Any, start: int, nbytes: int, flags: int) -> None:
+    def bind(handle, offset, memory, start, nbytes, flags):
         assert start == flags == 0
         vmm.bind(int(handle), offset, nbytes, int(memory))
 
-    def set_access(ptr: int, nbytes: int, descriptions: list[Any], count: int) -> None:
+    def set_access(ptr, nbytes, descriptions, count):
         (description,) = descriptions
         assert (count, description.flags) == (1, 3)
         assert (description.location.type, description.location.id) == (1, DEVICE)
         vmm.set_access(ptr, nbytes)
 
-    def get_handle(ptr: int) -> types.SimpleNamespace:
+    def get_handle(ptr):
         return types.SimpleNamespace(reserved=ipc.ipc_export(ptr))
 
     functions = _common(vmm, check) | {
@@ -219,17 +211,17 @@ def cuda_driver(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = 
     return m
 
 
-def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = None) -> types.ModuleType:
+def hip_module(vmm, attributes, ipc=None):
     """hip-python's `hip.hip` on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
     current = [0]
     on_device = _only(current, [DEVICE])
 
-    def check(properties: Any) -> None:
+    def check(properties):
         assert properties.type == 1
         assert (ctypes.c_uint32 * 2).from_buffer(properties.memory)[1] == 1
         assert (properties.location.type, properties.location.id) == (1, DEVICE)
 
-    def set_access(ptr: int, nbytes: int, description: Any, count: int) -> None:
+    def set_access(ptr, nbytes, description, count):
         assert (count, description.flags) == (1, 3)
         assert (description.location.type, description.location.id) == (1, DEVICE)
         if not vmm.takes_any_size and nbytes not in itertools.accumulate(vmm.sizes_in_reservation(ptr)):
@@ -237,10 +229,10 @@ def hip_module(vmm: FakeVmm, attributes: dict[str, int], ipc: FakeIpc | None = N
             raise DriverError("set_access", *INVALID)
         vmm.set_access(ptr, nbytes)
 
-    def export(out: int, handle: int, kind: Any, flags: int) -> None:
+    def export(out, handle, kind, flags):
         ctypes.c_int.from_address(out).value = vmm.export_fd(handle)
 
-    def get_handle(ptr: int) -> _InMemory:
+    def get_handle(ptr):
         assert ptr == ipc.address_range(ptr)[0], "HIP takes the beginning of an allocation only"
         handle = _InMemory()
         handle.memory.raw = ipc.ipc_export(ptr)

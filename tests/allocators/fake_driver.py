@@ -4,8 +4,6 @@ They do what drivers promise and refuse what drivers refuse, so that protocols c
 processes: descriptors are real, and memory that is not accessible yet cannot be read.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math
@@ -15,14 +13,10 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.errors import DriverError, UnsupportedError
-
-if TYPE_CHECKING:
-    from iris_allocators.ranges import Range
 
 GRANULE = 64 << 10
 INVALID = 1, "CUDA_ERROR_INVALID_VALUE"
@@ -53,13 +47,13 @@ class Faulty:
         fail_with: code and name of the failure.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.fail_at: int | None = None
-        self.fail_next: dict[str, int] = {}
+    def __init__(self):
+        self.calls = []
+        self.fail_at = None
+        self.fail_next = {}
         self.fail_with = NOT_SUPPORTED
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name):
         self.calls.append(name)
         if name in self.fail_next:
             self.fail_next[name] -= 1
@@ -67,7 +61,7 @@ class Faulty:
             self.fail_next.pop(name, None)
             raise DriverError(name, *self.fail_with)
 
-    def _check(self, holds: bool, why: tuple[int, str] = INVALID) -> None:
+    def _check(self, holds, why=INVALID):
         if not holds:
             raise DriverError(self.calls[-1], *why)
 
@@ -77,31 +71,31 @@ class FakeIpc(Faulty):
 
     _HANDLE, _MAGIC = struct.Struct("<8sQ48x"), b"ipc-fake"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.opened: Counter[int] = Counter()
+        self.opened = Counter()
 
-    def address_range(self, ptr: int) -> tuple[int, int]:
+    def address_range(self, ptr):
         self._enter("address_range")
         return ORIGIN, 1 << 48
 
-    def ipc_export(self, ptr: int) -> bytes:
+    def ipc_export(self, ptr):
         self._enter("ipc_export")
         return self._HANDLE.pack(self._MAGIC, ORIGIN)
 
-    def ipc_open(self, handle: bytes) -> int:
+    def ipc_open(self, handle):
         self._enter("ipc_open")
         magic, origin = self._HANDLE.unpack(handle)
         self._check(magic == self._MAGIC)
         self.opened[origin] += 1
         return int(origin)
 
-    def ipc_close(self, base_ptr: int) -> None:
+    def ipc_close(self, base_ptr):
         self._enter("ipc_close")
         self._check(self.opened[base_ptr] > 0)
         self.opened[base_ptr] -= 1
 
-    def counts(self) -> tuple[int]:
+    def counts(self):
         """Handles that are open."""
         return (self.opened.total(),)
 
@@ -130,29 +124,29 @@ class FakeVmm(Faulty):
         bound: what is bound to multicast objects: (size, memory) by object and offset.
     """
 
-    def __init__(self, total: int = 1 << 40) -> None:
+    def __init__(self, total=1 << 40):
         super().__init__()
         self.total = total
         self.used = 0
         self.exportable = self.takes_any_size = self.has_multicast = True
         self.multicast_granule = GRANULE
-        self.bound: dict[tuple[int, int], tuple[int, int]] = {}
+        self.bound = {}
         self.busy = False
         self._numbers = itertools.count(1000)
-        self._memory: dict[int, _Memory] = {}  # by handle
-        self._mappings: dict[int, tuple[int, int]] = {}  # address -> (size, handle)
-        self._reserved: dict[int, tuple[int, int, int]] = {}  # address -> (size, what was mapped, its size)
+        self._memory = {}  # by handle
+        self._mappings = {}  # address -> (size, handle)
+        self._reserved = {}  # address -> (size, what was mapped, its size)
 
-    def counts(self) -> tuple[int, int, int, int]:
+    def counts(self):
         """Handles, mappings, reservations, and bytes of the device that are in use."""
         return sum(each.handles for each in self._memory.values()), len(self._mappings), len(self._reserved), self.used
 
     # -- addresses ----------------------------------------------------------------------------------------------------
-    def granularity(self) -> int:
+    def granularity(self):
         self._enter("granularity")
         return GRANULE
 
-    def reserve(self, nbytes: int, alignment: int) -> int:
+    def reserve(self, nbytes, alignment):
         self._enter("reserve")
         self._check(nbytes % GRANULE == 0 and nbytes < 1 << 46, OUT_OF_MEMORY)
         size = nbytes + alignment
@@ -162,7 +156,7 @@ class FakeVmm(Faulty):
         self._reserved[base] = nbytes, ptr, size
         return base
 
-    def unreserve(self, ptr: int, nbytes: int) -> None:
+    def unreserve(self, ptr, nbytes):
         self._enter("unreserve")
         self._check(self._reserved.get(ptr, (0,))[0] == nbytes)
         self._check(not any(ptr <= at < ptr + nbytes for at in self._mappings))
@@ -170,7 +164,7 @@ class FakeVmm(Faulty):
         assert _libc.munmap(mapped, size) == 0
 
     # -- physical memory ----------------------------------------------------------------------------------------------
-    def create(self, nbytes: int) -> int:
+    def create(self, nbytes):
         self._enter("create")
         self._check(nbytes > 0 and nbytes % GRANULE == 0)
         self._check(self.used + nbytes <= self.total, OUT_OF_MEMORY)
@@ -179,35 +173,35 @@ class FakeVmm(Faulty):
         self.used += nbytes
         return self._handle(_Memory(fd, nbytes, nbytes))
 
-    def release(self, handle: int) -> None:
+    def release(self, handle):
         self._enter("release")
         self._check(not any(each == handle for each, _ in self.bound))
         self._held(handle).handles -= 1
         self._let_go(handle)
 
-    def retain(self, ptr: int) -> int:
+    def retain(self, ptr):
         self._enter("retain")
         handle = self._mapping(ptr)[2]
         self._memory[handle].handles += 1
         return handle
 
-    def export_fd(self, handle: int) -> int:
+    def export_fd(self, handle):
         self._enter("export_fd")
         self._check(self.exportable, NOT_SUPPORTED)
         return os.dup(self._held(handle).fd)
 
-    def import_fd(self, fd: int) -> int:
+    def import_fd(self, fd):
         self._enter("import_fd")
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
     # -- multicast: an object's file counts the devices, for all processes -------------------------------------------
-    def multicast_granularity(self, num_devices: int, nbytes: int) -> int:
+    def multicast_granularity(self, num_devices, nbytes):
         self._enter("multicast_granularity")
         if not self.has_multicast:
             raise UnsupportedError("this device does not support multicast")
         return self.multicast_granule
 
-    def create_multicast(self, num_devices: int, nbytes: int) -> int:
+    def create_multicast(self, num_devices, nbytes):
         self._enter("create_multicast")
         self._check(nbytes % self.multicast_granule == 0)
         fd = os.memfd_create("fake-vmm-multicast")
@@ -215,7 +209,7 @@ class FakeVmm(Faulty):
         os.pwrite(fd, bytes([num_devices, 0]), 0)
         return self._handle(_Memory(fd, nbytes, 0))
 
-    def add_device(self, multicast: int) -> None:
+    def add_device(self, multicast):
         self._enter("add_device")
         fd = self._held(multicast).fd
         with _adding:
@@ -223,7 +217,7 @@ class FakeVmm(Faulty):
             self._check(added < wanted)
             os.pwrite(fd, bytes([wanted, added + 1]), 0)
 
-    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
+    def bind(self, multicast, offset, nbytes, handle):
         self._enter("bind")
         self._check_complete(multicast)
         self._check(offset % self.multicast_granule == nbytes % self.multicast_granule == 0)
@@ -234,7 +228,7 @@ class FakeVmm(Faulty):
         self.bound[multicast, offset] = nbytes, handle
         self._memory[handle].mappings += 1
 
-    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
+    def unbind(self, multicast, offset, nbytes):
         self._enter("unbind")
         self._held(multicast)
         self._check(self.bound.get((multicast, offset), (0,))[0] == nbytes)
@@ -242,17 +236,17 @@ class FakeVmm(Faulty):
         self._memory[handle].mappings -= 1
         self._let_go(handle)
 
-    def _check_complete(self, multicast: int) -> None:
+    def _check_complete(self, multicast):
         """A real driver waits here; nothing may ever come to that."""
         wanted, added = os.pread(self._held(multicast).fd, 2, 0)
         self._check(wanted == added > 0)
 
-    def memory_info(self) -> tuple[int, int]:
+    def memory_info(self):
         self._enter("memory_info")
         return self.total - self.used, self.total
 
     # -- mappings -----------------------------------------------------------------------------------------------------
-    def map(self, ptr: int, nbytes: int, handle: int) -> None:
+    def map(self, ptr, nbytes, handle):
         self._enter("map")
         memory = self._held(handle)
         self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)
@@ -264,7 +258,7 @@ class FakeVmm(Faulty):
         self._mappings[ptr] = nbytes, handle
         memory.mappings += 1
 
-    def unmap(self, ptr: int, nbytes: int) -> None:
+    def unmap(self, ptr, nbytes):
         self._enter("unmap")
         self._check(self._mappings.get(ptr, (0,))[0] == nbytes)
         assert _libc.mmap(ptr, nbytes, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED, -1, 0) == ptr
@@ -272,7 +266,7 @@ class FakeVmm(Faulty):
         self._memory[handle].mappings -= 1
         self._let_go(handle)
 
-    def set_access(self, ptr: int, nbytes: int) -> None:
+    def set_access(self, ptr, nbytes):
         self._enter("set_access")
         reached = ptr
         while reached < ptr + nbytes:
@@ -281,36 +275,36 @@ class FakeVmm(Faulty):
         self._check(reached == ptr + nbytes)
         assert _libc.mprotect(ptr, nbytes, _READ_WRITE) == 0
 
-    def sizes_in_reservation(self, ptr: int) -> list[int]:
+    def sizes_in_reservation(self, ptr):
         """Sizes of what is mapped in the reservation that an address lies in, the oldest first."""
         ((base, nbytes),) = ((b, n) for b, (n, _, _) in self._reserved.items() if b <= ptr < b + n)
         return [size for at, (size, _) in self._mappings.items() if base <= at < base + nbytes]
 
-    def address_range(self, ptr: int) -> tuple[int, int]:
+    def address_range(self, ptr):
         self._enter("address_range")
         return self._mapping(ptr)[:2]
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self._enter("synchronize")
         while self.busy:
             time.sleep(0.01)
 
-    def _mapping(self, ptr: int) -> tuple[int, int, int]:
+    def _mapping(self, ptr):
         for base, (nbytes, handle) in self._mappings.items():
             if base <= ptr < base + nbytes:
                 return base, nbytes, handle
         raise DriverError(self.calls[-1], *INVALID)
 
-    def _held(self, handle: int) -> _Memory:
+    def _held(self, handle):
         self._check(handle in self._memory and self._memory[handle].handles > 0)
         return self._memory[handle]
 
-    def _handle(self, memory: _Memory) -> int:
+    def _handle(self, memory):
         handle = next(self._numbers)
         self._memory[handle] = memory
         return handle
 
-    def _let_go(self, handle: int) -> None:
+    def _let_go(self, handle):
         memory = self._memory[handle]
         if memory.handles == memory.mappings == 0:
             os.close(memory.fd)
@@ -318,7 +312,7 @@ class FakeVmm(Faulty):
             del self._memory[handle]
 
 
-def as_bytes(part: Range) -> torch.Tensor:
+def as_bytes(part):
     """A tensor on host memory that keeps its range alive, as torch does with GPU memory."""
     buffer = (ctypes.c_uint8 * part.nbytes).from_address(part.ptr)
     buffer.part = part
@@ -336,9 +330,9 @@ class Expandable:
         last: what the last tensor's storage keeps alive.
     """
 
-    def __init__(self, driver: FakeVmm, *sizes: int) -> None:
+    def __init__(self, driver, *sizes):
         self.driver, self.nbytes = driver, sum(sizes)
-        self.last: Any = None
+        self.last = None
         self.base = driver.reserve(self.nbytes, GRANULE)
         starts = itertools.accumulate(sizes, initial=self.base)
         self.pieces = [(ptr, size, driver.create(size)) for ptr, size in zip(starts, sizes, strict=False)]
@@ -346,13 +340,13 @@ class Expandable:
             driver.map(*piece)
         driver.set_access(self.base, self.nbytes)
 
-    def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def tensor(self, start, shape, dtype=torch.float32):
         """A tensor that begins `start` bytes behind the beginning."""
         self.last = buffer = (ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize)).from_address(self.base + start)
         buffer.mark = _Mark()
         return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
-    def close(self) -> None:
+    def close(self):
         """Give everything back, as torch does under memory pressure."""
         for ptr, size, handle in self.pieces:
             self.driver.unmap(ptr, size)
@@ -360,6 +354,6 @@ class Expandable:
         self.driver.unreserve(self.base, self.nbytes)
 
 
-def make_importable(allocator: Any, nbytes: int) -> torch.Tensor:
+def make_importable(allocator, nbytes):
     """Bytes over the border of two pieces, for the kit; they stay for good."""
     return Expandable(allocator._driver, GRANULE, GRANULE).tensor(GRANULE - 4096, (nbytes,), torch.uint8)

@@ -13,22 +13,13 @@ from tables import table
 from iris_allocators._plugin import vmem
 from iris_allocators.vmem import lease
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
-from iris_core.errors import (
-    DriverError,
-    HeapClosedError,
-    HeapError,
-    IrisError,
-    SettingsError,
-    UnsupportedError,
-)
+from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, SettingsError, UnsupportedError
 from iris_core.testing import AllocatorConformance
 from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import Segment
 
 from .cluster import CPU, make, nothing
 from .fake_driver import GRANULE, FakeVmm, make_importable
-
-NOTHING = (0, 0, 0, 0)
 
 
 class TestVmemOnPretendedDriver(AllocatorConformance):
@@ -244,7 +235,7 @@ def test_tensors_outlive_close_and_the_last_one_gives_everything_back(made):
         assert len(tensors) == left
         tensors.pop()
     assert told == [1, 1]
-    assert driver.counts() == NOTHING
+    assert driver.counts() == (0, 0, 0, 0)
 
 
 def refuse(thread):

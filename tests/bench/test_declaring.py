@@ -44,6 +44,7 @@ def test_a_registered_benchmark():
     bench.register(first)
     bench.register(again)
     assert registry.BENCHMARKS["test_declaring.same"].function is again
+    assert bench.registered(source="/elsewhere.py") == []
 
 
 def test_points():
@@ -56,14 +57,6 @@ def test_points():
     assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
     assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
     assert ranks.points(bench.RunOptions(num_ranks=3, skip={"r": [0, 2, 9]})) == [{"r": 1}]
-
-
-def test_choosing():
-    bench.register(named("one"))
-    bench.register(by_default=False)(named("two"))
-    assert [each.name for each in bench.registered()] == ["test_declaring.one"]
-    assert [each.name for each in bench.registered(pattern="two")] == ["test_declaring.two"]
-    assert bench.registered(source="/elsewhere.py") == []
 
 
 def test_loading(tmp_path, monkeypatch):

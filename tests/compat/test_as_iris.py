@@ -8,15 +8,6 @@ import pytest
 from tables import table
 
 import iris_triton
-from iris_triton.rocm_iris.names import NAMED
-
-
-@table(("path", "name"), [(path, name) for path, names in NAMED.items() for name in names])
-def test_a_name_of_the_table(path, name):
-    """Also below iris_triton, but for the modules that are there anyway."""
-    home, ours = NAMED[path][name]
-    module = importlib.import_module(path.replace("iris", "iris_triton", 1))
-    assert getattr(module, name) is getattr(importlib.import_module(home), ours)
 
 
 @table(("path", "ours"), [("iris.hip", "iris_triton.rocm_iris.hip"), ("iris.bench", "iris_triton.rocm_iris.bench"),

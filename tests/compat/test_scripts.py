@@ -135,10 +135,7 @@ def test_benchmark_refuses(monkeypatch, capsys, option):
 
 
 ALL = pytest.mark.exhaustive
-COMPILED = [
-    ("ported_rma", "accesses"),
-    pytest.param("ported_collectives", "tiles", marks=ALL),
-]
+COMPILED = [("ported_rma", "accesses"), pytest.param("ported_collectives", "tiles", marks=ALL)]
 
 
 @pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=ALL)])

@@ -79,7 +79,6 @@ class MemoryAllocator:
         self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
         self.nbytes = nbytes
         self.generation = 0
-        self.committed_bytes = 0
         self.calls = []
         self.fail = {}
         self.import_delta = 0
@@ -92,18 +91,23 @@ class MemoryAllocator:
 
     def commit(self, offset_bytes, nbytes):
         self._call("commit", offset_bytes, nbytes)
-        granules = set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
+        granules = self._granules_of(offset_bytes, nbytes)
         if self._grows and granules - self._granules:
             self.generation += 1
         self._granules |= granules
-        self.committed_bytes = len(self._granules) * self.granularity
 
     def decommit(self, offset_bytes, nbytes):
         self._call("decommit", offset_bytes, nbytes)
         assert offset_bytes % self.granularity == 0
         assert nbytes % self.granularity == 0 or offset_bytes + nbytes == self.nbytes
-        self._granules -= set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
-        self.committed_bytes = len(self._granules) * self.granularity
+        self._granules -= self._granules_of(offset_bytes, nbytes)
+
+    def _granules_of(self, offset_bytes, nbytes):
+        return set(range(offset_bytes // self.granularity, -(-(offset_bytes + nbytes) // self.granularity)))
+
+    @property
+    def committed_bytes(self):
+        return len(self._granules) * self.granularity
 
     def exchanged(self):
         """All is sent in one part."""

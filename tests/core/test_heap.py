@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import (
-    HeapClosedError,
-    HeapError,
-    HeapExhaustedError,
-    NotOnHeapError,
-    UnsupportedError,
-)
+from iris_core.errors import HeapClosedError, HeapError, HeapExhaustedError, NotOnHeapError, UnsupportedError
 from iris_core.heap.backing import Backing, RangeSet
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.offsets import SubAllocator
@@ -34,23 +28,6 @@ def test_what_cannot_be_allocated(heap):
         with pytest.raises((UnsupportedError, ValueError), match=words):
             heap.allocate(n, F32, alignment=alignment)
     assert heap.live_blocks() == ()
-
-
-def test_strided_tensors(heap):
-    t = heap.empty_strided((2, 3), (1, 2), F32, ("made", (2, 3)))
-    overlapping = heap.empty_strided((4, 4), (1, 1), F32, ("made", (4, 4)))
-    assert (t.stride(), t.untyped_storage().nbytes(), overlapping.untyped_storage().nbytes()) == ((1, 2), 24, 28)
-    assert [b.label for b in heap.live_blocks()] == ["made((2, 3))", "made((4, 4))"]
-
-
-def test_allocate_symmetric_says_where_every_copy_lies():
-    with Cluster(3) as c:
-        _first = c.allocate(5)
-        for rank, (t, ptrs) in enumerate(c.each(lambda heap: heap.allocate_symmetric(2, 3, dtype=torch.int16))):
-            assert (t.shape, t.dtype, ptrs.dtype) == ((2, 3), torch.int16, torch.int64)
-            assert ptrs[rank] == t.data_ptr()
-            assert ptrs.tolist() == [a.base_ptr + 256 for a in c.allocators]
-        assert c.each(lambda heap: heap.allocate_symmetric((4,)))[0][0].dtype == torch.get_default_dtype()
 
 
 def test_observer_sees_every_allocation():
@@ -273,28 +250,6 @@ def test_blocks_partition_the_range_and_are_the_smallest_that_fit(calls):
     assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(free)), "adjacent free blocks"
     assert sub.allocated_bytes == sum(sub._live.values()) <= sub.peak_bytes <= NBYTES
     assert sub.free_below(NBYTES) == (NBYTES - sub.allocated_bytes, max((size for _, size in free), default=0))
-
-
-def test_requests_for_nothing_get_blocks_of_their_own_and_the_peak_is_the_most_at_any_time():
-    sub = SubAllocator(1024)
-    sub.free(sub.allocate(512))
-    assert [sub.allocate(0), sub.peak_bytes, sub.allocated_bytes] == [0, 512, 256]
-    assert [sub.allocate(0) for _ in range(3)] == [256, 512, 768]
-    with pytest.raises(HeapExhaustedError):
-        sub.allocate(0)
-
-
-def test_blocks_end_below_the_limit():
-    sub = SubAllocator(4096)
-    sub.limit = 2048
-    first = sub.allocate(1024)
-    with pytest.raises(HeapExhaustedError):
-        sub.allocate(1280)
-    sub.limit = 4096
-    assert sub.allocate(1280) == 1024
-    sub.limit = 2560
-    sub.free(first)
-    assert sub.allocate(768) == 0
 
 
 def test_what_is_no_block_no_alignment_and_no_range():

@@ -66,14 +66,6 @@ def crowd(pair, monkeypatch):
 
 
 # -- automatic choice -------------------------------------------------------------------------------------------------
-def test_auto_takes_what_is_there(pair):
-    plan = choose(pair.registry())
-    assert chosen(plan) == ("pool", "lang", "cpu")
-    assert [each.chosen for each in plan.reasons] == [True, True]
-    assert "allocator pool@iris-pool on cpu: chosen: automatic" in plan.explain()
-    assert plan.explain().startswith("allocator 'pool' (iris-pool 1.0) and backend 'lang' (iris-lang 1.0) on cpu")
-
-
 def test_argument_beats_environment_beats_priority_and_name(pair, monkeypatch):
     needs = f"{CPU_ONLY}, requires=frozenset({{Capability.REMOTE_ATOMICS}}), priority=5"
     pair.provider("zz", "BACKEND", info=needs)
@@ -99,6 +91,9 @@ def test_only_what_is_chosen_explicitly_is_imported(pair):
 def test_auto_passes_over_what_cannot_be_used_and_says_why(crowd, log):
     plan = choose(crowd.registry())
     assert chosen(plan) == ("pool", "lang", "cpu")
+    assert sum(each.chosen for each in plan.reasons) == 2
+    assert "allocator pool@iris-pool on cpu: chosen: automatic" in plan.explain()
+    assert plan.explain().startswith("allocator 'pool' (iris-pool 1.0) and backend 'lang' (iris-lang 1.0) on cpu")
     for name, why in {
         "poor": "^lang needs remote-atomics, remote-load-store, which it lacks$", "broken": "RuntimeError: boom",
         "absent": "^unavailable: not on this machine$", "raising": "KeyError", "future": "99.0",

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import (
-    ArgumentError,
-    DeviceError,
-    LayoutError,
-    NotOnHeapError,
-    UnsupportedError,
-)
+from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
 
 from .fakes import Cluster, Context
 
@@ -89,6 +83,7 @@ def check_same_form(ctx, mine, theirs):
     assert (mine.shape, mine.dtype, mine.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
     assert (mine.requires_grad, mine.is_leaf, mine.layout) == (theirs.requires_grad, True, theirs.layout)
     assert mine.device == theirs.device
+    assert mine.untyped_storage().nbytes() == (theirs.untyped_storage().nbytes() or 256)
     assert ctx.heap.is_symmetric(mine)
     assert not mine._is_view()
 
@@ -235,6 +230,8 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx):
     assert ctx.empty(3, out=ctx.empty(3)).shape == (3,)
     with pytest.raises(RuntimeError):
         ctx.zeros(12, out=part)  # cannot be viewed as one row
+    with pytest.raises(ArgumentError, match="memory_format= cannot be combined with out="):
+        ctx.empty(1, 2, 3, 4, out=ctx.empty(24), memory_format=torch.channels_last)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -287,11 +284,6 @@ def test_pinning_and_generators_of_another_device(ctx):
 def test_what_torch_says_less_clearly(ctx, name, args, kwargs, error, words):
     with pytest.raises(error, match=words):
         getattr(ctx, name)(*args, **kwargs)
-
-
-def test_empty_does_not_mix_out_and_memory_format(ctx):
-    with pytest.raises(ArgumentError, match="memory_format= cannot be combined with out="):
-        ctx.empty(1, 2, 3, 4, out=ctx.empty(24), memory_format=torch.channels_last)
 
 
 def test_a_fill_that_fails_frees_the_block_on_every_rank():

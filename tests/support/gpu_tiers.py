@@ -17,8 +17,6 @@ the smallest one that has n GPUs; without n, the test's parameter `num_ranks` co
 `StackConformance` need no marker.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import hashlib
@@ -27,13 +25,9 @@ import os
 import pathlib
 import re
 import subprocess
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 TIERS = (1, 2, 4, 8)
 
@@ -44,100 +38,67 @@ _MARKERS = (
     "alone: other tests on the same GPUs would disturb it",
 )
 _TIER = pytest.StashKey[int]()
-_COLLECTED = pytest.StashKey[collections.Counter[int]]()
+_COLLECTED = pytest.StashKey[collections.Counter]()
+_OUTCOMES = ("passed", "failed", "skipped")
+_ADDED_UP = (*_OUTCOMES, "seconds", "failures")
 _NUM_SLOWEST = 5
 
 
 # -- which tests belong to which tier ---------------------------------------------------------------------------------
 @functools.cache
-def visible_gpus() -> int:
+def visible_gpus():
     """Return how many GPUs torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-@dataclass(frozen=True)
-class Room:
-    """How many ranks find a place.
-
-    Attributes:
-        gpus: number of GPUs that torch sees.
-        ranks_per_gpu: how many ranks may share one.
-    """
-
-    gpus: int
-    ranks_per_gpu: int = 1
-
-    def lacks(self, item: pytest.Item) -> str:
-        """Return why a test finds no place here; "" if it does."""
-        tier = item.stash[_TIER]
-        if tier <= (self.gpus if needs_own_gpus(item) else self.ranks):
-            return ""
-        return f"needs {_number(tier)}, torch sees {self.gpus}"
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that find a place."""
-        return self.gpus * self.ranks_per_gpu
-
-    def __str__(self) -> str:
-        return _number(self.gpus) + (f", {self.ranks_per_gpu} ranks on each" if self.ranks_per_gpu > 1 else "")
-
-
-def _number(gpus: int) -> str:
+def _number(gpus):
     return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
-def needs_own_gpus(item: pytest.Item) -> bool:
-    """Return whether the ranks of a test cannot share a GPU."""
-    multi = item.get_closest_marker("multigpu")
-    return multi is not None and not multi.kwargs.get("shared", True)
+def ranks_here(config, item=None):
+    """Return how many ranks find a place; those of some tests cannot share a GPU."""
+    multi = item and item.get_closest_marker("multigpu")
+    apart = multi and not multi.kwargs.get("shared", True)
+    return visible_gpus() * (1 if apart else config.getoption("--ranks-per-gpu"))
 
 
-def tier_of(item: pytest.Item) -> int:
+def tier_of(item):
     """Return the number of GPUs of a test's tier; 0 if it needs none.
 
     Raises:
         pytest.UsageError: it needs more GPUs than the largest tier has.
     """
-    params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    suite = getattr(item, "cls", None)
-    of_suite: int = getattr(suite, "gpus_of_tier", {}).get(params.get("world"), 0)  # StackConformance
+    params = getattr(getattr(item, "callspec", None), "params", {})
     multi = item.get_closest_marker("multigpu")
     if multi is not None:
-        needed: int = multi.args[0] if multi.args else params.get("num_ranks", 2)
-    else:
-        needed = 1 if item.get_closest_marker("gpu") is not None else of_suite
+        needed = multi.args[0] if multi.args else params.get("num_ranks", 2)
+    elif item.get_closest_marker("gpu") is not None:
+        needed = 1
+    else:  # StackConformance
+        needed = getattr(getattr(item, "cls", None), "gpus_of_tier", {}).get(params.get("world"), 0)
     if needed > TIERS[-1]:
         raise pytest.UsageError(f"{item.nodeid} needs {needed} GPUs; the largest tier has {TIERS[-1]}")
     return next(tier for tier in (0, *TIERS) if tier >= needed)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """Add the options."""
-    group = parser.getgroup("GPU tiers")
-    group.addoption(
-        "--gpu-tiers",
-        metavar="TIERS",
+    add = parser.getgroup("GPU tiers").addoption
+    add("--gpu-tiers", metavar="TIERS",
         help='run the tests that need GPUs and no others: "all" that the visible GPUs allow, or tiers such as "1 2 4", '
-        "which must not be skipped then",
-    )
-    group.addoption(
-        "--ranks-per-gpu", metavar="NUMBER", type=int, default=1,
+        "which must not be skipped then")  # fmt: skip
+    add("--ranks-per-gpu", metavar="NUMBER", type=int, default=1,
         help="let so many ranks share a GPU: larger tiers run on few GPUs, slowly, without what needs GPUs of its own",
     )  # fmt: skip
-    group.addoption(
-        "--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json"
-    )
-    group.addoption(
-        "--gpu-report-add",
-        action="store_true",
+    add("--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json")
+    add("--gpu-report-add", action="store_true",
         help="add to the report that is there, of another part of the tests of the same source on the same GPUs",
-    )
+    )  # fmt: skip
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Register the markers and, where tiers are asked for, what counts and reports them."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
@@ -151,49 +112,37 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--gpu-report needs --gpu-tiers")
         return
     asked = None if wanted.strip() == "all" else _parse(wanted)
-    if visible_gpus() == 0:
+    if (gpus := visible_gpus()) == 0:
         raise pytest.UsageError("GPU tests were asked for, but torch sees no GPU here: nothing can run")
     if (worker := getattr(config, "workerinput", None)) is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        _turn(int(worker["workerid"].removeprefix("gw")))
-    config.pluginmanager.register(_Run(config, _room(config), asked, folder), "iris-gpu-tiers-run")
+        by = int(worker["workerid"].removeprefix("gw"))  # another one first: tests of one GPU use them all
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str((by + index) % gpus) for index in range(gpus))
+    config.pluginmanager.register(_Run(config, asked, folder), "iris-gpu-tiers-run")
 
 
-def _turn(by: int) -> None:
-    """Let each process of pytest-xdist count the GPUs from another one, so that tests of one GPU use them all."""
-    gpus = visible_gpus()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str((by + index) % gpus) for index in range(gpus))
-
-
-def _room(config: pytest.Config) -> Room:
-    return Room(visible_gpus(), config.getoption("--ranks-per-gpu"))
+def _parse(text):
+    words = text.replace(",", " ").split()
+    if not words or any(word not in map(str, TIERS) for word in words):
+        raise pytest.UsageError(f'--gpu-tiers takes "all" or some of {", ".join(map(str, TIERS))}, not {text!r}')
+    return sorted({int(word) for word in words})
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m: what they leave out was there all the same
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Skip tests that need more GPUs than there are; count those of each tier."""
-    room, collected = None, config.stash.setdefault(_COLLECTED, collections.Counter())
+    collected = config.stash.setdefault(_COLLECTED, collections.Counter())
     for item in items:
-        item.stash[_TIER] = tier_of(item)
-        collected[item.stash[_TIER]] += 1
-        if not item.stash[_TIER]:
-            continue
-        room = room or _room(config)
-        if lacking := room.lacks(item):
-            item.add_marker(pytest.mark.skip(reason=lacking))
+        tier = item.stash[_TIER] = tier_of(item)
+        collected[tier] += 1
+        if tier and tier > ranks_here(config, item):
+            item.add_marker(pytest.mark.skip(reason=f"needs {_number(tier)}, torch sees {visible_gpus()}"))
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item):
     """Tell the tier with every report: with pytest-xdist, they are counted in another process."""
-    outcome: Any = yield
+    outcome = yield
     outcome.get_result().gpu_tier = item.stash[_TIER]
-
-
-def _parse(text: str) -> tuple[int, ...]:
-    words = [word for word in re.split(r"[\s,]+", text) if word]
-    if not words or any(word not in map(str, TIERS) for word in words):
-        raise pytest.UsageError(f'--gpu-tiers takes "all" or some of {", ".join(map(str, TIERS))}, not {text!r}')
-    return tuple(sorted({int(word) for word in words}))
 
 
 # -- running tiers ----------------------------------------------------------------------------------------------------
@@ -206,73 +155,62 @@ class _Test:
     seconds: float = 0.0
 
 
-@dataclass
-class _Tier:
-    """The tests of one tier."""
-
-    gpus: int
-    tests: dict[str, _Test] = field(default_factory=dict)
-
-    def count(self, outcome: str) -> int:
-        return sum(test.outcome == outcome for test in self.tests.values())
-
-    @property
-    def ran(self) -> int:
-        """Number of tests that were not skipped."""
-        return len(self.tests) - self.count("skipped")
-
-    @property
-    def seconds(self) -> float:
-        return sum(test.seconds for test in self.tests.values())
-
-    def as_json(self, collected: int) -> dict[str, Any]:
-        skips = collections.Counter(test.reason for test in self.tests.values() if test.outcome == "skipped")
-        slowest = sorted(self.tests.items(), key=lambda each: -each[1].seconds)[:_NUM_SLOWEST]
-        return {
-            "gpus": self.gpus,
-            "collected": collected,
-            **{outcome: self.count(outcome) for outcome in ("passed", "failed", "skipped")},
-            "seconds": round(self.seconds, 1),
-            "failures": [name for name, test in self.tests.items() if test.outcome == "failed"],
-            "skip_reasons": dict(skips),
-            "slowest": {name: round(test.seconds, 1) for name, test in slowest},
-        }
+def _slowest(seconds):
+    return dict(sorted(seconds.items(), key=lambda each: -each[1])[:_NUM_SLOWEST])
 
 
-def _added(part: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    """Return a tier of a report made of those of two parts of the tests."""
-    slowest = sorted({**whole["slowest"], **part["slowest"]}.items(), key=lambda each: -each[1])[:_NUM_SLOWEST]
-    skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
+def _as_json(gpus, tests, collected):
+    """Return a tier of a report; `tests` are those of this run, by name."""
+    counts = collections.Counter(test.outcome for test in tests.values())
     return {
-        "gpus": part["gpus"], "collected": max(whole["collected"], part["collected"]),
-        **{key: whole[key] + part[key] for key in ("passed", "failed", "skipped")},
-        "seconds": round(whole["seconds"] + part["seconds"], 1), "failures": whole["failures"] + part["failures"],
-        "skip_reasons": dict(skips), "slowest": dict(slowest),
-    }  # fmt: skip
+        "gpus": gpus,
+        "collected": collected,
+        **{outcome: counts[outcome] for outcome in _OUTCOMES},
+        "seconds": round(sum(test.seconds for test in tests.values()), 1),
+        "failures": [name for name, test in tests.items() if test.outcome == "failed"],
+        "skip_reasons": dict(collections.Counter(t.reason for t in tests.values() if t.outcome == "skipped")),
+        "slowest": _slowest({name: round(test.seconds, 1) for name, test in tests.items()}),
+    }
+
+
+def _added(part, whole):
+    """Return a tier of a report made of those of two parts of the tests."""
+    both = {key: whole[key] + part[key] for key in _ADDED_UP}
+    skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
+    both |= {"collected": max(whole["collected"], part["collected"]), "seconds": round(both["seconds"], 1)}
+    return part | both | {"skip_reasons": dict(skips), "slowest": _slowest(whole["slowest"] | part["slowest"])}
 
 
 class _Run:
     """Counts what runs in each tier, judges whether that is what was asked for, and writes it down."""
 
-    def __init__(
-        self, config: pytest.Config, room: Room, asked: tuple[int, ...] | None, folder: pathlib.Path | None
-    ) -> None:
-        self._config = config
-        self._room = room
-        self._asked = asked
-        self._folder = folder
-        self._tiers = {gpus: _Tier(gpus) for gpus in (asked or [n for n in TIERS if n <= room.ranks])}
-        self._crashed: list[str] = []
-        self._problems: list[str] = []
-        self._report: pathlib.Path | None = None
-        self._machine: dict[str, Any] = {}
-        self._path: pathlib.Path | None = None
-        self._before: dict[str, Any] | None = None  # the report that this run adds to
+    def __init__(self, config, asked, folder):
+        self._config, self._asked = config, asked
+        self._ranks, self._ranks_per_gpu = ranks_here(config), config.getoption("--ranks-per-gpu")
+        self._tiers = {gpus: {} for gpus in asked or TIERS if asked or gpus <= self._ranks}  # tests by name
+        self._crashed, self._problems, self._path, self._report = [], [], None, None
+        self._before = {"arguments": [], "paths": [], "problems": [], "tiers": []}  # what this run adds to
         if folder is not None and not hasattr(config, "workerinput"):  # xdist's own processes report to this one
             self._look(folder)
 
+    def _look(self, folder):
+        """Find out where the report goes, and what is there already."""
+        from iris_core.bench.results import describe
+
+        self._machine = describe()
+        model = re.sub(r"[^a-z0-9]+", "-", str(self._machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+        of = f"{self._ranks}-ranks-on-" if self._ranks_per_gpu > 1 else ""
+        self._path = path = folder / f"gpu-tests-{of}{visible_gpus()}x{model}.json"
+        if not self._config.getoption("--gpu-report-add"):
+            return
+        if not path.exists():
+            raise pytest.UsageError(f"--gpu-report-add: there is no {path}")
+        self._before = json.loads(path.read_text())
+        if self._before["source"] != _source(self._config.rootpath):
+            raise pytest.UsageError(f"--gpu-report-add: {path} is of another source, {self._before['source']}")
+
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config, items):
         """Keep the tests of the tiers, the small ones first: the larger ones find kernels compiled already.
 
         Of the processes of pytest-xdist, each begins with some that take long: its first ones are a part of the list.
@@ -283,23 +221,22 @@ class _Run:
         slow = [item for item in reversed(kept) if item.get_closest_marker("slow")]
         others = [item for item in kept if not item.get_closest_marker("slow")]
         count = getattr(config, "workerinput", {"workercount": 1})["workercount"]
-        ends = [len(kept) * (each + 1) // count for each in range(count)]
         items[:] = []
-        for each, end in enumerate(ends):
+        for each in range(count):
             items += slow[each::count]
-            taken = end - len(items)
+            taken = len(kept) * (each + 1) // count - len(items)
             items += others[:taken]
             del others[:taken]
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         """Note the outcome of a phase of a test."""
-        tier: int | None = getattr(report, "gpu_tier", None)
+        tier = getattr(report, "gpu_tier", None)
         if tier is None:  # of pytest-xdist, whose process with this test has ended
             self._crashed.append(report.nodeid)
-            for each in self._tiers.values():  # its setup may have been reported
-                each.tests.pop(report.nodeid, None)
+            for tests in self._tiers.values():  # its setup may have been reported
+                tests.pop(report.nodeid, None)
             return
-        test = self._tiers[tier].tests.setdefault(report.nodeid, _Test())
+        test = self._tiers[tier].setdefault(report.nodeid, _Test())
         test.seconds += report.duration
         if report.failed:
             test.outcome = "failed"
@@ -309,7 +246,7 @@ class _Run:
             test.reason = reason.removeprefix("Skipped: ")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def pytest_sessionfinish(self, session, exitstatus):
         """Fail where a tier did not run; write the report."""
         if (output := getattr(self._config, "workeroutput", None)) is not None:  # xdist's own processes collect
             output["gpu_tests"] = dict(self._config.stash.get(_COLLECTED, {}))
@@ -318,111 +255,82 @@ class _Run:
             return  # collecting failed or somebody interrupted: that says enough, and is no result
         if self._config.option.collectonly:
             return
-        self._problems = self._judge()
-        if self._problems and exitstatus != pytest.ExitCode.TESTS_FAILED:
+        ran = {gpus for gpus, tests in self._tiers.items() if any(test.outcome != "skipped" for test in tests.values())}
+        self._judge(ran)
+        if self._problems:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._path is not None and any(tier.ran for tier in self._tiers.values()):
-            self._write(self._path)
-            self._report = self._path
+        if self._path is not None and ran:
+            self._write()
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
+    def pytest_testnodedown(self, node):
         """Learn from a process of pytest-xdist how many tests of each tier there are: all collect the same ones."""
         collected = self._config.stash.setdefault(_COLLECTED, collections.Counter())
         collected |= collections.Counter(getattr(node, "workeroutput", {}).get("gpu_tests", {}))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter):
         """Print which tiers ran, which could not, and what is wrong with that."""
-        terminalreporter.section(f"GPU tiers ({self._room})")
-        for tier in self._tiers.values():
-            counts = ", ".join(f"{tier.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
-            terminalreporter.line(f"tier {tier.gpus}: {counts}, {tier.seconds:.0f} s")
-        for gpus in TIERS:
-            if gpus not in self._tiers:
-                why = f"torch sees {self._room.gpus}" if gpus > self._room.ranks else "not asked for"
-                terminalreporter.line(f"tier {gpus}: did not run ({why})")
+        sharing = f", {self._ranks_per_gpu} ranks on each" if self._ranks_per_gpu > 1 else ""
+        terminalreporter.section(f"GPU tiers ({_number(visible_gpus())}{sharing})")
+        for gpus, tests in self._tiers.items():
+            tier = _as_json(gpus, tests, 0)
+            counts = ", ".join(f"{tier[outcome]} {outcome}" for outcome in _OUTCOMES)
+            terminalreporter.line(f"tier {gpus}: {counts}, {tier['seconds']:.0f} s")
+        for gpus in sorted({*TIERS} - {*self._tiers}):
+            why = f"torch sees {visible_gpus()}" if gpus > self._ranks else "not asked for"
+            terminalreporter.line(f"tier {gpus}: did not run ({why})")
         for problem in self._problems:
             terminalreporter.line(f"FAILED: {problem}", red=True)
         if self._report is not None:
-            terminalreporter.line(f"report: {self._report}")
-            for reason in lacks(json.loads(self._report.read_text())):
+            terminalreporter.line(f"report: {self._path}")
+            for reason in lacks(self._report):
                 terminalreporter.line(f"not to be kept: {reason}", red=True)
 
-    def _look(self, folder: pathlib.Path) -> None:
-        """Find out where the report goes, and what is there already."""
-        from iris_core.bench.results import describe
-
-        self._machine = describe()
-        model = re.sub(r"[^a-z0-9]+", "-", str(self._machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
-        of = f"{self._room.ranks}-ranks-on-" if self._room.ranks_per_gpu > 1 else ""
-        self._path = folder / f"gpu-tests-{of}{self._room.gpus}x{model}.json"
-        if not self._config.getoption("--gpu-report-add"):
-            return
-        if not self._path.exists():
-            raise pytest.UsageError(f"--gpu-report-add: there is no {self._path}")
-        before: dict[str, Any] = json.loads(self._path.read_text())
-        if before["source"] != _source(self._config.rootpath):
-            raise pytest.UsageError(f"--gpu-report-add: {self._path} is of another source, {before['source']}")
-        self._before = before
-
-    def _judge(self) -> list[str]:
-        crashed = [f"the process of {nodeid} ended" for nodeid in self._crashed]
-        if self._asked is None and self._narrowed and any(tier.ran for tier in self._tiers.values()):
-            return crashed
-        ran_before = {
-            tier["gpus"] for tier in (self._before or {"tiers": []})["tiers"] if tier["passed"] + tier["failed"]
-        }
-        return crashed + [
-            f"tier {tier.gpus} did not run: "
-            + (f"its {len(tier.tests)} tests were skipped" if tier.tests else "no test of it was selected")
-            for tier in self._tiers.values()
-            if not tier.ran and tier.gpus not in ran_before
-        ]
-
     @property
-    def _narrowed(self) -> bool:
-        """Whether the command line leaves out tests, so that a tier may well be empty."""
+    def _arguments(self):
+        """Files and folders that the command line names."""
+        return self._config.args if self._config.args_source is pytest.Config.ArgsSource.ARGS else []
+
+    def _judge(self, ran):
+        """Find what is wrong with the tiers that ran, but for failures; parts of the tests may leave tiers empty."""
         option = self._config.option
-        chosen = self._config.args_source is pytest.Config.ArgsSource.ARGS
-        return bool(option.keyword or option.markexpr or option.deselect or chosen)
+        self._problems = [f"the process of {nodeid} ended" for nodeid in self._crashed]
+        if ran and self._asked is None and (option.keyword or option.markexpr or option.deselect or self._arguments):
+            return
+        ran_before = {tier["gpus"] for tier in self._before["tiers"] if tier["passed"] + tier["failed"]}
+        for gpus in sorted(self._tiers.keys() - ran - ran_before):
+            number = len(self._tiers[gpus])
+            why = f"its {number} tests were skipped" if number else "no test of it was selected"
+            self._problems.append(f"tier {gpus} did not run: {why}")
 
-    @property
-    def _paths(self) -> list[str]:
-        """What the command line collects or does not collect, if not all tests."""
-        option, config = self._config.option, self._config
-        return [
-            *(config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []),
-            *(f"not {each}" for each in (*(option.ignore or []), *(option.ignore_glob or []))),
-            *(["those that failed last"] if getattr(option, "lf", False) else []),
-        ]
-
-    def _write(self, path: pathlib.Path) -> None:
-        before = self._before
-        collected = self._config.stash.get(_COLLECTED, collections.Counter())
-        tiers = [tier.as_json(collected[tier.gpus]) for tier in self._tiers.values()]
+    def _write(self):
+        before, option = self._before, self._config.option
+        ignored = (*(option.ignore or []), *(option.ignore_glob or []))
+        paths = [*self._arguments, *(f"not {each}" for each in ignored)]
+        paths += ["those that failed last"] if getattr(option, "lf", False) else []
         arguments = [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")]
-        if before is not None:
-            old = {tier["gpus"]: tier for tier in before["tiers"]}
-            tiers = [_added(tier, old.pop(tier["gpus"])) if tier["gpus"] in old else tier for tier in tiers]
-            tiers = sorted([*tiers, *old.values()], key=lambda tier: tier["gpus"])
-        result = {
+        collected = self._config.stash.get(_COLLECTED, collections.Counter())
+        tiers = {tier["gpus"]: tier for tier in before["tiers"]}
+        for gpus, tests in self._tiers.items():
+            part = _as_json(gpus, tests, collected[gpus])
+            tiers[gpus] = _added(part, tiers[gpus]) if gpus in tiers else part
+        problems = [*before["problems"], *self._problems]
+        self._report = {
             "machine": self._machine,
             "source": _source(self._config.rootpath),
-            "ranks_per_gpu": self._room.ranks_per_gpu,
-            "tiers_asked_for": "all" if self._asked is None else list(self._asked),
-            "arguments": [*(before["arguments"] if before else []), arguments],
-            "paths": [*(before["paths"] if before else []), *self._paths],
-            "passed": not self._problems
-            and not any(tier["failed"] for tier in tiers)
-            and (before is None or not before["problems"]),
-            "problems": [*(before["problems"] if before else []), *self._problems],
-            "tiers": tiers,
+            "ranks_per_gpu": self._ranks_per_gpu,
+            "tiers_asked_for": self._asked or "all",
+            "arguments": [*before["arguments"], arguments],
+            "paths": [*before["paths"], *paths],
+            "passed": not problems and not any(tier["failed"] for tier in tiers.values()),
+            "problems": problems,
+            "tiers": [tiers[gpus] for gpus in sorted(tiers)],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._report, indent=2) + "\n")
 
 
-def lacks(report: Mapping[str, Any]) -> list[str]:
+def lacks(report):
     """Return why a report is not that of all tests of its tiers at the commit that it names; empty if it is."""
     source, found = report["source"], list(report["problems"])
     if not source["commit"]:
@@ -438,7 +346,7 @@ def lacks(report: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _source(root: pathlib.Path) -> dict[str, Any]:
+def _source(root):
     """Commit of the tested tree, a digest of its files, and whether the commit has others; None where nothing says so.
 
     A copy of the tree without a history, or within another tree, takes the commit from the variable SOURCE_COMMIT.
@@ -453,14 +361,15 @@ _TESTED = re.compile(r"(?:[^/]+/)?src/.*\.(?:py|json)|tests/.*\.py")
 """Files that decide what tests find: packages with their tables, and the tests."""
 
 
-def digest_of_files(root: pathlib.Path) -> str:
-    """Return a digest of the packages and tests that lie in a folder."""
+def digest_of_files(root):
+    """Return a digest of the packages and tests that lie in a folder, each file under its name and git's hash of it."""
     paths = [path for pattern in ("src", "*/src", "tests") for path in root.glob(f"{pattern}/**/*") if path.is_file()]
-    data = {path.relative_to(root).as_posix(): path for path in paths}
-    return _digest({name: _blob(path.read_bytes()) for name, path in data.items() if _TESTED.fullmatch(name)})
+    data = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    data = {name: b"blob %d\0%b" % (len(each), each) for name, each in data.items() if _TESTED.fullmatch(name)}
+    return _digest({name: hashlib.sha1(each, usedforsecurity=False).hexdigest() for name, each in data.items()})
 
 
-def digest_of_commit(root: pathlib.Path, commit: str) -> str | None:
+def digest_of_commit(root, commit):
     """Return the same of a commit; None where it is not known, as in a copy without history."""
     listed = _git(root, "ls-tree", "-rz", commit)
     if listed is None:
@@ -469,16 +378,11 @@ def digest_of_commit(root: pathlib.Path, commit: str) -> str | None:
     return _digest({name: about.split()[2] for about, _, name in lines if _TESTED.fullmatch(name)})
 
 
-def _blob(data: bytes) -> str:
-    """What git calls a file with these bytes."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def _digest(blobs: Mapping[str, str]) -> str:
+def _digest(blobs):
     return hashlib.sha256("".join(f"{blobs[name]} {name}\n" for name in sorted(blobs)).encode()).hexdigest()
 
 
-def _git(root: pathlib.Path, *command: str) -> str | None:
+def _git(root, *command):
     try:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
