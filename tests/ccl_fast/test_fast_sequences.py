@@ -69,10 +69,10 @@ def plan_again(device, algorithms):
     """
     wrong = []
     with emulation(IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
-        inp, out = (ctx.zeros(20001, dtype=torch.float32) for _ in range(2))
+        inp, out = (ctx.zeros(5001, dtype=torch.float32) for _ in range(2))
         for algorithm in algorithms:
             config = Config(algorithm=algorithm)
-            for turn, (count, odd_rank) in enumerate(((500, None), (20000, None), (500, 0), (500, 1), (500, None))):
+            for turn, (count, odd_rank) in enumerate(((500, None), (5000, None), (500, 0), (500, 1), (500, None))):
                 begin = int(ctx.cur_rank == odd_rank)
                 source, target = inp[begin : begin + count], out[begin : begin + count]
                 source.copy_(torch.arange(count) % 7 + ctx.cur_rank + turn)
