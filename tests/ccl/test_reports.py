@@ -326,24 +326,22 @@ def test_the_watchdog_begins_with_the_first_kernel_unless_it_is_switched_off(mon
         assert threads() == ["iris-watchdog"] * bool(begin)
 
 
-class Driver:
-    """A driver that refuses to register what is registered already, as NVIDIA's does; `code` is its answer."""
+class Driver(set):
+    """The addresses that a driver has registered, which refuses those again, as NVIDIA's does; `code` is its answer."""
 
-    def __init__(self):
-        self.registered, self.code = set(), 0
+    code = 0
 
     def register(self, address, nbytes, flags):
-        if self.code or address.value in self.registered:
-            return self.code or 712
-        self.registered.add(address.value)
-        return 0
+        if not self.code and address.value not in self:
+            return self.add(address.value) or 0
+        return self.code or 712
 
     def locate(self, found, address, flags):
         found._obj.value = address.value
         return 0
 
     def unregister(self, address):
-        self.registered.discard(address.value)
+        self.discard(address.value)
         return 0
 
 
@@ -364,10 +362,10 @@ def test_registered_pages(driver):
         assert pages[-1].register(gpu) == pages[-1].address
     last = pages.pop()
     del pages
-    assert len(driver.registered) == 4
+    assert len(driver) == 4
     for _ in range(2):
         last.close()
-    assert len(driver.registered) == len(status._registered) == 3
+    assert len(driver) == len(status._registered) == 3
     driver.code = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
         StatusPage(SingleWorld()).register(gpu)
