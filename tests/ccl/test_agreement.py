@@ -496,16 +496,6 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
     assert all(known.get(name) or known.old.pop(name, None) for name in (3, "other 0", "other 2"))
 
 
-def test_kinds_are_described():
-    agreed = members.Members(None)
-    for number, length in enumerate((4, 8), 1):
-        agreed.add((0, 1), {"elements": str(length)}, number, {"begin": str(length)})
-    assert agreed.knows((0, 1), {"begin": "8"})
-    assert not agreed.knows((1, 0), {"begin": "8"})
-    assert agreed.describe((0, 1), 1) == "elements 4"
-    assert agreed.describe((0, 1), 3) == "a call that is not known here"
-
-
 def test_kernels_and_hosts_agree_on_words_and_types():
     assert [row_words(size) for size in (1, 2, 8)] == [control_words(size) for size in (1, 2, 8)]
     assert set(MOVABLE) <= set(ELEMENT_TYPES)

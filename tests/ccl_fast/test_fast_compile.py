@@ -152,17 +152,6 @@ def test_norms_of_shared_rows_in_two_hops_and_of_eight_bits(given, patterns):
         check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
 
 
-def test_split():
-    given = common(8) | {
-        "control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096, "EVEN": True, "BLOCK": 256,
-        "SUB": 64, "ITER": 4,
-    }  # fmt: skip
-    known = {name: value for name, value in given.items() if name in (*split.arg_names, "num_warps")}
-    compiled = compile_for(split, [torch.int16] * 2, known)
-    check(compiled, "sentinel", 8, 2)
-    assert assembly(compiled).count("nanosleep") == 2
-
-
 RUNS = {f"{side}_{what}": values for side in ("in", "out")
         for what, values in (("sizes", (4, 64, 1024)), ("strides", (1024, 4096, 1)))}  # fmt: skip
 
@@ -194,6 +183,7 @@ def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     two_hops = kernel is exchange and hops == 2
     asked = {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
     compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
+    check(compiled, encoding, 8 * hops if kernel is exchange else 8, hops)
     registers, stack = resources(compiled)
     assert registers <= most
     assert stack <= 8 * two_hops  # the epoch, and what was claimed of it, wait there for the packets

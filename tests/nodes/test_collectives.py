@@ -2,9 +2,9 @@
 
 import jobs_node_collectives as jobs
 import jobs_norm
-import jobs_ulysses
 import pytest
 from jobs_nodes import divided
+from test_ulysses import there_and_back
 
 BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "all_gather", "gather"}
 GROUPS = {
@@ -148,7 +148,7 @@ def test_norms_and_ulysses_between_nodes(pool):
         for dtype, place in (("bfloat16", "heap"), ("float32", "ordinary"))
     ]
     assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
-    assert pool.run(divided, 4, "2x2", jobs_ulysses.there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4
+    assert pool.run(divided, 4, "2x2", there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4
 
 
 def test_torch_connects_ranks_within_the_bound_of_a_barrier(pool):
