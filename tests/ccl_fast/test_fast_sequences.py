@@ -170,7 +170,7 @@ def test_in_any_order_with_ranks_out_of_step(pool, some, encodings, num_ranks, d
         cases += [Case("all_reduce", place="ordinary"), Case("all_gather", place="ordinary"), Case("reduce_scatter")]
     else:
         cases = [case for encoding in encodings for case in sequence_cases(encoding)]
-        few = 11 if device == "cpu" else 7
+        few = 14 if device == "cpu" else 7
         cases = some(cases, 11 if num_ranks == 8 else few if len(encodings) > 1 else 4, num_ranks)
     calls = (8 if num_ranks > 3 else 10) if device == "cpu" else 2000
     assert pool.run(partial(PACKETS, cases=cases), num_ranks, device, calls, 0) == [[]] * num_ranks

@@ -186,7 +186,7 @@ DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "floa
 
 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
-@pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 6), (rings, RING_SMALL, 3)])
+@pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 4), (rings, RING_SMALL, 2)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
     args = str(tmp_path / "changes"), 0.1, job, "cpu", None, case, turns
     assert pool.run(late_inside, num_ranks, *args) == [[]] * num_ranks
