@@ -1,11 +1,16 @@
 """Rank jobs of tests/ccl; they run on CPU ranks and on GPUs."""
 
+import contextlib
 import functools
 import importlib
 import math
+import random
+import time
 
+import delays
 import torch
-from ccl_cases import OPS, data, expected, input_shape, output_shape, row_splits
+import torch.distributed as dist
+from ccl_cases import OPS, REDUCING, ROOTED, data, expected, input_shape, output_shape, row_splits
 from emulation import emulation
 from jobs_common import environment
 
@@ -97,24 +102,17 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
     members = members or list(range(ctx.num_ranks))
     kwargs = {"group": group, "async_op": async_op, "config": Config(**case.config) if case.config else None}
     out, inp, op, root = tensors.out, tensors.inp, ReduceOp[case.reduction.upper()], members[case.root]
-    is_root = ctx.cur_rank == root
-    if case.op in ("all_reduce", "reduce_scatter"):
-        return getattr(ctx.ccl, case.op)(out, inp, op, **kwargs)
-    if case.op == "reduce":
-        return ctx.ccl.reduce(out if is_root else None, inp, root, op, **kwargs)
-    if case.op == "broadcast":
-        return ctx.ccl.broadcast(out, root, **kwargs)
-    if case.op == "gather":
-        return ctx.ccl.gather(out if is_root else None, inp, root, **kwargs)
-    if case.op == "scatter":
-        return ctx.ccl.scatter(out, inp if is_root else None, root, **kwargs)
+    if ctx.cur_rank != root:
+        out, inp = None if case.op in ("reduce", "gather") else out, None if case.op == "scatter" else inp
+    given = (out,) if case.op == "broadcast" else (out, inp)
+    given += (root,) * (case.op in ROOTED) + (op,) * (case.op in REDUCING)
     if case.op == "all_to_all":
-        if case.splits:
-            matrix = row_splits(case, tensors.size)
-            kwargs["input_split_sizes"] = matrix[tensors.rank]
-            kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
-        return ctx.ccl.all_to_all(out, inp, layout=case.layout, **kwargs)
-    return ctx.ccl.all_gather(out, inp, **kwargs)
+        kwargs["layout"] = case.layout
+    if case.splits:
+        matrix = row_splits(case, tensors.size)
+        kwargs["input_split_sizes"] = matrix[tensors.rank]
+        kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
+    return getattr(ctx.ccl, case.op)(*given, **kwargs)
 
 
 def verify(case, tensors, inputs, what=""):
@@ -144,32 +142,53 @@ def jobs_of(case):
     return importlib.import_module(case.jobs)
 
 
-def run_cases(device, cases, turns=1, members=None, workspace="", packets=False, backend="auto", heap="24MiB"):
+def late_inside(file, share, job, *args):
+    """What a job of CPU ranks returns where programs are late at random in the middle of kernels, too."""
+    with delays.late_after_signals(file, dist.get_rank(), dist.get_world_size(), share):
+        return job(*args)
+
+
+def run_cases(
+    device, cases, turns=1, members=None, workspace="", packets=False, backend="auto", heap="24MiB", handles=False,
+    around=None, look=None
+):  # fmt: skip
     """Call every case with new data in each turn, on these ranks in this order or on all; returns what was wrong.
 
-    Products that are added up are the same on all, bit by bit.
+    What is added up by tiles or rows is the same on all, bit by bit.
 
     Args:
         workspace: its bound: what is larger goes in pieces.
         packets: whether CPU ranks emulate them.
+        handles: whether every other call is asynchronous, and ranks are late at random.
+        around: a function (rank) of a context manager in which the calls are made.
+        look: a function (context) whose result is returned as well.
     """
     wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
-    with (emulation if packets else environment)(**limits), Iris(heap, device=device, backend=backend) as ctx:
-        everyone = list(members or range(ctx.num_ranks))
+    with (
+        (emulation if packets else environment)(**limits),
+        Iris(heap, device=device, backend=backend) as ctx,
+        around(ctx.cur_rank) if around else contextlib.nullcontext(),
+    ):
+        everyone, chance = list(members or range(ctx.num_ranks)), random.Random(ctx.cur_rank)
         is_member = ctx.cur_rank in everyone
-        for case in cases:
+        for number, case in enumerate(cases):
             jobs = jobs_of(case)
             with ctx.scope():  # a symmetric call: on all ranks
                 tensors = jobs.Tensors(ctx, case, everyone.index(ctx.cur_rank) if is_member else 0, len(everyone))
                 for turn in range(turns * is_member):
-                    given = tensors.fill(turn)
-                    if jobs.call(ctx, case, tensors, members, everyone) is not None and case.op in OPS:
+                    given, is_async = tensors.fill(turn), handles and (turn + number) % 2 == 1
+                    time.sleep(handles and chance.choice([0, 0, 0.005]))
+                    work = jobs.call(ctx, case, tensors, members, everyone, async_op=is_async)
+                    if is_async:
+                        work.wait()
+                    elif work is not None and case.op in OPS:
                         wrong.append(f"{case}: a synchronous call returned something")
                     wrong += jobs.verify(case, tensors, given, f" (turn {turn})")
-                    if case.op == "matmul_all_reduce":
+                    if case.op in ("matmul_all_reduce", "all_reduce_rms_norm"):
                         mine = bits(tensors.out)
                         of_all = mine.new_empty(len(everyone), *mine.shape)
                         ctx.ccl.all_gather(of_all, mine, members)
                         wrong += [f"{case}: other bits"] * (not (of_all == mine).all())
+        found = look and look(ctx)
         ctx.barrier()
-    return wrong
+    return (wrong, found) if look else wrong

@@ -14,6 +14,7 @@ from ccl_cases import OPS, Case
 from emulation import emulation
 from jobs_ccl import bits, jobs_of, on_heap, run_cases
 from jobs_common import environment, said_by
+from ops_cases import tiles_of
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -380,19 +381,5 @@ def in_tiles(ctx):
         y.fill_(-1)
         config = Config(all_reduce_distribution=distribution, block_size_m=16, block_size_n=32, swizzle_size=swizzle)
         ctx.ccl.reduce_scatter(y, x, layout="tiles", config=config)
-        want = torch.full((100, 130), -1, dtype=torch.int32)
-        for row, column in own_tiles(rank, size, 7, 5, swizzle, distribution):
-            part = slice(16 * row, 16 * row + 16), slice(32 * column, 32 * column + 32)
-            want[part] = numbers[part] * (size * (size + 1) // 2)
-        assert torch.equal(y.cpu(), want), (place, distribution, swizzle)
-
-
-def own_tiles(rank, size, rows, columns, swizzle, distribution):
-    """(row, column) of the tiles of a rank, numbered as AMD's Iris does."""
-    each = -(-rows * columns // size)
-    for number in range(rows * columns):
-        if rank == (number // each if distribution else number % size):
-            first = number // (swizzle * columns) * swizzle
-            height = min(rows - first, swizzle)
-            within = number % (swizzle * columns)
-            yield first + within % height, within // height
+        mine = tiles_of((100, 130), 16, 32, swizzle, rank, size, in_turn=distribution == 0)
+        assert torch.equal(y.cpu(), torch.where(mine, numbers * (size * (size + 1) // 2), -1)), (place, distribution)

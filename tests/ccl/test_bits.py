@@ -67,6 +67,8 @@ def wrong_bits(device):
             for number, (dtype, place) in enumerate(itertools.product(DTYPES, places)):
                 if number % len(places) != number // len(places) % len(places):
                     continue
+                if device == "cpu" and size == 3 and (number // len(places) + len(tried)) % 2:
+                    continue  # two of the types for each algorithm
                 inputs, make = inputs_of(dtype, size), torch.empty if place == "ordinary" else ctx.empty
                 x = make(size, COUNT, dtype=dtype, device=ctx.device)
                 rows, in_place = 1 if op == "reduce_scatter" else size, place == "in place" and op == "all_reduce"
@@ -142,7 +144,7 @@ def of_products(ctx):
     Returns the bits of those that all ranks have.
     """
     found, size, rank = [], ctx.num_ranks, ctx.cur_rank
-    m, n, k = 48 * size, 40, 72
+    m, n, k = 32 * size, 40, 72
     generator = torch.Generator().manual_seed(rank)
     for dtype, op in itertools.product((torch.float32, torch.bfloat16), ("matmul_all_reduce", "matmul_reduce_scatter")):
         a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))

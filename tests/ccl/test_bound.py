@@ -9,6 +9,7 @@ import torch
 from ccl_cases import OPS, Case
 from jobs_ccl import jobs_of, on_heap
 from jobs_common import unlike
+from jobs_norm import Case as Norm
 from ops_cases import Case as Product
 
 from iris_core import Iris
@@ -43,6 +44,7 @@ def calls(device, group, turns=5):
         places, products = ("heap", "ordinary"), (24 * size, 16, 16 * size)
         cases = [Case(op, "int32", shape=(48, 10), place=places[number % 2]) for number, op in enumerate(OPS)]
         cases += [Product(op, "", products, dim=0 if op in GATHERING else None) for op in PRODUCTS]
+        cases += [Norm("", (7, 64))]
         bound = []
         for case in cases:
             tensors = jobs_of(case).Tensors(ctx, case, rank, size)

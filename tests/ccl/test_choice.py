@@ -76,13 +76,8 @@ def test_the_cheapest_that_can_or_the_named_one():
         without.choose(replace(REQUEST, op="broadcast"), None)
 
 
-@pytest.mark.parametrize(("head", "row", "where"), [
-    ({"group_size": 8}, {}, "1024 bytes, heap tensors, 8 ranks"),
-    ({}, {"place": "ordinary"}, "1024 bytes, ordinary tensors, 4 ranks"),
-    ({}, {"nbytes": 4096}, "4096 bytes, heap tensors, 4 ranks"),
-])  # fmt: skip
-def test_the_time_of_another_point_is_not_shown_as_the_time(tmp_path, head, row, where):
-    path = table_file(tmp_path, row, **head)
+def test_the_time_of_another_point_is_not_shown_as_the_time(tmp_path):
+    path, where = table_file(tmp_path, {"place": "ordinary"}), "1024 bytes, ordinary tensors, 4 ranks"
     found = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path]).explain(REQUEST, None)
     assert (found.algorithm, found.why) == ("slow", f"measured as the fastest at {where} in {path}")
     slow, fast = found.candidates
@@ -102,17 +97,6 @@ def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
     assert other.why.startswith("the fastest by the model at 1024 bytes, heap tensors, 4 ranks in")
     assert "model; model at 1024 bytes, heap tensors, 4 ranks: 1.0 us" in str(other.candidates[0])
     assert "measured" not in str(found) + str(other)
-
-
-def test_what_has_no_room_is_left_out(tmp_path):
-    table_file(tmp_path)
-    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path])
-    assert choice.choose(REQUEST, None).algorithm.name == "slow"  # measured
-    assert choice.choose(REQUEST, None, {"slow": "no room"}).algorithm.name == "fast"
-    assert choice.choose(REQUEST, Config(algorithm="slow"), {"slow": "no room"}).algorithm.name == "slow"
-    with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
-        choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
-    assert "slow (triton): no, no room" in str(choice.explain(REQUEST, None, {"slow": "no room"}))
 
 
 def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
@@ -209,6 +193,8 @@ def test_what_was_settled_before_is_chosen_where_it_can_serve(tmp_path):
         assert choice.choose(REQUEST, None, {}, (name, {}, "measured here", None)).algorithm.name == "slow"
     fast = "fast", {}, "", None
     assert choice.choose(REQUEST, None, {"fast": "no room"}, fast).algorithm.name == "slow"
+    with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
+        choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
     assert choice.choose(REQUEST, Config(algorithm="slow"), {}, fast).algorithm.name == "slow"
 
 

@@ -9,7 +9,6 @@ from jobs_common import environment, said_by
 from rank_counts import rank_counts
 
 from iris_core import Iris
-from iris_core.errors import HeapExhaustedError, UnsupportedError
 from iris_core.ops import FusedConfig
 
 
@@ -76,41 +75,6 @@ def what_a_group_gets(ctx, groups):
     return chosen, sizes, message
 
 
-def groups_beside_allocations(device):
-    """Regions of groups with and without common members, and allocations until nothing is left: nothing overlaps.
-
-    Returns how many allocations there were, and where the regions are.
-    """
-    groups, counts = ((0, 1), (1, 2, 3), (2, 3), (3, 0)), []
-    with environment(IRIS_SYSTEM_SIZE="64KiB"), Iris("8MiB", device=device) as ctx:
-        regions, blocks = {}, []
-        for turn in range(12):
-            members, nbytes = groups[turn % 4], (20_000, 200_000)[turn // 4 % 2]  # in the system area, and behind it
-            if ctx.cur_rank in members:
-                try:
-                    region = ctx.ccl.team(members).region(f"test {turn}", nbytes + 777 * turn, fill=turn)
-                except UnsupportedError:
-                    region = None
-                regions[turn, members] = region
-            if turn % 3 == 2:
-                blocks += [ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8) for _ in range(10)]
-        try:
-            while True:
-                blocks.append(ctx.full((100_000,), 100 + ctx.cur_rank, dtype=torch.uint8))
-        except HeapExhaustedError:
-            counts.append(len(blocks))
-        ctx.barrier()
-        assert all(each.tensor.unique().tolist() == [turn] for (turn, _), each in regions.items() if each)
-        assert all(block.unique().tolist() == [100 + ctx.cur_rank] for block in blocks)
-        for block in blocks:
-            ctx.free(block)
-        ctx.barrier()
-        assert 0 < ctx.stats().free <= 8 << 20
-        places = {name: None if region is None else region.offset_bytes for name, region in regions.items()}
-        ctx.barrier()
-        return counts, places
-
-
 # -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
@@ -131,14 +95,3 @@ def test_a_group_gets_what_a_world_of_its_size_gets(pool, num_ranks, device):
     assert worlds[0] == worlds[1]
     assert groups == [worlds[0]] * num_ranks
     assert worlds[0][1] == [4 << 20, 16 << 20]
-
-
-@pytest.mark.parametrize("num_ranks", [4])
-def test_regions_of_groups_and_allocations_never_overlap(pool, num_ranks, device):
-    results = pool.run(groups_beside_allocations, num_ranks, device)
-    offsets = {}
-    for counts, places in results:
-        assert counts == results[0][0]
-        for name, offset in places.items():
-            assert offsets.setdefault(name, offset) == offset  # the same on all members
-    assert sum(offset is not None for offset in offsets.values()) >= 8 or device != "cpu"

@@ -34,7 +34,7 @@ def thinned(some, num_ranks, device, family, cases, on_cpu=1, named=7):
         return some(cases, 2 * named - 1 if device == "cpu" else named, num_ranks)
     cases = some(cases, on_cpu) if device == "cpu" else list(cases)
     if device == "cpu" and num_ranks in (1, 8):  # a rank alone, and more than processors, here and there
-        return some(cases, 5)
+        return some(cases, 5 if num_ranks == 1 else 12)
     # each kind of call is a kernel to be compiled, for each number of ranks
     return cases if device == "cpu" else cases[num_ranks % 3 :: {2: 2, 8: 2}.get(num_ranks, 5)]
 
@@ -44,7 +44,7 @@ def test_dtypes_and_reductions(pool, some, encoding, num_ranks, device):
     known = kinds(encoding)
     if encoding:
         reducing = reducing_cases(known=known)
-    elif num_ranks == 3 and device == "cpu":
+    elif num_ranks == 3 and device == "cpu" and len(some(range(2), 2)) == 1:
         reducing = reducing_pairs()
     else:
         reducing = reducing_cases({3: None, 4: 3}.get(num_ranks, 1))
@@ -54,11 +54,6 @@ def test_dtypes_and_reductions(pool, some, encoding, num_ranks, device):
     cases = served([*reducing, *moving], num_ranks)
     cases = thinned(some, num_ranks, device, encoding, cases, named=101 if num_ranks == 8 else 13)
     check(pool, num_ranks, device, cases, family=encoding)
-
-
-@pytest.mark.exhaustive
-def test_every_operation_dtype_and_reduction(pool):
-    check(pool, 3, "cpu", reducing_cases())
 
 
 def test_lines_of_eight_members(pool):
@@ -91,7 +86,7 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, encoding, 
     cases = served(ccl_cases.piece_cases(kinds(encoding)), num_ranks)
     if encoding in ENCODINGS:
         cases = some(cases, 23 if num_ranks == 8 else 13 if device == "cpu" else 7, num_ranks)
-    elif encoding and device == "cpu":
+    elif device == "cpu":
         cases = some(cases, 2)
     turns = 2 if encoding in ENCODINGS or device != "cpu" else 1
     check(pool, num_ranks, device, cases, turns, None, SMALL if encoding in ENCODINGS else "4KiB", encoding)
@@ -101,9 +96,8 @@ def test_what_is_larger_than_the_workspace_goes_in_pieces(pool, some, encoding, 
 @pytest.mark.parametrize("members", [pytest.param((2, 0), marks=pytest.mark.exhaustive(device="cpu")), (3, 1, 0)])
 @pytest.mark.parametrize("encoding", FAMILIES[1:])
 def test_groups_of_named_algorithms(pool, num_ranks, encoding, members, device):
-    check(
-        pool, num_ranks, device, [ccl_cases.of(kind, shape=(77,)) for kind in kinds(encoding)], 2, members, "", encoding
-    )
+    cases = [ccl_cases.of(kind, shape=(77,)) for kind in kinds(encoding)]
+    check(pool, num_ranks, device, cases, 1 if device == "cpu" else 2, members, "", encoding)
 
 
 @pytest.mark.parametrize("num_ranks", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3)), 4])
@@ -113,11 +107,11 @@ def test_sums_and_stores_of_a_switch(pool, some, num_ranks):
     assert [op for op, _ in known] == ["all_reduce", "reduce_scatter", "all_gather"]
     cases = [*reducing_cases(known=known), *moving_cases(known), *ccl_cases.shape_cases(known)]
     cases += [*ccl_cases.place_cases(known), *ccl_cases.way_cases(num_ranks, known)]
-    check(pool, num_ranks, "cpu", some(served(cases, num_ranks), 11, num_ranks), 2)
+    check(pool, num_ranks, "cpu", some(served(cases, num_ranks), 17, num_ranks), 2)
     pieces = [*ccl_cases.piece_cases(known), *(ccl_cases.of(kind, shape=(3, 701), place="ordinary") for kind in known)]
-    check(pool, num_ranks, "cpu", some(pieces, 2), 2, workspace="4KiB")
+    check(pool, num_ranks, "cpu", some(pieces, 3), 1, workspace="4KiB")
     if num_ranks == 4:
-        check(pool, 4, "cpu", [ccl_cases.of(kind, shape=(77,)) for kind in known], 2, (3, 1, 0))
+        check(pool, 4, "cpu", [ccl_cases.of(kind, shape=(77,)) for kind in known], 1, (3, 1, 0))
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])

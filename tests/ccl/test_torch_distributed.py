@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -43,7 +44,8 @@ def collective_cases(size, name):
         yield Case(op, shape=(40, 101), in_place=True, config=config)
     for op in ("all_gather", "reduce_scatter"):
         yield Case(op, "int32", stacked=True, place="skewed", config=config)
-    yield Case("all_reduce", shape=(40_001,), place="output only", config=config)
+    for algorithm in (name, "two_shot", name):  # one behind the other, with and without a handle
+        yield Case("all_reduce", shape=(40_001,), place="output only", config={"algorithm": algorithm})
 
 
 def product_cases(name):
@@ -55,16 +57,6 @@ def product_cases(name):
         yield Product("all_gather_matmul", name, (24, 20, 40), dtype, dim=0, **how)
         yield Product("matmul_all_gather", name, (24, 20, 40), dtype, dim=0, **how)
         yield Product("matmul_reduce_scatter", name, (24, 20, 40), dtype, **how)
-
-
-@on_heap("8MiB")
-def asynchronous(ctx):
-    """Calls beside the current stream, by torch.distributed and by ours in turn."""
-    torchs = name_on(ctx.device)
-    x, y = torch.full((64,), ctx.cur_rank + 1.0, device=ctx.device), torch.zeros(64, device=ctx.device)
-    for algorithm in (torchs, "two_shot", torchs):
-        ctx.ccl.all_reduce(y.zero_(), x, async_op=True, config=Config(algorithm=algorithm)).wait()
-        assert y.unique().tolist() == [3.0]
 
 
 @on_heap("8MiB")
@@ -155,16 +147,17 @@ def device(request):
 @pytest.mark.parametrize("members", [(0, 1, 2), (0, 2)], ids=["all", "two of three"])
 def test_results_are_right(pool, num_ranks, device, members):
     cases = [*collective_cases(len(members), name_on(device)), *product_cases(name_on(device))]
-    assert pool.run(run_cases, num_ranks, device, cases, 2, members) == [[]] * num_ranks
+    job = partial(run_cases, handles=True)
+    assert pool.run(job, num_ranks, device, cases, 2, members) == [[]] * num_ranks
 
 
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):
     assert pool.run(refusals, 2, "cpu") == [None] * 2
 
 
-@pytest.mark.parametrize(("job", "num_ranks"), [(asynchronous, 2), (meshes, 4)])
-def test_calls_beside_others_and_in_meshes(pool, job, num_ranks, device):
-    assert pool.run(job, num_ranks, device) == [None] * num_ranks
+@pytest.mark.parametrize("num_ranks", [4])
+def test_meshes(pool, num_ranks, device):
+    assert pool.run(meshes, num_ranks, device) == [None] * num_ranks
 
 
 def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):

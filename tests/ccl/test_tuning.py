@@ -123,14 +123,10 @@ def test_all_ranks_find_the_same(pool, device):
     points = {(row["op"], row["dtype"], row["size"], row["place"]) for row in first.entries}
     assert points == {(op, dtype, (n,), "heap") for op in sizes for dtype in ("*", "int32") for n in sizes[op]}
     assert all(row["seconds"] > 0 for row in first.entries)
-
-
-def test_all_ranks_find_the_same_of_products(pool, device):
     wanted = {"ops": ("matmul_all_gather",), "layers": ((16, 32, 48), (64, 32, 48))}
     first, second = pool.run(tune, 2, device, wanted)
     assert first == second
-    assert not first.wrong
-    assert not first.passed_over
+    assert (first.wrong, first.passed_over) == ((), ())
     kinds = {(row["gather_dim"], row["size"]) for row in first.entries}
     assert kinds == {(0, (8, 32, 48)), (0, (32, 32, 48)), (1, (16, 16, 48)), (1, (64, 16, 48))}
     assert all(row["seconds"] > 0 and row["dtype"] == "bfloat16" for row in first.entries)
@@ -232,9 +228,7 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
     (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
     (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
-    (["--ops", "--op", "all_reduce"], "no operation all_reduce"),
     (["--ops", "--device", "cpu"], "give small ones by --shape"),
-    (["--ops", "--device", "cpu", "--ranks", "3", "--shape", "6x4x4"], "3 ranks cannot divide"),
 ])  # fmt: skip
 def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
     assert main(["tune", *arguments]) == 1

@@ -16,7 +16,8 @@ from iris_core.dispatch.requests import CollectiveCall, Here
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import copies
-from iris_triton.collectives import collectives
+from iris_triton.collectives import collectives, fast_collectives
+from iris_triton.collectives.packets import base
 
 ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvls"))}
 
@@ -30,11 +31,24 @@ ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvl
     ("all_reduce", "nvls_two_shot", {"reduction": "max"}, "adds up float32, float16 and bfloat16"),
     ("reduce_scatter", "nvls", {"dtype": "float64"}, "adds up float32, float16 and bfloat16"),
     ("all_gather", "copy_engine", {"place": "strided"}, "dense tensors only"),
+    ("all_reduce", "sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
+    ("all_reduce", "sentinel_split", {"dtype": "float64"}, "may have any value"),
+    ("all_reduce", "sentinel_split", {"place": "ordinary"}, "not on the heap"),
+    ("all_reduce", "ll_one_shot", {"dtype": "complex64"}, "does not know elements"),
+    ("all_reduce", "ll_one_shot", {"config": {"block_size_m": 8}}, "block_size_m"),
+    ("all_reduce", "ll_one_shot", {"size": 9}, "up to 8 ranks"),
 ])  # fmt: skip
 def test_what_is_refused(op, name, changes, reason):
-    algorithm = ALGORITHMS[op, name]
+    algorithm, size = registered()[op, name], changes.get("size", 4)
     assert algorithm.supports(request(Case(op), 4))
-    assert reason in algorithm.supports(request(Case(op, **changes), 4)).reason
+    changes = {field: value for field, value in changes.items() if field != "size"}
+    assert reason in algorithm.supports(request(Case(op, **changes), size)).reason
+
+
+@table("device", [DeviceType.CPU, DeviceType.HIP])
+def test_packets_are_for_nvidia(device):
+    asked = [each.supports(request(Case(each.op), 4, target=DeviceTarget(device))) for each in fast_collectives()]
+    assert all("for NVIDIA GPUs" in answer.reason for answer in asked)
 
 
 @table("target", [DeviceType.CUDA, DeviceType.HIP])
@@ -94,31 +108,22 @@ def test_what_the_models_choose_among_portable_algorithms(chosen, target, size, 
         assert chosen(op, *here, "output only") == ("push" if on_cpu else "persistent")
 
 
-@pytest.mark.parametrize("size", [2, 8])
-def test_what_the_models_choose_on_nvidia(chosen, size):
-    """Packets for small messages and for sums, plain stores over all links at the same time for large moves."""
-    for place in ("heap", "ordinary"):
-        for op in MOVES:
-            assert chosen(op, DeviceType.CUDA, size, 1 << 10, place) == "ll_mailbox"
-        for op in ("reduce_scatter", "reduce"):
-            assert chosen(op, DeviceType.CUDA, size, 1 << 10, place) == "sentinel_mailbox"
-        assert chosen("all_reduce", DeviceType.CUDA, size, 1 << 10, place) == "sentinel_one_shot"
-    large = chosen("all_reduce", DeviceType.CUDA, size, 1 << 30)
-    assert large == ("sentinel_one_shot" if size == 2 else "sentinel_two_shot")  # two ranks send the same bytes
-    for op in MOVES:
-        assert chosen(op, DeviceType.CUDA, size, 1 << 30) == "persistent"
-
-
 @table("size", [2, 3, 8])
-@table(("op", "name"), [key for key in ALGORITHMS if key[1] != "copy_engine"])  # its driver is not here
-def test_what_is_worth_measuring_is_served(op, name, size):
-    asked = request(Case(op), size, nbytes=1 << 24, target=DeviceTarget(DeviceType.CUDA), multicast=True)
-    offered = ALGORITHMS[op, name].tunings(asked)
+@table("nbytes", [1 << 10, 1 << 16, 1 << 20, 1 << 24])
+@table(("op", "name"), [key for key in registered() if key[1] != "copy_engine"])  # its driver is not here
+def test_what_is_worth_measuring_is_served_and_differs(monkeypatch, op, name, size, nbytes):
+    monkeypatch.setattr(base, "lines_problem", lambda index: "")
+    algorithm = {(each.op, each.name): each for each in (*fast_collectives(), *collectives(packets=False))}[op, name]
+    case = Case(op, layout="torch" if "torch" in algorithm.layouts else "tiles")
+    asked = request(case, size, nbytes=nbytes, target=DeviceTarget(DeviceType.CUDA), multicast=True)
+    offered = algorithm.tunings(asked)
     assert offered[0] == {}
-    assert len(offered) > 1
-    for config in offered:
-        options = {**asked.options, "config": config}
-        assert ALGORITHMS[op, name].supports(replace(asked, options=options))
+    assert len(offered) > (nbytes >= 1 << 20)
+    assert all(offered.count(config) == 1 and Config(**config).given(op) == config for config in offered)
+    requests = [replace(asked, options={**asked.options, "config": config}) for config in offered]
+    assert all(map(algorithm.supports, requests))
+    if isinstance(algorithm, base.PacketCollective):
+        assert len({algorithm._launch_of(each) for each in requests}) == len(offered) <= 6
 
 
 # -- the copy engines -------------------------------------------------------------------------------------------------

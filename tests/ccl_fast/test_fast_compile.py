@@ -128,13 +128,6 @@ def norm(size, dtype, **more):
     return {**common, **tensors, **of_type, **more}
 
 
-def test_a_norm_whose_rows_are_shared():
-    """Each program looks at the words of its row's others until all have this launch's number."""
-    text = assembly(compile_for(norm_packets, (), norm(2, torch.bfloat16, parts=WORDS, PARTS=4)))
-    assert "atom.global.gpu.relaxed.exch.b64" in text
-    assert "atom.global.gpu.relaxed.add.u64" in text
-
-
 @table("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])
 @table("dtype", [torch.bfloat16, torch.float32])
 def test_norms(size, dtype):
@@ -146,26 +139,17 @@ def test_norms(size, dtype):
     assert text.rindex("ld.relaxed.sys") < end  # nothing waits for a peer afterwards
 
 
-@table("size", [2, 8])
-def test_norms_in_two_hops(size):
-    check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
-
-
-def test_norms_to_eight_bits():
-    fp8, f32 = torch.zeros(16, dtype=torch.float8_e4m3fn), torch.zeros(16)
-    text = assembly(compile_for(norm_packets, (), norm(4, torch.bfloat16, out=fp8, scales=f32, weight=f32)))
-    assert "cvt.rn.satfinite.e4m3x2.f32" in text
-
-
-def test_split():
-    given = common(8) | {
-        "control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096, "EVEN": True, "BLOCK": 256,
-        "SUB": 64, "ITER": 4,
-    }  # fmt: skip
-    known = {name: value for name, value in given.items() if name in (*split.arg_names, "num_warps")}
-    compiled = compile_for(split, [torch.int16] * 2, known)
-    check(compiled, "sentinel", 8, 2)
-    assert assembly(compiled).count("nanosleep") == 2
+@table(("given", "patterns"), [
+    # each program looks at the words of its row's others until all have this launch's number
+    ({"parts": WORDS, "PARTS": 4}, (r"atom\.global\.gpu\.relaxed\.exch\.b64", r"atom\.global\.gpu\.relaxed\.add\.u64")),
+    ({"out": torch.zeros(16, dtype=torch.float8_e4m3fn), "scales": torch.zeros(16), "weight": torch.zeros(16)},
+     (r"cvt\.rn\.satfinite\.e4m3x2\.f32",)),
+])  # fmt: skip
+def test_norms_of_shared_rows_in_two_hops_and_of_eight_bits(given, patterns):
+    text = assembly(compile_for(norm_packets, (), norm(2, torch.bfloat16, **given)))
+    assert all(re.search(each, text) for each in patterns)
+    for size in (2, 8):
+        check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
 
 
 RUNS = {f"{side}_{what}": values for side in ("in", "out")
@@ -199,6 +183,7 @@ def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     two_hops = kernel is exchange and hops == 2
     asked = {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
     compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
+    check(compiled, encoding, 8 * hops if kernel is exchange else 8, hops)
     registers, stack = resources(compiled)
     assert registers <= most
     assert stack <= 8 * two_hops  # the epoch, and what was claimed of it, wait there for the packets

@@ -8,13 +8,13 @@ import time
 from functools import partial
 from unittest import mock
 
-import jobs_ccl
 import jobs_ops
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
-from jobs_common import environment
-from jobs_nodes import die, refusal
+from jobs_ccl import run_cases
+from jobs_common import environment, said_by
+from jobs_nodes import die
 from ops_cases import Case as Product
 
 from iris_core import Iris
@@ -111,52 +111,45 @@ def late(rank, share=0.2):
         yield
 
 
+def served_by(ctx):
+    """(operation, algorithm) of what has been called, and in how many chunks at most."""
+    served = {(op, text.split("'")[1]) for (_, op, *_), text in ctx._binder.members.served_by.items()}
+    plans = [each.plan for each in ctx._binder.bound.values() if each.algorithm == "hierarchical"]
+    return served, max([len(plan.chunks) for plan in plans if hasattr(plan, "chunks")], default=0)
+
+
 def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
-    """What is wrong with calls of some ranks, with and without a handle; what has served which operation, and in how
-    many chunks."""
-    wrong = []
-    way = parts_as_lists() if which == "lists" else contextlib.nullcontext()
-    with small_chunks(2048), way, Iris("48MiB", device=device) as ctx, late(ctx.cur_rank):
-        everyone = list(range(ctx.num_ranks)) if members is None else members
-        is_member, size = ctx.cur_rank in everyone, len(everyone)
-        rank = everyone.index(ctx.cur_rank) if is_member else 0
-        for case in list(cases(size, which))[start::every]:
-            with ctx.scope():
-                tensors = jobs_ccl.Tensors(ctx, case, rank, size)
-                for turn in range(turns * is_member):
-                    inputs = tensors.fill(turn)
-                    work = jobs_ccl.call(ctx, case, tensors, members, everyone, async_op=turn % 2 == 1)
-                    if work is not None:
-                        work.wait()
-                    wrong += jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})")
-        served = {(op, text.split("'")[1]) for (_, op, *_), text in ctx._binder.members.served_by.items()}
-        plans = [each.plan for each in ctx._binder.bound.values() if each.algorithm == "hierarchical"]
-        ctx.barrier()
-    return wrong, served, max([len(plan.chunks) for plan in plans if hasattr(plan, "chunks")], default=0)
+    """What is wrong with calls of some ranks, with and without a handle; what has served them."""
+    made = list(cases(len(members or range(dist.get_world_size())), which))[start::every]
+    with small_chunks(2048), parts_as_lists() if which == "lists" else contextlib.nullcontext():
+        return run_cases(device, made, turns, members, heap="48MiB", handles=True, around=late, look=served_by)
+
+
+def products(members, names):
+    """What is wrong with products of some ranks; what has served them."""
+    made = list(product_cases(len(members or range(dist.get_world_size())), names))
+    with small_chunks():
+        return run_cases("cpu", made, 2, members, look=served_by)
 
 
 def chunked(ops, numbers):
     """What is wrong with calls in so many chunks as a config says; how many they had; and what is tried by itself."""
-    wrong, found = [], {}
-    with Iris("24MiB", device="cpu") as ctx, late(ctx.cur_rank):
-        me, size = ctx.cur_rank, ctx.num_ranks
-        for op, number in itertools.product(ops, numbers):
-            case = Case(op, "int32", shape=(4099,), config={"algorithm": "hierarchical", "chunks": number})
-            with ctx.scope():
-                tensors = jobs_ccl.Tensors(ctx, case, me, size)
-                for turn in range(2):
-                    inputs = tensors.fill(turn)
-                    jobs_ccl.call(ctx, case, tensors, None, list(range(size)))
-                    wrong += jobs_ccl.verify(case, tensors, inputs, f" ({number} chunks, turn {turn})")
-        for each in ctx._binder.bound.values():
-            found[each.op, each.request.options["config"]["chunks"]] = len(each.plan.chunks)
+
+    def look(ctx):
+        bound = list(ctx._binder.bound.values())
+        found = {(each.op, each.request.options["config"]["chunks"]): len(each.plan.chunks) for each in bound}
         with mock.patch.object(hierarchical, "_LEAST_TRIED_NBYTES", 2048):
-            tried = Hierarchical("all_reduce").tunings(next(iter(ctx._binder.bound.values())).request)
-        x = torch.ones(24)
-        told = [attempt(partial(ctx.ccl.all_to_all, torch.zeros(24), x, config=Config(chunks=2)))]
-        told.append(attempt(partial(ctx.ccl.all_reduce, x, x, group=ctx.node_group, config=Config(chunks=2))))
-        ctx.barrier()
-    return wrong, found, tried, told
+            tried = Hierarchical("all_reduce").tunings(bound[0].request)
+        x, config = torch.ones(24), Config(chunks=2)
+        calls = (
+            lambda: ctx.ccl.all_to_all(torch.zeros(24), x, config=config),
+            lambda: ctx.ccl.all_reduce(x, x, group=ctx.node_group, config=config),
+        )
+        return found, tried, [said_by(call) for call in calls]
+
+    named = [{"algorithm": "hierarchical", "chunks": number} for number in numbers]
+    made = [Case(op, "int32", shape=(4099,), config=config) for op, config in itertools.product(ops, named)]
+    return run_cases("cpu", made, 2, around=late, look=look)
 
 
 def measured_chunks():
@@ -210,20 +203,14 @@ def messages():
                 ctx.ccl.send(torch.full((3,), 7.0), 3)
             if me == 3:
                 later = torch.zeros(3)
-                said = attempt(partial(ctx.ccl.recv, expected, 0))
+                said = said_by(partial(ctx.ccl.recv, expected, 0))
                 ctx.ccl.recv(later, 0)
                 told.append((said, expected.unique().tolist(), later.unique().tolist()))
         mine = [3, 2, 2, 2] if me == 1 else [2] * size
         how = {"input_split_sizes": mine, "output_split_sizes": [2] * size}
-        splits = attempt(lambda: ctx.ccl.all_to_all(torch.zeros(8), torch.ones(sum(mine)), **how))
+        splits = said_by(lambda: ctx.ccl.all_to_all(torch.zeros(8), torch.ones(sum(mine)), **how))
         ctx.barrier()
     return told, splits
-
-
-def attempt(call):
-    """What a call raises."""
-    kind, _, text = refusal(call)
-    return f"{kind}: {text}"
 
 
 def barriers(members, turns=6):
@@ -275,7 +262,7 @@ def node_refuses(how):
         with contextlib.ExitStack() as stack:
             for each in unable:
                 stack.enter_context(each)
-            told = attempt(lambda: ctx.ccl.all_reduce(y, x))
+            told = said_by(lambda: ctx.ccl.all_reduce(y, x))
         served = ctx.ccl.explain("all_reduce", y, x).algorithm
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()
@@ -308,29 +295,10 @@ def bits():
                 total = total * each.float() if op == "product" else total + each.float()
             right = (total / 4 if op == "avg" else total).to(dtype)
             found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
-        levels = attempt(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
-        experts = attempt(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
+        levels = said_by(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
+        experts = said_by(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
         ctx.barrier()
     return found, levels, experts
-
-
-def products(members, names):
-    """What is wrong with products of some ranks; and what has served them."""
-    wrong, served = [], set()
-    with small_chunks(), Iris("24MiB", device="cpu") as ctx:
-        everyone = list(range(ctx.num_ranks)) if members is None else members
-        is_member, size = ctx.cur_rank in everyone, len(everyone)
-        rank = everyone.index(ctx.cur_rank) if is_member else 0
-        for case in product_cases(size, names):
-            with ctx.scope():
-                tensors = jobs_ops.Tensors(ctx, case, rank, size)
-                for turn in range(2 * is_member):
-                    tensors.fill(turn)
-                    jobs_ops.call(ctx, case, tensors, members)
-                    wrong += jobs_ops.verify(case, tensors, turn, f" (turn {turn})")
-        served = {text.split("'")[1] for key, text in ctx._binder.members.served_by.items() if "matmul" in str(key)}
-        ctx.barrier()
-    return wrong, served
 
 
 def product_cases(size, names):
@@ -404,7 +372,7 @@ def groups_of_torch():
         world, raised = ctx._world, ""
         if ctx.cur_rank == 0:
             bound, world.timeout_s = world.timeout_s, 1.0
-            raised = attempt(partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests"))
+            raised = said_by(partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests"))
             world.timeout_s = bound
         ctx.barrier()
         x = torch.ones(3)

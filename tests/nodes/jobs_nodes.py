@@ -17,7 +17,7 @@ import iris_triton as iris
 from iris_allocators.host import HostAllocator
 from iris_core import Iris
 from iris_core.errors import IrisError
-from iris_core.world import World, arrive, connect
+from iris_core.world import arrive, connect
 from iris_core.world.rendezvous import divide, private_folder
 from iris_triton.clocks import compare
 
@@ -64,27 +64,11 @@ def heap():
         return ctx.node, ctx.num_nodes, node, ctx.rail_group
 
 
-def cannot_map(what):
-    """Rank 3 fails in a step of opening the heap; what all are told, and whether a world can be opened afterwards."""
-    owner, name = {"map": (HostAllocator, "import_peer"), "receive": (World, "exchange_segments")}[what]
-    real = getattr(owner, name)
-
-    def fail(self, *args):
-        if what == "receive" and self.spans_nodes:
-            return real(self, *args)
-        found = real(self, *args)
-        if what == "receive":
-            for row in found[:1]:  # of rank 2
-                for each in row:
-                    os.close(each.fd)
-        raise OSError("no room")
-
-    if int(os.environ["RANK"]) == 3:
-        setattr(owner, name, fail)
-    try:
+def cannot_map():
+    """Rank 3 cannot map a peer; what all are told, and whether a world can be opened afterwards."""
+    fails = mock.patch.object(HostAllocator, "import_peer", mock.Mock(side_effect=OSError("no room")))
+    with fails if int(os.environ["RANK"]) == 3 else contextlib.nullcontext():
         said = refusal(lambda: Iris("1MiB", device="cpu"))
-    finally:
-        setattr(owner, name, real)
     with Iris("1MiB", device="cpu") as ctx:
         return said, ctx.broadcast(ctx.cur_rank, 3)
 

@@ -31,9 +31,8 @@ def test_the_heap_is_symmetric_and_mapped_within_nodes(pool, nodes, sizes):
     assert pool.run(jobs.divided, sum(sizes), nodes, jobs.heap) == nodes_of(*sizes)
 
 
-@pytest.mark.parametrize("what", ["map", "receive"])
-def test_what_one_rank_cannot_map_all_refuse(pool, what):
-    for (kind, _, text), more in pool.run(jobs.divided, 4, "2x2", jobs.cannot_map, what):
+def test_what_one_rank_cannot_map_all_refuse(pool):
+    for (kind, _, text), more in pool.run(jobs.divided, 4, "2x2", jobs.cannot_map):
         assert kind == "PeerAccessError"
         assert "rank 3 could not" in text
         assert "no room" in text
@@ -102,11 +101,11 @@ DEATHS = [
     (ALONE, reduce_until, "in the middle", None), (ALONE, reduce_until, "before", None),
     (ALONE, reduce_until, "before", [1, 2, 3]), (NODE, reduce_until, "before", None),
 ]  # fmt: skip
-SELDOM = (NODE, jobs.use, "kernel", 4.0)  # whose survivors are in the barrier as well
+SELDOM = [(NODE, jobs.use, phase, 4.0) for phase in ("kernel", "allocation")]  # survivors wait as in the barrier
 
 
 @pytest.mark.parametrize("death", [
-    pytest.param(each, marks=[pytest.mark.exhaustive] * (each == SELDOM), id=f"{each[2]}-{len(each[0])}-{each[3]}")
+    pytest.param(each, marks=[pytest.mark.exhaustive] * (each in SELDOM), id=f"{each[2]}-{len(each[0])}-{each[3]}")
     for each in DEATHS
 ])  # fmt: skip
 def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypatch, death):

@@ -5,7 +5,6 @@ import time
 from types import SimpleNamespace
 from unittest import mock
 
-import delays
 import torch
 from jobs_common import place_in, unlike
 
@@ -257,17 +256,9 @@ def replays(turns):
         return wrong
 
 
-def late_inside(path, case):
-    """What is wrong where programs are late at random in the middle of kernels, too."""
-    rank, size = current_rank()
-    with delays.late_after_signals(path, rank, size, 0.05):
-        return [*passes("cpu", None, case, 2), *differentiates("cpu", None, case, 1), *keeps("cpu", 2)]
-
-
-def current_rank():
-    """Return this rank and how many there are."""
-    with Iris("1MiB", device="cpu") as ctx:
-        return ctx.cur_rank, ctx.num_ranks
+def all_jobs(case):
+    """What is wrong with each of these jobs."""
+    return [*passes("cpu", None, case, 2), *differentiates("cpu", None, case, 1), *keeps("cpu", 2)]
 
 
 def unawaited(case):

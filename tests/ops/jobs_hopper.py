@@ -1,6 +1,7 @@
 """Rank jobs: the algorithms for Hopper, on GPUs, and on CPU ranks where the executor computes TMA and wgmma."""
 
 import functools
+import itertools
 
 import torch
 from jobs_ccl import run_cases
@@ -24,37 +25,32 @@ ALGORITHMS = (
 
 
 def cases(on_cpu):
-    """Every algorithm in every form."""
+    """Every algorithm in every form; on the CPU two of three, in turn."""
     few, several = ({**TINY, "num_sms": n} for n in (2, 3)) if on_cpu else ({}, {"num_sms": 40})
-    m, n, k = (128, 72, 80) if on_cpu else (512, 776, 520)
+    shape = (128, 72, 80) if on_cpu else (512, 776, 520)
     turned = (72, 72, 40) if on_cpu else (392, 776, 520)  # columns of A are multiples of 16 bytes, too
-    for number, (bias, config) in enumerate((("", several), ("columns", few), ("rows", several))):
-        dtype = ("bfloat16", "float16")[number % 2]
-        how = {"place": ("heap", "transposed", "ordinary")[number], "bias": bias, "config": config}
-        how["out_place"] = ("ordinary", "heap", "gaps")[number]
-        how["config"] = {**config, "chunk_size": (3, 1, 100)[number]}  # of 2 or 4 tiles of an owner
-        yield Case("matmul_reduce_scatter", "hopper_push", (m, n, k), dtype, **how)
-    for number, (dim, bias) in enumerate(((0, ""), (1, "columns"), (1, "rows"))):
-        how = {"place": ("heap", "heap", "transposed")[number], "bias": bias, "dim": dim}
-        how["out_place"] = ("heap", "heap", "ordinary")[number]
-        how["config"] = {**several, "block_size_n": 128} if bias and not on_cpu else several
-        yield Case("matmul_all_gather", "hopper_push", turned, "bfloat16", **how)
-    name = "hopper_copy_engine_push"
-    for place, out_place, bias in (
-        ("heap", "ordinary", ""),
-        ("transposed", "gaps", "columns"),
-        ("ordinary", "heap", "rows"),
+    forms = ("heap", "ordinary", ""), ("transposed", "heap", "columns"), ("ordinary", "gaps", "rows")
+    for (number, (op, algorithm, dim)), (i, (place, out_place, bias)) in itertools.product(
+        enumerate(ALGORITHMS), enumerate(forms)
     ):
-        operands = {"place": place, "out_place": out_place, "bias": bias}
-        yield Case("all_gather_matmul", name, (m, n, k), "bfloat16", dim=0, config=several, **operands)
-    for number, (op, algorithm, dim) in enumerate(ALGORITHMS):
-        for i, (scales, bias) in enumerate((("rows", "columns"), ("blocks", ""), ("", "rows"))):
-            dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float16"))[(number + i) % 2]
-            how = {"place": "inner", "out_place": "ordinary", "bias": bias, "dim": dim, "scales": scales}
-            shape, chosen = ((128, 136, 208), few) if on_cpu else ((512, 776, 528), several if i == 1 else {})
-            if on_cpu and scales == "blocks":  # two partitions, and two halves of a tile
-                shape, chosen = (256, 136, 208), {"block_size_n": 256, "num_stages": 2, "num_sms": 2}
-            yield Case(op, algorithm, shape, *dtypes, **how, config=chosen)
+        if on_cpu and i == number:
+            continue
+        config = {**several, "chunk_size": (3, 1, 100)[i]} if number == 0 else several  # of 2 or 4 tiles of an owner
+        config = {**config, "block_size_n": 128} if number == 1 and bias and not on_cpu else config
+        how = {"place": place, "out_place": out_place, "bias": bias, "dim": 0 if (number, i) == (1, 0) else dim}
+        dtype = ("bfloat16", "float16")[i % 2 if number == 0 else 0]
+        yield Case(op, algorithm, turned if number == 1 else shape, dtype, config=config, **how)
+    for (number, (op, algorithm, dim)), (i, (scales, bias)) in itertools.product(
+        enumerate(ALGORITHMS), enumerate((("rows", "columns"), ("blocks", ""), ("", "rows")))
+    ):
+        if on_cpu and i == 2 - number:
+            continue
+        dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float16"))[(number + i) % 2]
+        how = {"place": "inner", "out_place": "ordinary", "bias": bias, "dim": dim, "scales": scales}
+        shape, chosen = ((128, 136, 208), few) if on_cpu else ((512, 776, 528), several if i == 1 else {})
+        if on_cpu and scales == "blocks":  # two partitions, and two halves of a tile
+            shape, chosen = (256, 136, 208), {"block_size_n": 256, "num_stages": 2, "num_sms": 2}
+        yield Case(op, algorithm, shape, *dtypes, **how, config=chosen)
 
 
 def one_of_each(on_cpu, shapes=None):

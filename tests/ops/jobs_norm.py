@@ -1,12 +1,10 @@
 """Rank jobs of test_norm: all_reduce + residual + RMSNorm, against torch in float64."""
 
-import contextlib
 import copy
-import random
-import time
+import functools
 from dataclasses import dataclass
 
-import delays
+import jobs_ccl
 import torch
 from emulation import emulation
 from jobs_common import environment, unlike
@@ -74,13 +72,11 @@ def tolerance(case):
             "float8_e4m3fn": 2**-4 + 2**-8, "float8_e5m2": 2**-3 + 2**-8}[case.out]  # fmt: skip
 
 
-def call(ctx, case, tensors, group=None, _members=None, async_op=False, bound=False):
-    """Call the operation, or one that was bound to the tensors."""
+def call(ctx, case, tensors, group=None, _members=None, async_op=False):
+    """Call the operation."""
     programs = {"comm_sms": case.programs} if case.programs else {}
     config = Config(algorithm=case.algorithm, **programs) if case.algorithm or programs else None
     how = {"scales": tensors.scales, "config": config, "group": group}
-    if bound:
-        return ctx.ops.bind(case.op, *tensors.given, **how)()
     return ctx.ops.all_reduce_rms_norm(*tensors.given, **how, async_op=async_op)
 
 
@@ -105,38 +101,8 @@ def verify(case, tensors, wanted, what=""):
     return wrong
 
 
-def run_cases(device, cases, turns=2, group=None, share=0.0, shared_file=None):
-    """What is wrong with calls of all cases in turn, and with their bits; ranks and programs are late at random."""
-    wrong = []
-    with emulation(), Iris("64MiB", device=device) as ctx:
-        everyone = group or list(range(ctx.num_ranks))
-        late = delays.late_after_signals(shared_file, ctx.cur_rank, ctx.num_ranks, share)
-        made = [(case, Tensors(ctx, case, 0, len(everyone))) for case in cases]  # of all ranks: some lie on the heap
-        if ctx.cur_rank not in everyone:
-            return wrong
-        rank, chance = everyone.index(ctx.cur_rank), random.Random(ctx.cur_rank)
-        for _, tensors in made:
-            tensors.rank = rank
-        with late if share and device == "cpu" else contextlib.nullcontext():
-            for turn in range(turns):
-                for number, (case, tensors) in enumerate(made):
-                    wanted = tensors.fill(turn * len(made) + number)
-                    time.sleep(chance.choice([0, 0, 0.005]))
-                    work = call(ctx, case, tensors, group, None, turn % 2 == 1, turn % 2 == 0 and number % 2 == 1)
-                    if turn % 2:
-                        work.wait()
-                    wrong += verify(case, tensors, wanted, turn)
-        bits = [(tensors.out.cpu().view(torch.uint8), tensors.residual.cpu().view(torch.uint8)) for _, tensors in made]
-        hashes = torch.tensor([hash(tuple(a.flatten().tolist() + b.flatten().tolist())) >> 2 for a, b in bits])
-        mine, all_of_them = hashes.to(ctx.device), torch.empty(len(everyone), len(made), dtype=torch.int64)
-        all_of_them = all_of_them.to(ctx.device)
-        ctx.ccl.all_gather(all_of_them, mine, group=group)
-        wrong += [
-            (case, "bits differ")
-            for (case, _), of in zip(made, all_of_them.t(), strict=True)
-            if len(set(of.tolist())) > 1
-        ]
-    return wrong
+run_cases = functools.partial(jobs_ccl.run_cases, packets=True, handles=True)
+"""What is wrong with calls, which other modules make by this name."""
 
 
 def same_bits(device):

@@ -202,13 +202,17 @@ def operand(case, rank, size, which, turn=0):
 def owned_tiles(case, rank, size):
     """Mask of a rank's elements in the layout of tiles."""
     config = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1} | case.config
-    high, wide, group = (config[name] for name in ("block_size_m", "block_size_n", "group_size_m"))
-    rows, columns = case.shapes(size)[2]
-    down, right = math.ceil(rows / high), math.ceil(columns / wide)
+    return tiles_of(
+        case.shapes(size)[2], *map(config.get, ("block_size_m", "block_size_n", "group_size_m")), rank, size
+    )
+
+
+def tiles_of(shape, high, wide, group, rank, size, in_turn=False):
+    """Mask of the tiles of a rank, numbered as AMD's Iris does: `group` rows of tiles column by column."""
+    down, right = (math.ceil(length / tile) for length, tile in zip(shape, (high, wide), strict=True))
     order = [(r, c) for g in range(0, down, group) for c in range(right) for r in range(g, min(g + group, down))]
-    each = math.ceil(len(order) / size)
-    mask = torch.zeros(rows, columns, dtype=torch.bool)
-    for r, c in order[rank * each : (rank + 1) * each]:
+    each, mask = math.ceil(len(order) / size), torch.zeros(shape, dtype=torch.bool)
+    for r, c in order[rank::size] if in_turn else order[rank * each : (rank + 1) * each]:
         mask[r * high : (r + 1) * high, c * wide : (c + 1) * wide] = True
     return mask
 

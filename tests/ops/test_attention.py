@@ -2,12 +2,11 @@
 
 import time
 
-import delays
 import jobs_corpus
 import pytest
 import torch
+from jobs_ccl import late_inside
 from jobs_common import place_in, unlike
-from jobs_experts import current_rank
 
 from iris_core import Iris
 from iris_core.nn import ring_attention
@@ -127,12 +126,6 @@ def rings(device, group, case, turns):
     return wrong
 
 
-def late_inside(file, case, rounds, job):
-    """What is wrong where programs are late at random in the middle of kernels, too."""
-    with delays.late_after_signals(file, *current_rank(), 0.1):
-        return job("cpu", None, case, rounds)
-
-
 def refused():
     """What is wrong with what is refused, on both ranks."""
     with Iris("4MiB", device="cpu") as ctx:
@@ -193,10 +186,10 @@ DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "floa
 
 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
-@pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 6), (rings, RING_SMALL, 3)])
+@pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 4), (rings, RING_SMALL, 2)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
-    found = pool.run(late_inside, num_ranks, str(tmp_path / "changes"), case, turns, job)
-    assert found == [[]] * num_ranks
+    args = str(tmp_path / "changes"), 0.1, job, "cpu", None, case, turns
+    assert pool.run(late_inside, num_ranks, *args) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)])

@@ -2,6 +2,7 @@
 
 import jobs_experts as jobs
 import pytest
+from jobs_ccl import late_inside
 
 exhaustive = pytest.mark.exhaustive
 # experts of a rank, choices, elements, most tokens, dtype, scales
@@ -21,7 +22,8 @@ def test_tokens_reach_their_experts_and_come_back(pool, device, job, num_ranks, 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
 def test_programs_that_are_late(pool, tmp_path, num_ranks):
     case = 2, 2, 16, 3, "float32", 0
-    assert pool.run(jobs.late_inside, num_ranks, str(tmp_path / "changes"), case) == [[]] * num_ranks
+    args = str(tmp_path / "changes"), 0.05, jobs.all_jobs, case
+    assert pool.run(late_inside, num_ranks, *args) == [[]] * num_ranks
 
 
 def test_what_is_refused(pool):

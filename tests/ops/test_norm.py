@@ -2,6 +2,7 @@
 
 import jobs_norm as jobs
 import pytest
+from jobs_ccl import late_inside
 from jobs_norm import Case
 from jobs_sequences import captured
 
@@ -40,8 +41,8 @@ def cases():
 def test_results(pool, some, device, num_ranks, group):
     every = [case for case in cases() if num_ranks > 1 or case.algorithm in ("", "unfused")]
     turns = 2
-    if device == "cpu":  # all once, and some in a group again
-        every, turns = (some(every, 5), 2) if group else (every, 1)
+    if device == "cpu":  # some once, and others in a group
+        every, turns = (some(every, 5, 1), 2) if group else (some(every, 2 if num_ranks > 1 else 1), 1)
     assert pool.run(jobs.run_cases, num_ranks, device, every, turns, group) == [[]] * num_ranks
 
 
@@ -49,11 +50,11 @@ def test_results(pool, some, device, num_ranks, group):
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_ranks_that_are_late(pool, tmp_path, num_ranks, algorithm):
     """Shapes change from call to call, and with them which program has which memory; all have the first one's."""
-    shapes = (9, 24, 4), (1, 16, 4), (2, 16, 1)
+    shapes = [(5, 24, 4), (1, 16, 4), (2, 16, 1), (5, 24, 4)]
     every = [Case(algorithm, (rows, hidden), "float32", programs=programs) for rows, hidden, programs in shapes]
-    share = 0.05 if algorithm in PACKETS else 0.4  # packets are many
-    wrong = pool.run(jobs.run_cases, num_ranks, "cpu", every, 2, None, share, str(tmp_path / "changes"))
-    assert wrong == [[]] * num_ranks
+    share = 0.03 if algorithm in PACKETS else 0.4  # packets are many
+    args = str(tmp_path / "changes"), share, jobs.run_cases, "cpu", every
+    assert pool.run(late_inside, num_ranks, *args) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
