@@ -229,6 +229,19 @@ def barriers(members, turns=6):
     return spans
 
 
+def begun_together():
+    """Begin two calls that copy through the same memory, and wait for the later one first; returns the outputs."""
+    with Iris("8MiB", device="cpu") as ctx:
+        outs = [torch.zeros(4, 3 * ctx.num_ranks).t() for _ in range(2)]
+        inputs = [torch.full((3, 4), 10.0 * number + ctx.cur_rank) for number in range(2)]
+        ctx.ccl.all_gather(outs[0], inputs[1], config=Config(algorithm="gloo"))
+        (bound,) = (each for each in ctx._binder.bound.values() if each.algorithm == "gloo")
+        works = [bound.begin(out, inp) for out, inp in zip(outs, inputs, strict=True)]
+        for work in reversed(works):
+            work.wait()
+        return [out[::3].tolist() for out in outs]
+
+
 def beside_each_other():
     """Calls of all ranks in a thread, while this one calls with its node and its rail."""
     with small_chunks(), Iris("16MiB", device="cpu") as ctx, late(ctx.cur_rank):

@@ -97,6 +97,11 @@ def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members):
         assert max(begin for begin, _ in spans) <= min(end for _, end in spans)
 
 
+def test_calls_that_begin_together_have_their_own_data(pool):
+    wanted = [[[10.0 * number + rank] * 4 for rank in range(2)] for number in range(2)]
+    assert pool.run(divided, 2, "2x1", jobs.begun_together) == [wanted] * 2
+
+
 def test_calls_of_groups_that_overlap(pool):
     assert pool.run(divided, 4, "2x2", jobs.beside_each_other) == [None] * 4
 
