@@ -147,6 +147,15 @@ def kernels() -> str:
 
 
 # -- beside peers -----------------------------------------------------------------------------------------------------
+_LEFT_OUT: dict[str, set[Any]] = {"fused": {2048, "11008x4096"}, "norm": {16}, "models": {"heap", 8}}
+"""Values of parameters by kind of results: points with them are in the file alone."""
+
+
+def is_on_page(kind: str, params: dict[str, Any]) -> bool:
+    """Whether a page has a point."""
+    return _LEFT_OUT[kind].isdisjoint(params.values())
+
+
 PEERS = {"ccl": ("nccl", "nccl-windows", "torch one_shot", "torch two_shot"), "fused": ("cublas+nccl", "async-tp")}
 
 
@@ -200,13 +209,10 @@ def points(kind: str) -> Iterator[Point]:
 
 def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
     """How many times as fast as the best peer our choice is, at least and at most."""
-    columns: dict[str, None] = {}
     rows: dict[str, dict[str, list[float]]] = {}
     for each in (each for kind in kinds for each in points(kind)):
-        column = f"{each.num_ranks} GPUs, {each.launched}"
-        columns[column] = None
-        rows.setdefault(each.name, {}).setdefault(column, []).append(each.ratio)
-    heads = sorted(columns)
+        rows.setdefault(each.name, {}).setdefault(f"{each.num_ranks} GPUs, {each.launched}", []).append(each.ratio)
+    heads = sorted({head for row in rows.values() for head in row})
     cells = [[name, *(spread(row.get(head, [])) for head in heads)] for name, row in rows.items()]
     return f"{table(['', *heads], cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
 
@@ -237,9 +243,6 @@ def collectives() -> str:
     return f"{table(['us, graph', *heads], cells)}\n\n{source(*files('ccl'))}"
 
 
-_LEFT_OUT = 2048, "11008x4096"  # what is in the file alone
-
-
 def fused() -> str:
     """The choice beside the best peer, in graphs and eagerly."""
     parts = []
@@ -247,12 +250,12 @@ def fused() -> str:
         here = {
             (each.op, each.launched, each.params["m"], each.params["weight"]): each
             for each in points("fused")
-            if each.file == file
+            if each.file == file and is_on_page("fused", each.params)
         }
         ops = list(dict.fromkeys(op for op, *_ in here))
         for how in dict.fromkeys(how for _, how, *_ in here):
             rows = []
-            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here if not {m, weight} & {*_LEFT_OUT}):
+            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
                 found = [here.get((op, how, m, weight)) for op in ops]
                 cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
                 rows.append([f"{m}, {weight}", *cells])
@@ -349,11 +352,10 @@ def norms() -> str:
     for file in files("norm"):
         by_rows: dict[int, dict[str, float]] = {}
         for each in results(file)["results"]:
-            by_rows.setdefault(each["params"]["rows"], {})[each["provider"]] = each["time_us"]
+            if is_on_page("norm", each["params"]):
+                by_rows.setdefault(each["params"]["rows"], {})[each["provider"]] = each["time_us"]
         gpus = str(results(file)["results"][0]["num_ranks"])
         for number, times in by_rows.items():
-            if number == 16:
-                continue  # in the file alone
             cells = (f"{times[name + end]:.1f}" for name in names for end in ("", " eager"))
             rows.append([str(number), gpus, *cells])
     heads = [f"{name}, {how}" for name in names.values() for how in ("graph", "eager")]
@@ -366,8 +368,8 @@ def models() -> str:
     for file in files("models"):
         points: dict[tuple[str, int], dict[str, float]] = {}
         for each in results(file)["results"]:
-            if each["params"].get("place") == "heap" or 8 in each["params"].values():
-                continue  # in the file alone
+            if not is_on_page("models", each["params"]):
+                continue
             name = ", ".join((each["benchmark"].removeprefix("models."), *map(str, each["params"].values())))
             points.setdefault((name, each["num_ranks"]), {})[each["provider"]] = each["time_us"]
         for (name, gpus), times in points.items():

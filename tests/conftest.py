@@ -96,8 +96,8 @@ WARM = (
     *(f"iris_triton.collectives.{name}" for name in _ALGORITHMS),
 )  # fmt: skip
 """What rank processes import at start."""
-_OF_TORCH = ("torch._inductor.compile_fx", "torch._functorch.aot_autograd", "torch.distributed.checkpoint")
-"""What many of them import later: five seconds, once for all that are forked."""
+_OF_TORCH = ("torch._inductor.compile_fx", "torch.distributed.checkpoint")
+"""What many of them import later: two seconds, once for all that are forked."""
 
 
 @pytest.fixture(scope="session", autouse=True)

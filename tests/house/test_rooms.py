@@ -47,7 +47,7 @@ BUDGETS = {
     "iris_core/heap": 2724,
     "iris_core/nn": 865,
     "iris_core/ops": 1183,
-    "iris_core/providers": 2003,
+    "iris_core/providers": 2005,
     "iris_core/registry": 937,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2271,

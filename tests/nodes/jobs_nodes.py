@@ -65,7 +65,7 @@ def heap():
 
 
 def cannot_map():
-    """Rank 3 cannot map a peer; what all are told, and whether a world can be opened afterwards."""
+    """Rank 3 cannot map a peer; the error on all, and whether a world can be opened afterwards."""
     fails = mock.patch.object(HostAllocator, "import_peer", mock.Mock(side_effect=OSError("no room")))
     with fails if int(os.environ["RANK"]) == 3 else contextlib.nullcontext():
         said = refusal(lambda: Iris("1MiB", device="cpu"))

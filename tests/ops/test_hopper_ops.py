@@ -43,7 +43,7 @@ def test_refused_calls(pool, num_ranks, device):
 # -- many calls -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
 def test_back_to_back_with_changing_data(pool, num_ranks, device):
-    """All algorithms share memory, words and meetings; some ranks are late."""
+    """All algorithms share memory, words and barriers; some ranks are late."""
     on_cpu = device == "cpu"
     if on_cpu and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
@@ -128,8 +128,8 @@ def test_assembly(name, config, turned):
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", text)
     assert (re.search(r"st\.release\.sys\.global\.b64", text) is None) == gathers
     if gathers:
-        meeting = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
-        (many, spilled), (few, _) = resources(made), resources(meeting)
+        barrier = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
+        (many, spilled), (few, _) = resources(made), resources(barrier)
         assert spilled == 0
         assert made.metadata.num_warps // 4 * many * 32 + few * 32 <= _OF_A_QUARTER
         assert made.metadata.shared + 2 * 1024 <= 228 * 1024  # each program has 1 KiB that it does not see

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from iris_core.dispatch.requests import REDUCING, nodes_of
-from iris_core.providers.model import between_nodes_s, everywhere
+from iris_core.providers.model import between_nodes_s, everywhere, torch_call_s
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Composed, Staged, dense, part_of, scratch_of, staged
 from iris_core.world.scaling import CHUNKS
 
@@ -49,7 +49,6 @@ the second bounds the memory between the steps.  Where a config says how many ch
 _TRIED, _LEAST_TRIED_NBYTES = (1, 2, 4, 8), 256 << 10
 """Numbers of chunks that `iris tune` and exhaustive first calls measure, and what a chunk has then at least."""
 
-_CHUNK_S = 5e-5
 _LANES = 16  # elements: chunks begin at multiples of 16 bytes
 
 
@@ -129,7 +128,7 @@ class Hierarchical(Composed):
         """Estimate what a call costs the CPU: two launches and a call of torch for each chunk."""
         nodes = len(nodes_of(request))
         _, share, _, length = _sizes(request, nodes, request.group_size // nodes)
-        return _CHUNK_S * -(-share // max(1, length))
+        return torch_call_s(request, launches=True) * -(-share // max(1, length))
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return the configs to measure, the default first: other numbers of chunks, 1 of them without an overlap."""

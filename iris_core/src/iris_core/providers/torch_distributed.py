@@ -22,7 +22,7 @@ from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import DeviceError, IrisError
 from iris_core.providers.baseline import Unfused
-from iris_core.providers.model import between_nodes_s, everywhere
+from iris_core.providers.model import between_nodes_s, everywhere, torch_call_s
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
 from iris_core.types import Availability, DeviceType
 from iris_core.world.failures import name_ranks
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
-_HOST_S, _HOST_OF_PAIR_S, _HOST_OF_PART_S = {"nccl": 1.2e-4, "gloo": 2e-5}, 2.2e-4, 2e-4  # hosts of H200s
+_HOST_OF_PAIR_S, _HOST_OF_PART_S = 2.2e-4, 2e-4  # hosts of H200s
 NCCL_SMS = 32
 """Multiprocessors that NCCL takes at most: a config that allows as many is fulfilled."""
 
@@ -242,7 +242,7 @@ class TorchCollective:
         return _CALL_S[self.name] + request.nbytes * (request.group_size - 1) / _BYTES_PER_S[self.name]
 
     def host_seconds(self, request: CollectiveRequest) -> float:
-        return _HOST_S[self.name]
+        return torch_call_s(request)
 
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
