@@ -128,8 +128,8 @@ ERRORS = RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()
 
 
 @table(("question", "answer"), [
-    *((question, error) for question in ("supports", "cost", "host_seconds", "tunings") for error in ERRORS),
-    ("supports", True), ("supports", None), ("cost", "1"), ("cost", None), ("host_seconds", None), ("tunings", 5),
+    *((question, error) for question in ("supports", "cost", "tunings") for error in ERRORS),
+    ("supports", True), ("supports", None), ("cost", "1"), ("cost", None), ("tunings", 5),
 ])  # fmt: skip
 def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(tmp_path, caplog, question, answer):
     caplog.clear()

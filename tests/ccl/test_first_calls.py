@@ -41,7 +41,7 @@ def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
 
     def seconds(launch, calls):
         own(launch, calls)
-        return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS
+        return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS, 0.0
 
     clock = mock.patch.object(first_calls, "_cpu_seconds", seconds if fastest else own)
     no_tables = mock.patch.object(Providers, "tables", return_value=[])
@@ -333,11 +333,11 @@ def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tm
     ((), []),
 ])  # fmt: skip
 def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
-    """Of launches that take what is given, round by round, and not a round more."""
+    """Of launches that take what is given, round by round, and not a round more; the CPU takes twice as long."""
     times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
-    monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: next(times[launch]))
+    monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: ((each := next(times[launch])), 2 * each))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
-    assert first_calls.measure(list(times), alone, on_gpu=False) == seconds
+    assert first_calls.measure(list(times), alone, on_gpu=False) == [(each, 2 * each) for each in seconds]
 
 
 DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "

@@ -483,16 +483,16 @@ class Algorithm(Protocol[R]):
     with, and in the tensors of a launch.  Plugins of the entry-point group iris.collectives bring either.
 
     Optional members: `measured_only = True`, if it is to be chosen where it was measured and by name only;
-    `always_measured = True`, if first calls are to measure it whatever it estimates; `tunings(request)`, which
-    returns mappings of fields of the config that `iris tune` should measure for a request: at most six, each another
-    launch, the empty one first; `host_seconds(request)`, what a call costs the CPU, if that may be the longer time;
-    `deterministic = True`, if a reduction's bits depend on inputs, shapes and members alone (docs/collectives.md).  One
-    of `ctx.ccl` then starts with the first member's elements, goes on in the group's order, floats of less than 32 bits
-    as float32, and rounds once, so that all of these algorithms have the same bits; `spans_nodes = True`, if it serves
-    groups on several nodes, whose memory is not mapped (`measured_only` counts within nodes only); `composes = True`,
-    if it is one of `ctx.ccl` that prepares with a `Host`, as those of `ctx.ops` do, for it is made of others;
-    `scaled`, which of `FusedRequest.scales` it takes beside "none": its launch then gets A's and B's scales, too;
-    `begin(plan, *tensors)`, which launches and returns a handle, before whose `wait()` the current stream goes on.
+    `always_measured = True`, if first calls are to measure it whatever it estimates; `tunings(request)`, which returns
+    mappings of fields of the config that `iris tune` should measure for a request: at most six, each another launch,
+    the empty one first; `deterministic = True`, if a reduction's bits depend on inputs, shapes and members alone
+    (docs/collectives.md). One of `ctx.ccl` then starts with the first member's elements, goes on in the group's order,
+    floats of less than 32 bits as float32, and rounds once, so that all of these algorithms have the same bits;
+    `spans_nodes = True`, if it serves groups on several nodes, whose memory is not mapped (`measured_only` counts
+    within nodes only); `composes = True`, if it is one of `ctx.ccl` that prepares with a `Host`, as those of `ctx.ops`
+    do, for it is made of others; `scaled`, which of `FusedRequest.scales` it takes beside "none": its launch then gets
+    A's and B's scales, too; `begin(plan, *tensors)`, which launches and returns a handle, before whose `wait()` the
+    current stream goes on.
     """
 
     @property

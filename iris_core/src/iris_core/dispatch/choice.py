@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.dispatch import tables
@@ -67,6 +67,8 @@ class Candidate:
         given = ""
         if self.entry is not None:
             given = "".join(f", {name}={value}" for name, value in self.entry.config.items())
+            if self.entry.eager_seconds > self.entry.seconds:
+                given += f", {self.entry.host_seconds * 1e6:.1f} us of the CPU"
             if not self.is_near:
                 source = "measured" if self.entry.measured else "model"
                 how += f"; {source} at {self.entry.where}: {self.entry.seconds * 1e6:.1f} us"
@@ -94,7 +96,7 @@ class Explanation:
         return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
 
 
-_ANSWERS = {"supports": Availability, "cost": float | int, "host_seconds": float | int, "tunings": list | tuple}
+_ANSWERS = {"supports": Availability, "cost": float | int, "tunings": list | tuple}
 
 _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 """Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
@@ -161,7 +163,7 @@ class Chooser:
             return Choice(known[name], why, with_config(request, given), in_graphs)
         found = self._nearest(request)
         if serving := [each for each in found.entries if serves(each.algorithm, each.config)]:
-            best = min(serving, key=lambda each: self.seconds(request, each.algorithm, each.seconds))
+            best = min(serving, key=attrgetter("eager_seconds"))
             captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
             in_graphs = None if captured is best else (captured.algorithm, captured.config)
             return Choice(known[best.algorithm], found.reason, with_config(request, best.config), in_graphs)
@@ -196,13 +198,6 @@ class Chooser:
         if not (answer := self._supports(known[name], request, config, {})):
             raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
         return Choice(known[name], f"named by {by}={name!r}", request)
-
-    def seconds(self, request: Request, name: str, seconds: float) -> float:
-        """Return how long a call takes outside of graphs: the CPU may need longer than the device's seconds."""
-        algorithm = self._by_op.get(request.op, {}).get(name)
-        if not hasattr(algorithm, "host_seconds"):
-            return seconds
-        return max(seconds, self._ask(algorithm, "host_seconds", request)[0] or 0.0)
 
     def contenders(self, request: Request, config: LaunchConfig | None, *, few: bool) -> list[Launch]:
         """Return the launches that are worth measuring: all that serve a request.

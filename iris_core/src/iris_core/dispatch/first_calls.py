@@ -108,7 +108,7 @@ class FirstCalls:
         try:
             times = self._times(request, call, launches, scratch, world)
             if times and self.mode == "exhaustive":  # the launches that the best offer, too
-                names = [name for seconds, (name, _), _ in times if seconds <= _NEAR * times[0][0]]
+                names = [name for (seconds, _), (name, _), _ in times if seconds <= _NEAR * times[0][0][0]]
                 offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
                 launches = _common(world.all_gather_object(offered))
                 times += self._times(request, call, launches, scratch, world)
@@ -120,23 +120,26 @@ class FirstCalls:
             return None
         times.sort(key=itemgetter(0))
         first = times[0]
-        seconds, (name, given), best = min(times, key=lambda each: chooser.seconds(request, each[1][0], each[0]))
-        in_graphs = first[1] if first[0] < CLEARLY * seconds else None
+        (seconds, _), (name, given), best = min(times, key=lambda each: max(each[0]))
+        in_graphs = first[1] if first[0][0] < CLEARLY * seconds else None
         if in_graphs is not None:
             best.let_capture(first[2])
         self.members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
         if request.options["layout"] == TORCH and not request.options["config"]:  # tables say nothing of others
-            entries = [entry_for(request, name, seconds, config=given) for seconds, (name, given), _ in times]
+            entries = [
+                entry_for(request, name, seconds, config=given, host_seconds=host_s)
+                for (seconds, host_s), (name, given), _ in times
+            ]
             chooser.tables.add(entries, write=request.rank == 0)
         if request.rank == 0:
-            listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for seconds, launch, _ in times)
+            listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for (seconds, _), launch, _ in times)
             logger.info("%s: measured: %s", best.description, listed)
         return best
 
     def _times(
         self, request: Any, call: Any, launches: Sequence[Launch], scratch: Any, world: World
-    ) -> list[tuple[float, Launch, Any]]:
-        """Bind and measure launches: (seconds, launch, what was bound), the fastest first.
+    ) -> list[tuple[tuple[float, float], Launch, Any]]:
+        """Bind and measure launches: (what `measure` says, launch, what was bound), the fastest first.
 
         All are bound before the first one is called: kernels compile beside each other from then on.  Those that cannot
         serve the call are left out, on all members.
@@ -181,17 +184,17 @@ def label(name: str, given: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{field}={value}" for field, value in given.items())])
 
 
-def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: bool) -> list[float]:
-    """Return the seconds of one call of each launch: the least of some rounds, of the slowest member.
+def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: bool) -> list[tuple[float, float]]:
+    """Return how long one call of each launch takes: seconds, and seconds of the CPU until it is launched.
 
-    Collective: every member calls it with the same launches in the same order, each of which it has called before, and
-    gets the same numbers, none for no launches.  They launch on the current stream; if that is `on_gpu`, events take
-    the times.
+    Both are the least of some rounds, of the slowest member.  Collective: every member calls it with the same launches
+    in the same order, each of which it has called before, and gets the same numbers, none for no launches.  They launch
+    on the current stream; if that is `on_gpu`, events take the times, else the second ones are 0.
     """
     if not launches:
         return []
     seconds_of = _gpu_seconds if on_gpu else _cpu_seconds
-    best = [math.inf] * len(launches)
+    best, host = [math.inf] * len(launches), [math.inf] * len(launches)
     spent = 0.0
     for number in range(_ROUNDS):
         bound = (_NEAR if number < _CLOSE_AFTER else _CLOSE) * min(best)
@@ -199,20 +202,22 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
         calls = [1 if number == 0 else min(_MOST_CALLS, max(1, int(_ROUND_S / best[place]))) for place in again]
-        own = [int(seconds_of(launches[place], count) * 1e9) for place, count in zip(again, calls, strict=True)]
-        for place, count, everyone in zip(again, calls, zip(*world.all_gather_ints(own), strict=True), strict=True):
-            best[place] = min(best[place], max(1, *everyone) / 1e9)
+        times = (seconds_of(launches[place], count) for place, count in zip(again, calls, strict=True))
+        own = [int(seconds * 1e9) for both in times for seconds in both]
+        slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
+        for place, count, seconds, host_s in zip(again, calls, slowest[::2], slowest[1::2], strict=True):
+            best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
             spent += (count + 1) * best[place]
-    return best
+    return list(zip(best, host, strict=True))
 
 
-def _cpu_seconds(launch: Callable[[], object], calls: int) -> float:
+def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
     launch()  # the members begin together
-    return seconds_by_clock(launch, calls)
+    return seconds_by_clock(launch, calls), 0.0
 
 
-def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
-    """Return the seconds between two events on the current stream, without the time in which the host launches.
+def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
+    """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
     The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
     the one that began last.
@@ -221,7 +226,7 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> float:
     sleep_s = min(_HOST_MARGIN * host_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
-    return seconds_by_events(launch, calls)
+    return seconds_by_events(launch, calls), host_s
 
 
 def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:

@@ -46,6 +46,7 @@ class Entry:
         place: where the tensors lie; see `place_of`.
         gather_dim: as in the call; None for operations that gather nothing.
         config: fields of `Config` or `FusedConfig` that the call had.
+        host_seconds: what a call costs the CPU; where tables have none, it is less than `seconds`.
         source: its file; empty where this process has measured it.
         group_size: number of ranks.
         measured: whether Iris measured the time; else it is a model's.
@@ -68,6 +69,12 @@ class Entry:
     measured: bool = True
     note: str = ""
     num_nodes: int = 1
+    host_seconds: float = 0.0
+
+    @property
+    def eager_seconds(self) -> float:
+        """How long a call takes outside of graphs: the CPU may need longer than the device."""
+        return max(self.seconds, self.host_seconds)
 
     @property
     def point(self) -> tuple[Any, ...]:
@@ -86,7 +93,8 @@ class Entry:
 # -- files ------------------------------------------------------------------------------------------------------------
 _SIZES = ("nbytes", "m", "n", "k")
 _PLACES = (HEAP, ORDINARY, "input", "output")
-_LIMITS = {**dict.fromkeys((*_SIZES, "num_nodes"), (1, 1 << 60)), "gather_dim": (0, 1), "seconds": (1e-9, 1e6)}
+_LIMITS: dict[str, tuple[float, float]] = {**dict.fromkeys((*_SIZES, "num_nodes"), (1, 1 << 60)), "gather_dim": (0, 1)}
+_LIMITS |= {"seconds": (1e-9, 1e6), "host_seconds": (0, 1e6)}
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -160,6 +168,7 @@ def write_table(path: Path, device: str, group_size: int, old: Iterable[Entry], 
         row: dict[str, Any] = {"op": entry.op, "dtype": entry.dtype, **dict(zip(names, entry.size, strict=True))}
         row |= {name: getattr(entry, name) for name, each in usual.items() if getattr(entry, name) != each}
         row |= {"algorithm": entry.algorithm, "seconds": float(f"{entry.seconds:.4g}")}
+        row |= {"host_seconds": float(f"{entry.host_seconds:.3g}")} if entry.eager_seconds > entry.seconds else {}
         lines.append(json.dumps(row | ({"config": dict(entry.config)} if entry.config else {})))
     of = {"format": FORMAT, "device": device, "group_size": group_size, "measured": True, "versions": versions()}
     text = f'{json.dumps(of)[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"

@@ -19,7 +19,7 @@ from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float3
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
 from iris_core.providers.parts import Begun, dense, part_of, scratch_of
-from iris_core.types import Availability, DeviceType
+from iris_core.types import Availability
 from iris_core.world.scaling import CHUNKS
 
 if TYPE_CHECKING:
@@ -74,10 +74,6 @@ class Unfused:
 
     def cost(self, request: FusedRequest) -> float:
         return product_s(request) + moving_s(request) + fixed_s(request, launches=2, barriers=2)
-
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: a product of torch, and a launch (hosts of H200s)."""
-        return 0.0 if request.target.type is DeviceType.CPU else 4.5e-5
 
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: FusedRequest, host: Host) -> Any:

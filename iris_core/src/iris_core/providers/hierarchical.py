@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from iris_core.dispatch.requests import REDUCING, nodes_of
-from iris_core.providers.model import between_nodes_s, everywhere, torch_call_s
+from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Composed, Staged, dense, part_of, scratch_of, staged
 from iris_core.world.scaling import CHUNKS
 
@@ -123,12 +123,6 @@ class Hierarchical(Composed):
 
     def cost(self, request: CollectiveRequest) -> float:
         return between_nodes_s(request, flat=False)
-
-    def host_seconds(self, request: CollectiveRequest) -> float:
-        """Estimate what a call costs the CPU: two launches and a call of torch for each chunk."""
-        nodes = len(nodes_of(request))
-        _, share, _, length = _sizes(request, nodes, request.group_size // nodes)
-        return torch_call_s(request, launches=True) * -(-share // max(1, length))
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return the configs to measure, the default first: other numbers of chunks, 1 of them without an overlap."""

@@ -31,11 +31,6 @@ def everywhere(name: str, summary: str) -> PluginInfo:
     return PluginInfo(name=name, kind=PluginKind.COLLECTIVE, summary=summary, devices=frozenset(DeviceType))
 
 
-def torch_call_s(request: CollectiveRequest, *, launches: bool = False) -> float:
-    """Return what a call of gloo, or NCCL (on hosts of H200s), costs the CPU, in seconds; with launches beside it."""
-    return (3e-5 if launches else 0.0) + (2e-5 if request.target.type is DeviceType.CPU else 1.2e-4)
-
-
 def product_s(request: FusedRequest, efficiency: float | None = None) -> float:
     """Seconds for the product of one rank.
 

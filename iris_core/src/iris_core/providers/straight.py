@@ -18,7 +18,7 @@ import torch
 
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.hierarchical import grid_of, strides_of
-from iris_core.providers.model import between_nodes_s, everywhere, torch_call_s
+from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import Begun, Composed, Staged, dense, part_of, scratch_of, staged
 
 if TYPE_CHECKING:
@@ -96,10 +96,6 @@ class StraightAllToAll(Composed):
 
     def cost(self, request: CollectiveRequest) -> float:
         return between_nodes_s(request, flat=False)
-
-    def host_seconds(self, request: CollectiveRequest) -> float:
-        """Estimate what a call costs the CPU: a launch, and a call of torch."""
-        return torch_call_s(request, launches=True)
 
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:

@@ -22,7 +22,7 @@ from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import DeviceError, IrisError
 from iris_core.providers.baseline import Unfused
-from iris_core.providers.model import between_nodes_s, everywhere, torch_call_s
+from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
 from iris_core.types import Availability, DeviceType
 from iris_core.world.failures import name_ranks
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
-_HOST_OF_PAIR_S, _HOST_OF_PART_S = 2.2e-4, 2e-4  # hosts of H200s
 NCCL_SMS = 32
 """Multiprocessors that NCCL takes at most: a config that allows as many is fulfilled."""
 
@@ -241,9 +240,6 @@ class TorchCollective:
             return between_nodes_s(request, flat=True)
         return _CALL_S[self.name] + request.nbytes * (request.group_size - 1) / _BYTES_PER_S[self.name]
 
-    def host_seconds(self, request: CollectiveRequest) -> float:
-        return torch_call_s(request)
-
     # -- preparing ----------------------------------------------------------------------------------------------------
     def prepare(self, request: CollectiveRequest, host: Host) -> _Plan:
         """Find the process group, and memory for tensors that are not as torch takes them."""
@@ -433,10 +429,6 @@ class UnfusedTorch(Unfused):
         problem = self._problem(request) or _group_problem(request, self.backend, self._ranks)
         return Availability.no(problem) if problem else super().supports(request)
 
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: a product, and a call of torch."""
-        return _HOST_OF_PAIR_S if self.backend == "nccl" else super().host_seconds(request)
-
     def _problem(self, request: FusedRequest) -> str:
         if request.options["layout"] != "torch" or request.options.get("gather_dim") == 1:
             return "its parts are rows, in torch's order"
@@ -465,10 +457,6 @@ class AsyncProduct(UnfusedTorch):
         if self.op == "matmul_reduce_scatter" and request.a_stride != (request.k, 1):
             return "its A is contiguous"
         return super()._problem(request)
-
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: a product and a copy for each member, on two streams."""
-        return _HOST_OF_PART_S * request.group_size
 
     def prepare(self, request: FusedRequest, host: Host) -> tuple[Any, str]:
         """Return the operator and the name of its group, and let torch make the group's symmetric memory."""

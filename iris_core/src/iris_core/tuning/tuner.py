@@ -33,6 +33,7 @@ _USEFUL = 2.0
 """An algorithm gets an entry if its time is at most this multiple of the best one: for calls that the better ones
 cannot serve."""
 _MAX_ENTRIES = 4
+_NEAR = 1.1  # so does one that outside of graphs takes at most this multiple
 _GRACE_S = 600.0
 """After the limit, a point may take so long until the ranks are ended: compiling, and waits that time out."""
 
@@ -116,7 +117,9 @@ class _Tuner:
         elif self._ctx.cur_rank == 0:
             shown = "; ".join(f"{label(e.algorithm, e.config)} {e.seconds * 1e6:.1f} us" for e in entries[:3])
             print(f"{name} {point.where}: {shown}", file=sys.stderr, flush=True)
+        eager_s = min((e.eager_seconds for e in entries), default=0.0)
         best = [e for e in entries if e.seconds <= _USEFUL * entries[0].seconds][:_MAX_ENTRIES]
+        best += [e for e in entries if e not in best and e.eager_seconds <= _NEAR * eager_s]
         return [replace(e, dtype=point.dtype or e.dtype) for e in best]
 
     def _measure(self, point: Point, name: str) -> list[Entry]:

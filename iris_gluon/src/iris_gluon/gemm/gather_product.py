@@ -124,10 +124,6 @@ class HopperGather(Hopper):
         problem = super()._problem(replace(request, a_stride=(unit, 1), aligned=(True, *request.aligned[1:])))
         return problem or copies_obstacle(request.target.type)
 
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: a copy and a word for each member (hosts of H200s)."""
-        return 0.0 if request.target.type is DeviceType.CPU else 3.2e-5 * request.group_size
-
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         on_cpu = request.target.type is DeviceType.CPU
         most = request.options["config"].get("num_sms", 2 if on_cpu else host.processors)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import enter_alone
 from iris_triton.collectives.parts.collective import KernelCollective, bind_alone
 from iris_triton.collectives.parts.side import WORD_NBYTES, Side, await_word, words_of
@@ -32,7 +31,7 @@ COPIED = ("all_gather", "all_to_all")
 """Operations that it serves."""
 
 _LINK_SHARE = 1.25  # of the model: a copy engine's bandwidth
-_COPY_S, _PIECE_S, _HOST_S = 1e-5, 1e-5, 3e-5  # of the model, and what a piece and a call cost the CPU (hosts of H200s)
+_COPY_S = 1e-5  # of the model
 
 
 @dataclass(slots=True)
@@ -105,10 +104,6 @@ class CopyEngine(KernelCollective):
         moved, peers = received_nbytes(request), max(1, request.group_size - 1)
         link = self.model(request, barriers=1, moved=moved, copied=moved / peers, link_share=_LINK_SHARE)
         return link + _COPY_S * peers
-
-    def host_seconds(self, request: CollectiveRequest) -> float:
-        """Estimate what a call costs the CPU: two copies, a word and a wait for each peer."""
-        return 0.0 if request.target.type is DeviceType.CPU else _HOST_S + _PIECE_S * request.group_size
 
     def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
         """Return the config to measure: there is nothing to vary."""

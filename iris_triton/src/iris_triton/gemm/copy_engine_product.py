@@ -44,10 +44,6 @@ class _CopyEngine(Fused):
             return f"torch.matmul does not multiply {request.dtype}"
         return problem or copies_obstacle(request.target.type)
 
-    def host_seconds(self, request: FusedRequest) -> float:
-        """Estimate what a call costs the CPU: a product, a copy and a word for each member (hosts of H200s)."""
-        return 0.0 if request.target.type is DeviceType.CPU else 4e-5 + 7.5e-5 * request.group_size
-
 
 # -- gathering --------------------------------------------------------------------------------------------------------
 def multiply_shards(
