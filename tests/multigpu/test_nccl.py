@@ -28,10 +28,12 @@ def ranks(request):
         yield pool
 
 
+@pytest.mark.multigpu(shared=False)
+@pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("ranks", [{}], indirect=True)
-def test_peers_of_the_node_are_reached_by_address(ranks):
+def test_peers_of_the_node_are_reached_by_address(ranks, num_ranks):
     """Writes, reads, additions and signals between all pairs, and a collective, bit for bit."""
-    for problems, wrong in ranks.run(jobs.same_node, 2):
+    for problems, wrong in ranks.run(jobs.same_node, num_ranks):
         assert problems == []
         assert wrong == 0
 

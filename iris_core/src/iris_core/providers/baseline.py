@@ -6,6 +6,7 @@ The bias is added once: by the first member to its product, where the results of
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -349,19 +350,27 @@ def _multiply_scaled(
         out.copy_(product)
 
 
+_CUDA = tuple(map(int, (torch.version.cuda or "0").split(".")))
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    """Return that of an NVIDIA GPU: torch takes 5 us for it."""
+    return torch.cuda.get_device_capability(index) if torch.version.hip is None else (0, 0)
+
+
 def _is_for_torch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, of_rows: bool) -> bool:
     """Whether torch._scaled_mm takes such operands: it does on NVIDIA's GPUs from Hopper on, blocks on Hopper only.
 
     Of blocks, cuBLAS reads scales of B at multiples of four blocks, which only newer versions of torch ask for.
     """
-    capability = torch.cuda.get_device_capability(a.device) if a.is_cuda and torch.version.hip is None else (0, 0)
+    capability = _capability(a.device.index) if a.is_cuda else (0, 0)
     dense = a.stride(1) == 1 == b.stride(0) and a.stride(0) % 16 == 0 == b.stride(1) % 16
     aligned = all(each.data_ptr() % 16 == 0 for each in (a, b, out))
     usual = torch.float8_e4m3fn
     if of_rows:
         known = capability >= (9, 0) and usual in (a.dtype, b.dtype)
     else:
-        cuda = tuple(map(int, (torch.version.cuda or "0").split(".")))
-        known = capability == (9, 0) and cuda >= (12, 9) and usual is a.dtype is b.dtype
+        known = capability == (9, 0) and _CUDA >= (12, 9) and usual is a.dtype is b.dtype
         known = known and a.shape[0] % 4 == 0 == a.shape[1] % (4 * SCALED_BLOCK)
     return known and dense and aligned and a.shape[1] % 16 == 0 == b.shape[1] % 16 and out.dtype is torch.bfloat16
