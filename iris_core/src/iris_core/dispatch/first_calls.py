@@ -219,10 +219,11 @@ def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
 def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
     """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
-    The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
-    the one that began last.
+    The device sleeps until all calls are launched: no more than the host can launch meanwhile, or its time would count.
+    The first one after that is not timed: in it the members wait for the one that began last.
     """
     host_s = seconds_by_clock(launch, 1)
+    calls = max(1, min(calls, int(_MOST_SLEEP_S / (_HOST_MARGIN * host_s)) - 1))
     sleep_s = min(_HOST_MARGIN * host_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
