@@ -340,16 +340,18 @@ def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
     assert first_calls.measure(list(times), alone, on_gpu=False) == [(each, 2 * each) for each in seconds]
 
 
-@pytest.mark.parametrize(("host_s", "asked", "timed"), [(1e-5, 100, 100), (1e-4, 30, 15), (1e-3, 9, 1)])
-def test_the_device_sleeps_while_the_host_launches(monkeypatch, host_s, asked, timed):
-    """All calls that are timed, and one before them; where that would be too long, fewer calls."""
+@pytest.mark.parametrize(("device_s", "host_s", "calls"), [(1e-5, (1e-5, 2e-5), 82), (1e-5, (1e-3, 1e-4), 1)])
+def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s, calls):
+    """All timed calls and one before; of calls that cost the slowest member's CPU much, fewer, and on all alike."""
     slept, launched = [], []
-    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda launch, calls: host_s)
-    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: launched.append(calls) or 1e-6)
+    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda launch, calls: host_s[0])
+    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: launched.append(calls) or device_s)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
-    assert first_calls._gpu_seconds(lambda: None, asked) == (1e-6, host_s)
-    assert launched == [timed]
-    assert 5e-3 >= slept[0] >= (timed + 1) * host_s
+    of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
+    pair = mock.Mock(all_gather_ints=lambda own: [list(own), list(of_peer) * (len(own) // 2)])
+    assert first_calls.measure([lambda: None, lambda: None], pair, on_gpu=True) == [(device_s, max(host_s))] * 2
+    assert set(launched) == {1, calls}
+    assert 5e-3 >= slept[-1] >= (calls + 1) * host_s[0]
 
 
 DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "

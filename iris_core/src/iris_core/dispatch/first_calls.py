@@ -201,7 +201,7 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
         again = [place for place, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound]
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
-        calls = [1 if number == 0 else min(_MOST_CALLS, max(1, int(_ROUND_S / best[place]))) for place in again]
+        calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
         times = (seconds_of(launches[place], count) for place, count in zip(again, calls, strict=True))
         own = [int(seconds * 1e9) for both in times for seconds in both]
         slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
@@ -209,6 +209,15 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
             best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
             spent += (count + 1) * best[place]
     return list(zip(best, host, strict=True))
+
+
+def _calls(seconds: float, host_s: float) -> int:
+    """Return how many calls a round has: with one before them, no more than the host launches while the device sleeps.
+
+    All members have the same, for both numbers are of all.
+    """
+    launched = math.inf if host_s == 0 else _MOST_SLEEP_S / (_HOST_MARGIN * host_s) - 1
+    return max(1, int(min(_MOST_CALLS, _ROUND_S / seconds, launched)))
 
 
 def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
@@ -219,11 +228,10 @@ def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
 def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
     """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
-    The device sleeps until all calls are launched: no more than the host can launch meanwhile, or its time would count.
-    The first one after that is not timed: in it the members wait for the one that began last.
+    The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
+    the one that began last.
     """
     host_s = seconds_by_clock(launch, 1)
-    calls = max(1, min(calls, int(_MOST_SLEEP_S / (_HOST_MARGIN * host_s)) - 1))
     sleep_s = min(_HOST_MARGIN * host_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
