@@ -92,6 +92,7 @@ def groups_of_all_kinds(store, is_bound):
             made = [dist.group.WORLD, half, mesh.get_group("rows"), *[last] * (rank in mine[1:])]
             assert {each.bound_device_id for each in made} == {bound}
             assert half.group_desc == "half"
+            assert dist.distributed_c10d._get_split_source(dist.group.WORLD) is None  # else groups of NCCL are refused
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
     wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
     wrong += [name for name in members if not is_right(*groups[name])]

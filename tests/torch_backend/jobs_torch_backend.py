@@ -25,6 +25,7 @@ def start(store, options=None, device="cpu", **how):
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
         torch.cuda.set_device(rank)
+        how = {"device_id": torch.device("cuda", rank), **how}
     dist.init_process_group(
         "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
         timeout=datetime.timedelta(minutes=2), **how,

@@ -7,6 +7,7 @@ Therefore a group that is Iris's alone is a `DirectGroup` there, whose operation
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,13 @@ class _Methods:
     """The methods of `GroupOperations`, by all their names, and what else it can: torch's own properties hang."""
 
     operations: GroupOperations
-    supports_splitting = True
     supports_shrinking = supports_reconfigure = supports_window = False
     supports_time_estimate = _supports_time_estimate = False
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether `split_group` splits it; a new group of NCCL finds no communicator here that it could split."""
+        return sys._getframe(1).f_code.co_name != "_get_split_source"
 
     def name(self) -> str:
         return NAME

@@ -497,9 +497,6 @@ class GroupOperations:
             buffers = self._buffers[device.type] = Buffers(ctx)
         return buffers.take((size,), dtype)
 
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Let others make a group without this rank: it has no part in that, unlike NCCL's."""
-
     def allocator(self) -> Any:
         """Return what torch can make a `torch.cuda.MemPool` of: its tensors lie on the heap; see `Iris.mem_pool`.
 
