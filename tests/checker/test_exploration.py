@@ -150,7 +150,8 @@ def test_the_command_line_refuses_what_it_cannot_run(check):
         ("--only bounds --all-orders 2", "needs races"),
         ("--seeds 0", "positive"),
         ("--seeds 2 --replay 1", "not allowed with"),
-        ("--replay -3", "check_seed"),
+        ("--replay -3", "--replay needs a seed, such as 7, or an order"),
+        ("--replay foo", "not 'foo'"),
     ):
         done = check(PROGRAM, options)
         assert done.status != 0

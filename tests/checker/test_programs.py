@@ -65,6 +65,14 @@ def test_a_picture_shows_both_programs(check, tmp_path):
     assert "data race" in marks[0]["args"]["text"]
 
 
+@pytest.mark.parametrize("options", ["", "--json", "--seeds 2", "--all-orders 2"])
+@pytest.mark.parametrize("program", ["print('output')", "Iris('4MiB', device='cpu', check='')"])
+def test_what_checks_nothing_fails(check, options, program):
+    done = check(f"from iris_core import Iris\n{program}", options)
+    assert done.status == 1
+    assert '"checked": false' in done.out or "opened no context that could be checked" in done.out
+
+
 def test_a_picture_of_nothing_and_one_without_a_folder(check, tmp_path):
     done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 0")
     assert (done.status, "data race" in done.out) == (0, False)

@@ -214,6 +214,8 @@ def _start_checker(
             f"not {backend.info.name!r} on {target.torch_device}: open it with device='cpu', or unset IRIS_CHECK"
         )
     start(settings.check, settings.check_reports, settings.check_timeline, heap, world, settings.check_seed)
+    if settings.check_reports is not None:
+        open(settings.check_reports, "a").close()  # that it is there says that something is checked
 
 
 def _on_all(world: World, what: str, step: Callable[[], T]) -> T:

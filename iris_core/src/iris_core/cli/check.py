@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; 1 if there are findings, else the program's own status, 1 where a signal ended it.
+    """Run the program; 1 if there are findings, or nothing was checked, else its own status, 1 where a signal ended it.
 
     In several schedules, its own status is the first one that is not 0, and its output is shown where it is not.
     """
@@ -48,7 +48,13 @@ def run(args: argparse.Namespace) -> int:
     only = args.only
     if (seeds or args.all_orders) and "schedules" not in only:
         only = f"{only},schedules"
-    checks = load_settings(check=only, check_seed=max(seeds, default=0)).check  # refused before anything is started
+    try:
+        checks = load_settings(check=only, check_seed=max(seeds, default=0)).check  # refused before anything is started
+    except SettingsError as error:
+        if args.replay is None or "check_seed" not in str(error):
+            raise
+        known = "a seed, such as 7, or an order that --all-orders has named, such as order:1.0.2"
+        raise SettingsError(f"--replay needs {known}, not {args.replay!r}") from None
     if args.all_orders and "races" not in checks:
         raise SettingsError("--all-orders walks the orders of atomics and waits; it needs races for all other accesses")
     if not os.path.isfile(args.script):
@@ -57,15 +63,18 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds or --all-orders")
     if args.timeline and not os.path.isdir(folder := os.path.dirname(args.timeline) or "."):
         raise FileNotFoundError(f"there is no folder {folder} for the picture")
+    if args.timeline and not os.access(folder, os.W_OK):
+        raise PermissionError(f"files cannot be made in {folder}, where the picture belongs")
     rows: list[Row] = []
     failed: list[Row] = []
-    status = 0
+    status, is_checked = 0, False
 
     def once(seed: int | str | None) -> list[list[int]] | None:
         """Run the program; returns the journal of its order, if it was run in one and has one context."""
-        nonlocal status
+        nonlocal status, is_checked
         found, ended = _run_once(args, checks, seed, quiet=bool(args.seeds or args.all_orders))
-        status = status or ended
+        status, is_checked = status or ended, is_checked or found is not None
+        found = found or []
         journals = [row for row in found if row["kind"] == "order"]
         journal = max((row["rows"] for row in journals), key=len, default=None)
         name = seed if journal is None else all_orders.name_of(journal)
@@ -84,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"]) if args.timeline else 0
     if args.json:
         orders = {"orders": vars(walked)} if args.all_orders else {}
-        print_json({"findings": findings, "benign": benign, "status": status, "failed": failed, **orders})
+        about = {"checked": is_checked, "status": status, "failed": failed, **orders}
+        print_json({"findings": findings, "benign": benign, **about})
     else:
         for number, row in enumerate(findings, 1):
             print(f"{number}. {row['text']}{_times(row)}")
@@ -97,16 +107,20 @@ def run(args: argparse.Namespace) -> int:
         if args.all_orders:
             are = "which are all" if walked.is_whole else "and there may be more"
             under = f" in {walked.orders} orders of synchronisation, {are}, in {walked.runs} runs; {len(failed)} failed"
-        print(f"iris check ({', '.join(checks)}): {len(findings)} findings{under}{other}")
+        what = f"{len(findings)} findings" if is_checked else f"{args.script} opened no context that could be checked"
+        print(f"iris check ({', '.join(checks)}): {what}{under}{other}")
         if args.timeline:
             print(f"{args.timeline} shows {drawn} of them as they were made, rank by rank: open it in ui.perfetto.dev")
-    return 1 if findings or status < 0 else status
+    return 1 if findings or status < 0 or not (is_checked or status) else status
 
 
 def _run_once(
     args: argparse.Namespace, checks: tuple[str, ...], seed: int | str | None, *, quiet: bool
-) -> tuple[list[Row], int]:
-    """Run the program; returns what was found and its status.  `quiet`: its output is shown if that is not 0."""
+) -> tuple[list[Row] | None, int]:
+    """Run the program; returns what was found, None where no context was checked, and its status.
+
+    `quiet`: its output is shown if that is not 0.
+    """
     with tempfile.TemporaryDirectory(prefix="iris-check-") as folder:
         path = os.path.join(folder, "findings")
         environ = {**os.environ, "IRIS_CHECK": ",".join(checks), "IRIS_CHECK_REPORTS": path, "IRIS_DEVICE": "cpu"}
@@ -121,7 +135,7 @@ def _run_once(
             said = done.stdout.decode(errors="replace")
             print(f"-- with {seed if isinstance(seed, str) else f'seed {seed}'}:", said, sep="\n", file=sys.stderr)
         if not os.path.exists(path):
-            return [], done.returncode
+            return None, done.returncode
         with open(path) as file:
             return [json.loads(line) for line in file], done.returncode
 

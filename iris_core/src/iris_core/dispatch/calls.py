@@ -34,10 +34,6 @@ class Calls:
         self._bound: Launches = getattr(binder, self._launches)
         self._low, self._high = binder.here.heap
 
-    def is_on_heap(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies wholly on this rank's heap."""
-        return self._binder.here.has(tensor)
-
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
 

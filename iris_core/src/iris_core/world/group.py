@@ -23,6 +23,7 @@ from iris_core.errors import (
     RankMismatchError,
     UnsupportedError,
 )
+from iris_core.logs import logger
 from iris_core.types import Segment
 from iris_core.world import rendezvous
 from iris_core.world.exchange import Frame, close_all, limit_of_files
@@ -467,7 +468,10 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
         _made[folder] += 1
         return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]))
     environ = os.environ
-    if any(name not in environ for name in _TORCHRUN_VARIABLES):
+    if missing := [name for name in _TORCHRUN_VARIABLES if name not in environ]:
+        if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
+            text = "a world of one rank, though WORLD_SIZE=%s: torchrun and iris_core.run set %s, too"
+            logger.warning(text, environ["WORLD_SIZE"], " and ".join(missing))
         return None
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])

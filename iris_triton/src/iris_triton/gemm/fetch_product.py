@@ -20,8 +20,9 @@ from iris_core.providers.baseline import bind_scales
 from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import last_barrier, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
+from iris_triton.collectives.parts.sizes import rounded_up
 from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, peer_matrix
-from iris_triton.gemm.parts.shapes import USED_CONFIG, padded, tiling
+from iris_triton.gemm.parts.shapes import USED_CONFIG, tiling
 from iris_triton.gemm.parts.tiles import (
     PER_CALL,
     RUNTIME,
@@ -180,7 +181,7 @@ class Fetch(Fused):
         rows, inner = shape = (request.m // size, request.k) if dim == 0 else (request.m, request.k // size)
         tiles = tiling(request, rows, inner)
         staged = None if request.reach_a else peer_matrix(request, host, self.name, shape, request.dtype)[1]
-        blocks, width = -(-rows // tiles.block_m), padded(inner, dtype.itemsize)
+        blocks, width = -(-rows // tiles.block_m), rounded_up(inner, dtype.itemsize)
         need = size * rows * width * dtype.itemsize
         buffer = host.scratch(need, "gathered")[:need]
         arguments = arguments_of(request, tiles, rows, request.out_stride)

@@ -13,7 +13,8 @@ from iris_core.providers.baseline import scales_shape
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import Availability, DeviceType
 from iris_triton.collectives.parts.collective import barrier_arguments
-from iris_triton.gemm.parts.shapes import USED_CONFIG, config_problem, dtype_problem, padded
+from iris_triton.collectives.parts.sizes import rounded_up
+from iris_triton.gemm.parts.shapes import USED_CONFIG, config_problem, dtype_problem
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
@@ -236,7 +237,7 @@ def peer_matrix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory that peers can address, and a matrix after its first `nbytes`, with rows aligned to 16 bytes."""
     element: torch.dtype = getattr(torch, dtype)
-    width = padded(shape[1], element.itemsize)
+    width = rounded_up(shape[1], element.itemsize)
     memory = peer_memory(request, host, name, nbytes + shape[0] * width * element.itemsize)
     return memory, memory[nbytes:].view(element).view(shape[0], width)[:, : shape[1]]
 

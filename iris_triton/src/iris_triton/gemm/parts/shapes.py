@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.config import AMDS_TILE
-from iris_core.dispatch.products import ROW_NBYTES, SCALED_BLOCK
+from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
@@ -136,9 +136,3 @@ def fp8_problem(dtype: str, target: DeviceTarget) -> str:
     if on_cpu:
         return f"the CPU executor does not know {dtype}"
     return f"{target.arch} does not know {dtype}; these do: {', '.join(known)}"
-
-
-def padded(columns: int, item: int) -> int:
-    """Return the row stride in elements of rows aligned to 16 bytes."""
-    unit = max(1, ROW_NBYTES // item)
-    return -(-columns // unit) * unit
