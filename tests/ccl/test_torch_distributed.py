@@ -18,8 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import PeerLostError
+from iris_core.errors import PeerLostError, UnsupportedError
 from iris_core.ops import FusedConfig
+from iris_core.providers import torch_distributed
 from iris_core.testing import RankPool
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
@@ -167,3 +168,11 @@ def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):
         with pytest.raises(PeerLostError):
             pool.run(gloo_sum, 2, 1)
         assert pool.run(gloo_sum, 2) == [[2.0, 2.0]] * 2
+
+
+def test_calls_of_gloo_are_not_captured(monkeypatch):
+    """Of tensors on a GPU, which the host carries: a graph would not replay that."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    plan = torch_distributed._Plan(None, (0, 1), lambda **_: None, (1,), 1.0, True, "all_reduce", on_gpu=True)
+    with pytest.raises(UnsupportedError, match="all_reduce: gloo's calls cannot be captured into a graph; NCCL's can"):
+        torch_distributed.TorchCollective("all_reduce", "gloo").launch(plan, torch.ones(1), torch.ones(1))

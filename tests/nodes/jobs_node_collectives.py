@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import random
 import tempfile
 import time
@@ -357,12 +358,15 @@ def order_of_chunks(op):
 
 
 def reduce_until(is_victim, phase, members):
-    """Call a collective of a group; then victims die, before another one or in the middle of it."""
-    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0) as ctx:
+    """Call a collective of a group; then victims die, before another one, in the middle of it, or after the others."""
+    bound_s = 4.0 if phase == "silent" else None
+    with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0, device_timeout=bound_s) as ctx:
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
             ctx.ccl.all_reduce(x, x, group=members)
             if is_victim:
+                while phase == "silent" and len(os.listdir(os.environ["SURVIVORS"])) < 2:
+                    time.sleep(0.1)
                 if phase != "in the middle":
                     die()
                 Hierarchical._end_chunk = die

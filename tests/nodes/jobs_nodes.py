@@ -255,7 +255,7 @@ def lose(victims, folder, run, use, *args):
 
     `run` is for files of Iris.
     """
-    os.environ["XDG_RUNTIME_DIR"] = run
+    os.environ |= {"XDG_RUNTIME_DIR": run, "SURVIVORS": folder}
     rank = int(os.environ["RANK"])
     said = refusal(lambda: use(rank in victims, *args))
     if rank in victims:  # the other one was faster

@@ -351,9 +351,9 @@ class SymmetricHeap:
         self._check_open()
         symmetry.agree_at_barrier(self._state, stream, wait=wait)
 
-    def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended, or it has given up.  Local and cheap."""
-        self._state.world.check_peers()
+    def check_peers(self, *, failed: bool = False) -> None:
+        """Raise PeerLostError if a peer's process has ended, or it has given up; see `World.check_peers`.  Local."""
+        self._state.world.check_peers(failed=failed)
 
     def stands_still(self, quiet: bool) -> bool:
         """Report that kernels of this rank have polled in vain; return whether no rank can end that.  Local, CPU."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
-from iris_core.errors import DeviceError, IrisError
+from iris_core.errors import CollectiveTimeoutError, DeviceError, IrisError, UnsupportedError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
@@ -46,6 +46,8 @@ IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadca
 _IN_OUTPUT = ("all_reduce", "reduce")  # which torch does in place: they begin with a copy
 SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
 _LOOK_S = 0.5  # between two looks whether a rank has died that a call waits for
+_MARGIN_S = 5.0  # by which torch gives up later than a wait of ours, which says who did not come
+_DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 _LEARN_S = 2.0  # after torch has failed, for the world to learn of a rank that has died
 
 # torch 2.13 has new names
@@ -82,8 +84,8 @@ def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, rank
 
 
 @contextlib.contextmanager
-def guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> Iterator[None]:
-    """Raise what torch says as an error of Iris, or that of the rank that was lost, as `watch` raises it."""
+def guarded(what: str, members: Sequence[int], watch: Callable[..., None]) -> Iterator[None]:
+    """Raise what torch says as an error of Iris, or that of ranks that were lost, as `watch` raises it."""
     try:
         yield
     except IrisError:
@@ -93,6 +95,7 @@ def guarded(what: str, members: Sequence[int], watch: Callable[[], None]) -> Ite
         while time.monotonic() < until:  # others may have noticed it before
             watch()
             time.sleep(_LEARN_S / 20)
+        watch(failed=True)
         who = name_ranks(members)
         raise IrisError(f"{what}: torch.distributed has failed between {who}: {error}") from error
 
@@ -118,10 +121,18 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
                 known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
-        # calls may take as long as others of torch
-        c10d._set_pg_timeout(c10d._get_default_timeout(dist.Backend(backend)), known)
+        c10d._set_pg_timeout(datetime.timedelta(seconds=_bound_s(backend) + _MARGIN_S), known)
         _groups[key] = known
     return known
+
+
+def _bound_s(backend: str) -> float:
+    """Return how long a call of the program's process group may take, in seconds."""
+    bound: datetime.timedelta | None = None
+    group: Any = dist.group.WORLD
+    with contextlib.suppress(AttributeError, RuntimeError):  # it has no such backend
+        bound = group._get_backend(torch.device(_DEVICES[backend])).options._timeout
+    return (bound or dist.distributed_c10d._get_default_timeout(dist.Backend(backend))).total_seconds()
 
 
 def open_messages(ranks: Sequence[int] | None, backend: str, world: World) -> None:
@@ -136,7 +147,10 @@ class _Plan:
     Attributes:
         group, members: its process group, and whom it connects, by their ranks in the world.
         watch: raises if one is lost that the call waits for.
+        far: those on other nodes, or else all others.
+        bound_s: how long the host waits.
         on_host: whether the host carries the data, and waits: gloo's does.
+        on_gpu: whether the tensors lie on a GPU.
         op: the operation.
         reduction, root: of torch.distributed; the root by its number there.
         inp, out: how tensors are passed on.
@@ -148,12 +162,15 @@ class _Plan:
 
     group: Any
     members: tuple[int, ...]
-    watch: Callable[[], None]
+    watch: Callable[..., None]
+    far: tuple[int, ...]
+    bound_s: float
     on_host: bool
     op: str
     reduction: Any = None
     root: int = 0
     is_root: bool = False
+    on_gpu: bool = False
     inp: Staged = field(default_factory=Staged)
     out: Staged = field(default_factory=Staged)
     splits: tuple[list[int], list[int]] | None = None
@@ -173,14 +190,26 @@ class _Plan:
             if not self.on_host:
                 work.wait()
                 return
+            until = time.monotonic() + self.bound_s
             while not work.is_completed():
                 try:
-                    work.wait(datetime.timedelta(seconds=_LOOK_S))
+                    work.wait(datetime.timedelta(seconds=min(_LOOK_S, max(1e-3, until - time.monotonic()))))
                     return
                 except RuntimeError:
                     if not work.is_completed():  # it is only late
                         self.watch()
+                        if time.monotonic() >= until:
+                            raise self._late() from None
             work.wait()
+
+    def _late(self) -> CollectiveTimeoutError:
+        who, is_one = name_ranks(self.far), len(self.far) == 1
+        return CollectiveTimeoutError(
+            f"{self.op} between {name_ranks(self.members)} did not complete within {self.bound_s:g} s; "
+            f"{f'{who} did not arrive' if is_one else f'not all of {who} arrived'}. Either that rank failed, or it "
+            "makes other calls, or the timeout of init_process_group, or IRIS_DEVICE_TIMEOUT, is too short",
+            missing_ranks=self.far,
+        )
 
 
 @dataclass
@@ -245,17 +274,21 @@ class TorchCollective:
         """Find the process group, and memory for tensors that are not as torch takes them."""
         options, op, whole = request.options, self.op, host.whole or host.team.world
         numbers, on_host = _numbers(request.members, self.ranks), self.name == "gloo"
+        timeout_ns = host.team.reports.timeout_ns
+        bound_s = timeout_ns / 1e9 if timeout_ns > 0 else _bound_s(self.name)
         if op in ("send", "recv"):
             group = _group_of(request.members, self.ranks, self.name, whole, _MESSAGES)
             root = numbers[options["peer"]]
             names = request.members[request.rank], request.members[options["peer"]]
-            plan = _Plan(group, names, whole.check_peers, on_host, op, root=root)
+            plan = _Plan(group, names, whole.check_peers, names[1:], bound_s, on_host, op, root=root)
         else:
             root = options.get("root", 0)
             reduction = getattr(dist.ReduceOp, options.get("reduction", "sum").upper())
             group = _group_of(request.members, self.ranks, self.name, whole, host.team.world.name)
             is_root = request.rank == root
-            plan = _Plan(group, request.members, whole.check_peers, on_host, op, reduction, numbers[root], is_root)
+            among = request.members, whole.check_peers, _far(request), bound_s
+            on_gpu = request.target.type is not DeviceType.CPU
+            plan = _Plan(group, *among, on_host, op, reduction, numbers[root], is_root, on_gpu)
         in_order = sorted(range(request.group_size), key=numbers.__getitem__)
         splits = [options.get(name) for name in ("in_splits", "out_splits")]
         if splits[0] is not None and splits[1] is not None:
@@ -311,6 +344,8 @@ class TorchCollective:
             return self._start(plan, out, inp, True)
 
     def _start(self, plan: _Plan, out: Any, inp: Any, async_op: bool) -> Begun:
+        if plan.on_host and plan.on_gpu and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(f"{self.op}: gloo's calls cannot be captured into a graph; NCCL's can")
         if self.op == "broadcast" and plan.is_root:
             out = None  # it is the input
         if plan.pending is not None:  # two calls cannot use the buffers at the same time
@@ -379,7 +414,7 @@ class TorchCollective:
 
         def move(data: torch.Tensor) -> None:
             if data.numel():
-                call(data.view(torch.uint8), plan.root, plan.group).wait()
+                plan.end(call(data.view(torch.uint8), plan.root, plan.group))
 
         with plan.guarded():
             if plan.on_host:  # else the host would have to wait
@@ -396,6 +431,13 @@ class TorchCollective:
             move(plan.inp.fill(inp) if out is None else plan.out.flat(out))
         if out is not None:
             plan.out.drain(out)
+
+
+def _far(request: CollectiveRequest) -> tuple[int, ...]:
+    """Return the members on other nodes; all others where there are none."""
+    others = [place for place in range(request.group_size) if place != request.rank]
+    far = [place for place in others if request.nodes and request.nodes[place] != request.nodes[request.rank]]
+    return tuple(request.members[place] for place in far or others)
 
 
 def _compare_splits(plan: _Plan, matrix: torch.Tensor) -> None:

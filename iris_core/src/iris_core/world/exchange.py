@@ -217,8 +217,8 @@ class Exchanges:
         with self._changed:
             return self._links[peer].waits_in() if peer in self._links else []
 
-    def check_peers(self, peers: Sequence[int]) -> None:
-        """Raise PeerLostError if the process of one has ended, or has given up."""
+    def check_peers(self, peers: Sequence[int], *, failed: bool = False) -> None:
+        """Raise PeerLostError if the process of one has ended, or has given up; see `World.check_peers`."""
         with self._changed:
             self.check_usable()
             if not self._polling:  # else that thread looks

@@ -357,10 +357,13 @@ class World:
             )
 
     # -- peers --------------------------------------------------------------------------------------------------------
-    def check_peers(self) -> None:
-        """Raise PeerLostError if a peer's process has ended, or a peer has given up.  Not collective."""
+    def check_peers(self, *, failed: bool = False) -> None:
+        """Raise PeerLostError if a peer's process has ended, or a peer has given up.  Not collective, and cheap.
+
+        If a call between nodes has `failed`, look for nodes that are silent, too, for seconds.
+        """
         if self._exchanges is not None:
-            self._exchanges.check_peers(self._peers)
+            self._exchanges.check_peers(self._peers, failed=failed)
 
     def give_up(self, error: BaseException) -> None:
         """Let the other ranks know why this one is going to close its world without them.  Local."""

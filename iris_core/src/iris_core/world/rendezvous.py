@@ -323,7 +323,7 @@ class Opening:
         own = links, pidfds, self.first_error, self._leave
         if self._store is None:
             return Exchanges(*own)
-        return StoreExchanges(*own, self._store, where.rank, where.world_size, self._as_error)
+        return StoreExchanges(*own, self._store, where.rank, self.nodes, self._as_error)
 
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""

@@ -7,8 +7,10 @@ inside the store, whose client lets one thread in at a time, and removes a frame
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import struct
+import threading
 import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ _COUNT = struct.Struct("<I")
 _PIECE_NBYTES = 4 << 20  # a value of torch's TCPStore has 8 MiB at most
 _PAUSE_S = 0.0005, 0.01  # between two looks for frames: at first, at most
 LOOK_S = 0.2  # between two looks for failures
+_BEAT_S, _SILENT_S = 0.5, 2.0  # between two signs of life; without one for so long, a node is lost
 FAILED = "failed"  # the key of a world's first failure
 
 
@@ -86,8 +89,8 @@ class SharedStore:
 class StoreExchanges(Exchanges):
     """The exchanges of one rank in a world of several nodes: with its node by its connections, else by the store.
 
-    Beside what `Exchanges` takes, the store, this rank and the number of ranks; `as_error` makes an error of a failure
-    that was published.
+    Beside what `Exchanges` takes, the store, this rank and the ranks of each node; `as_error` makes an error of a
+    failure that was published.  The first rank of each node shows to the others, again and again, that it is there.
     """
 
     def __init__(
@@ -98,12 +101,17 @@ class StoreExchanges(Exchanges):
         leave: Callable[[], None],
         store: SharedStore,
         rank: int,
-        world_size: int,
+        nodes: Sequence[Sequence[int]],
         as_error: Callable[[Mapping[str, Any]], IrisError],
     ) -> None:
         super().__init__(links, pidfds, first_error, leave)
         self._store, self._as_error = store, as_error
-        self._rank, self._world_size, self._node = rank, world_size, frozenset(links)
+        self._rank, self._world_size, self._node = rank, sum(map(len, nodes)), frozenset(links)
+        self._far = [node for node in nodes if rank not in node]
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="iris beat", daemon=True)
+        if self._far and rank == min({rank, *links}):
+            self._thread.start()
         self._sent: defaultdict[int, deque[tuple[int, list[str]]]] = defaultdict(deque)  # by world: number, and keys
         self._seen: dict[tuple[int, int], int] = {}  # the latest frame of a world and peer
         self._failed: Any = None
@@ -190,10 +198,28 @@ class StoreExchanges(Exchanges):
         call, ranks = json.loads(self._store.get([f"waits/{peer}"])[0])
         return [call] if self._rank in ranks else []
 
-    def check_peers(self, peers: Sequence[int]) -> None:
-        """Raise PeerLostError if the process of one is known to have ended."""
+    def check_peers(self, peers: Sequence[int], *, failed: bool = False) -> None:
+        """Raise PeerLostError if the process of one is known to have ended, or after a failure its node is silent."""
         super().check_peers([peer for peer in peers if peer in self._node])
         self._look(peers)
+        nodes = [node for node in self._far if failed and not set(peers).isdisjoint(node)]
+        before = [self._beats(node) for node in nodes]
+        if nodes:
+            time.sleep(_SILENT_S)
+        silent = [node for node, beats in zip(nodes, before, strict=True) if self._beats(node) == beats]
+        if lost := [peer for node in silent for peer in node if peer in peers]:
+            raise self.lost(lost)
+
+    def _beat(self) -> None:
+        """Show that this node is there, until the world is closed; without the store nobody could see it."""
+        beats = itertools.count(1)
+        with contextlib.suppress(PeerLostError):
+            while not self._stopped.wait(_BEAT_S):
+                self._store.set(f"beat/{self._rank}", str(next(beats)).encode())
+
+    def _beats(self, node: Sequence[int]) -> list[bytes]:
+        key = f"beat/{node[0]}"
+        return self._store.get([key]) if self._store.has([key]) else []
 
     def _look(self, peers: Sequence[int]) -> None:
         """Raise the failure that was published first, unless it is that other ranks were lost."""
@@ -211,6 +237,9 @@ class StoreExchanges(Exchanges):
         if self._closed:
             return
         super().close()
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)  # it may be in a call of a store that is gone
         mine = [key for sent in list(self._sent.values()) for _, keys in sent for key in keys]
         try:
             self._store.set(f"left/{self._rank}", json.dumps(mine).encode())
@@ -218,7 +247,7 @@ class StoreExchanges(Exchanges):
                 for rank in range(self._world_size):
                     keys, host = self._store.get([f"left/{rank}", f"host/{rank}"])
                     self._store.remove([*json.loads(keys), f"folder/{host.decode()}"])
-                    self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host"))
+                    self._store.remove(f"{name}/{rank}" for name in ("left", "waits", "host", "beat"))
                 self._store.remove(["left", FAILED])
         except PeerLostError as e:
             logger.debug("the other nodes do not hear that this rank closes its world: %s", e)
