@@ -54,7 +54,9 @@ class Environment:
         self.site_packages = pathlib.Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
         (self.site_packages / "third_party.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
-        install = ("install", "--no-compile", "--no-index", "--no-deps", "--force-reinstall", *wheels.glob("*.whl"))
+        names = (wheel.name.partition("-")[0] for wheel in wheels.glob("*.whl"))
+        options = ("--no-compile", "--no-index", "--find-links", wheels, "--no-deps", "--force-reinstall")
+        install = ("install", *options, *names)
         for command in (install, ("check",)):
             run = [*_PIP, "--python", self.scripts / "python", *command]
             done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
