@@ -156,7 +156,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu_executor.py
 
 gpu-bench:
-	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl_launch ccl ops_launch fused norm models torch_backend; do $$python benchmarks/$$name.py || exit; done
+	@$(WITH_GPU_PYTHON) for name in rma gluon_bulk gluon_gemm ccl_launch ccl ops_launch fused norm models torch_backend nodes; do $$python benchmarks/$$name.py || exit; done
 
 SECONDS ?= 120
 soak:

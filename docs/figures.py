@@ -53,7 +53,7 @@ def source(*names: str, page: str = "docs") -> str:
     return "; ".join(f"{host}, {text}" for host, text in dated.items()) + "."
 
 
-KINDS = ("ccl", "fused", "norm", "models", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
+KINDS = ("ccl", "nodes", "fused", "norm", "models", "ccl_launch", "ops_launch", "gluon_gemm", "rma", "torch_backend")
 
 
 def versions() -> str:
@@ -149,7 +149,10 @@ def kernels() -> str:
 
 
 # -- beside peers -----------------------------------------------------------------------------------------------------
-_LEFT_OUT: dict[str, set[Any]] = {"fused": {2048, "11008x4096"}, "norm": {16}, "models": {"heap", 8, 8192}}
+_LEFT_OUT: dict[str, set[Any]] = {
+    "fused": {2048, "11008x4096", "28672x8192"}, "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
+    "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512"},
+}  # fmt: skip
 """Values of parameters by kind of results: points with them are in the file alone."""
 
 
@@ -245,6 +248,20 @@ def collectives() -> str:
     return f"{table(['us, graph', *heads], cells)}\n\n{source(*files('ccl'))}"
 
 
+def between() -> str:
+    """Collectives between two nodes by levels, beside NCCL's flat ones."""
+    rows: dict[str, dict[str, str]] = {}
+    for file in files("nodes"):
+        for each in results(file)["results"]:
+            if (each["benchmark"], each["provider"]) == ("nodes.between", "iris hierarchical") and each["verified"]:
+                column = f"{each['num_ranks']} GPUs, {size(each['params']['nbytes'])}"
+                cell = f"{each['time_us']:.0f} ({each['ratio_to_best_peer']:.2f})"
+                rows.setdefault(each["params"]["op"], {})[column] = cell
+    heads = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [[op, *(row.get(head, "") for head in heads)] for op, row in rows.items()]
+    return f"{table(['us, eager', *heads], cells)}\n\n{source(*files('nodes'))}"
+
+
 def fused() -> str:
     """The choice beside the best peer, in graphs and eagerly."""
     parts = []
@@ -280,20 +297,17 @@ def by_point(benchmark: str) -> dict[tuple[str, int, str, str], dict[str, Result
 
 
 def torch_all_reduce() -> str:
-    """`dist.all_reduce` of heap tensors beside NCCL's backend and `ctx.ccl`, at powers of 256."""
+    """`dist.all_reduce` of heap tensors beside NCCL's backend, at powers of 256."""
     rows: dict[tuple[int, int], list[str]] = {}
     for (_, gpus, launched, point), there in by_point("all_reduce").items():
         params, times = json.loads(point), {name: each["time_us"] for name, each in there.items()}
         is_shown = params["place"] == "heap" and params["nbytes"].bit_length() % 8 == 3
-        if {"iris", "ctx.ccl", "nccl"} <= times.keys() and is_shown:
-            cells = rows.setdefault((gpus, params["nbytes"]), [""] * 3)
-            is_graph = launched == "graph"
-            cells[is_graph] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
-            if is_graph:
-                cells[2] = f"{times['ctx.ccl']:.1f}"
+        if {"iris", "nccl"} <= times.keys() and is_shown:
+            cells = rows.setdefault((gpus, params["nbytes"]), [""] * 2)
+            cells[launched == "graph"] = f"{times['iris']:.1f} ({times['nccl'] / times['iris']:.2f})"
     if not rows:
         return "No run on GPUs is kept yet."
-    heads = ["GPUs", "bytes", "eager", "graph", "`ctx.ccl`, graph"]
+    heads = ["GPUs", "bytes", "eager", "graph"]
     lines = [[str(gpus), size(nbytes), *row] for (gpus, nbytes), row in sorted(rows.items())]
     return f"{table(heads, lines)}\n\n{source(*files('torch_backend'))}"
 
@@ -314,8 +328,8 @@ def torch_steps() -> str:
                 if is_divided:
                     columns[f"{gpus} GPUs, {how}"] = None
                     launched.setdefault(name, {})[f"{gpus} GPUs, {how}"] = cell
-                else:
-                    eager.setdefault(f"{what}, {params['width']}/{params['tokens']}", {})[f"{gpus} GPUs, {name}"] = cell
+                elif is_on_page("torch_backend", {"step": (step := f"{what}, {params['width']}/{params['tokens']}")}):
+                    eager.setdefault(step, {})[f"{gpus} GPUs, {name}"] = cell
     if not launched or not eager:
         return "No run on GPUs is kept yet."
     names = list(dict.fromkeys(name for row in eager.values() for name in row))
@@ -441,14 +455,25 @@ def gpu_tests() -> str:
 
 # -- several nodes, on paper ------------------------------------------------------------------------------------------
 def scaling() -> str:
-    """What the model says of collectives, with its own constants."""
+    """What the model says of collectives and of training steps, with its own constants."""
+    machines, model = [Machine(1 << power) for power in range(8)], results("published")["training"][0]
     alike: dict[tuple[str, ...], list[str]] = {}
     for op in OPS:
         for nbytes in SIZES[::2]:
-            times = (Machine(nodes).seconds(op, nbytes) * 1e6 for nodes in (1, 4, 16, 64))
-            alike.setdefault((size(nbytes), *(f"{us:,.0f}" for us in times)), []).append(op)
-    rows = [[", ".join(ops), *cells] for cells, ops in alike.items()]
-    return table(["us, predicted", "bytes", *(f"{nodes} x 8" for nodes in (1, 4, 16, 64))], rows)
+            times = (f"{each.seconds(op, nbytes) * 1e6:,.0f}" for each in machines)
+            alike.setdefault((f"{size(nbytes)}, us", *times), []).append(op)
+    columns = [["nodes of 8", *(str(each.num_nodes) for each in machines)]]
+    columns += [[", ".join([*ops, unit]), *times] for (unit, *times), ops in alike.items()]
+    for tokens in (model["tokens_per_gpu"], 1024):
+        steps = (each.step_seconds(*trained(model, tokens)) for each in machines)
+        columns.append([f"step, {tokens} tokens, ms", *(f"{step * 1e3:,.0f}" for step in steps)])
+    heads, *rows = map(list, zip(*columns, strict=True))
+    return table(heads, rows)
+
+
+def trained(model: Result, tokens: float) -> tuple[float, float, int]:
+    """What `step_seconds` takes, of a model that was trained on one node: its computation goes with the tokens."""
+    return tokens / model["tokens_per_second_per_gpu"], model["params"], model["layers"]
 
 
 def scaling_published() -> str:
@@ -459,10 +484,9 @@ def scaling_published() -> str:
         rates = [machine.bus_bytes_per_s(each["op"], each["nbytes"], flat=flat) / 1e9 for flat in (True, False)]
         shown = [f"{rate:.0f}" for rate in (each["gb_per_s"], *rates)]
         rows.append([f"bus GB/s: [{each['what']}]({each['source']})", *shown])
-    alone = published["training"][0]
-    step_s = alone["tokens_per_gpu"] / alone["tokens_per_second_per_gpu"]
+    about = trained(published["training"][0], published["training"][0]["tokens_per_gpu"])
     for each in published["training"]:
-        machine, about = Machine(each["num_nodes"], each["gpus"]), (step_s, each["params"], each["layers"])
+        machine = Machine(each["num_nodes"], each["gpus"])
         steps = [machine.step_seconds(*about, flat=flat) for flat in (True, False)]
         rates = [each["tokens_per_second_per_gpu"], *(each["tokens_per_gpu"] / step for step in steps)]
         rows.append([f"tokens/s per GPU: [{each['what']}]({each['source']})", *(f"{rate:,.0f}" for rate in rates)])
@@ -470,8 +494,8 @@ def scaling_published() -> str:
 
 
 REGIONS: dict[str, Callable[[], str]] = {
-    "kernels": kernels, "against": against, "collectives": collectives, "fused": fused, "launches": launches,
-    "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
+    "kernels": kernels, "against": against, "collectives": collectives, "between": between, "fused": fused,
+    "launches": launches, "signals": signals, "executor": executor, "checker": checker, "gpu-tests": gpu_tests,
     "torch-all-reduce": torch_all_reduce, "torch-steps": torch_steps, "scaling": scaling,
     "scaling-published": scaling_published, "norms": norms, "models": models, "versions": versions,
 }  # fmt: skip

@@ -8,12 +8,14 @@ import importlib.metadata
 import json
 import pathlib
 import re
+import tomllib
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from gluon_kernels import said_by_the_compiler
+from packaging.requirements import Requirement
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -84,9 +86,16 @@ def test_a_shim_declares_what_the_wheel_defines(version):
     assert {path.name for path in SHIMS[version].parent.glob("*.ll")} == {path.name for path in SHIMS.values()}
 
 
-def test_another_version_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"NCCL 2\.30, 2\.32.* this is 2\.99"):
-        gin.libraries(Network((1, 2), (2, 99), "libnccl_device.bc"))
+@table("minor", [31, 99])
+def test_another_version_is_refused_by_name(minor):
+    with pytest.raises(UnsupportedError, match=rf"NCCL 2\.30, 2\.32.* this is 2\.{minor}"):
+        gin.libraries(Network((1, 2), (2, minor), "libnccl_device.bc"))
+
+
+def test_the_extra_brings_versions_that_have_a_shim():
+    about = tomllib.loads((ROOT / "iris_allocators" / "pyproject.toml").read_text())["project"]
+    (nccl,) = (each for each in map(Requirement, about["optional-dependencies"]["nccl"]) if "nvidia" in each.name)
+    assert [f"2.{minor}" for minor in range(33) if f"2.{minor}.99" in nccl.specifier] == VERSIONS
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------

@@ -253,11 +253,12 @@ def test_a_step_hides_all_layers_but_one():
     assert machine.step_seconds(0.0, 1e9, 10) == pytest.approx(19 * gather_s + 10 * scatter_s)
 
 
-def test_the_model_of_several_nodes(capsys):
-    assert main(["bench", "model", "--gpus", "4", "--rail-gbs", "12.5"]) == 0
+@table("gpus", [1, 4])  # one GPU alone sends nothing
+def test_the_model_of_several_nodes(capsys, gpus):
+    assert main(["bench", "model", "--gpus", str(gpus), "--rail-gbs", "12.5"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line in OPS] == list(OPS)
-    machine = Machine(128, 4, rail=Level(Machine(1).rail.latency_s, 12.5e9))
+    machine = Machine(128, gpus, rail=Level(Machine(1).rail.latency_s, 12.5e9))
     assert f"{machine.seconds('all_to_all', 1 << 30) * 1e6:,.0f}" in out
 
 

@@ -1,6 +1,11 @@
 """Examples 31 to 60: with other shapes than those they show, in a row without waits, traced, and trained."""
 
 import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
 
 import jobs_examples
 import jobs_models
@@ -8,6 +13,7 @@ import pytest
 from rank_counts import GPU_TIERS
 from tables import table
 
+from iris_core.errors import IrisError
 from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
@@ -105,9 +111,29 @@ def test_training_is_as_alone(ranks, name, num_ranks, steps):
 @pytest.mark.parametrize("num_ranks", [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")])
 def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, tmp_path):
     """Layers are divided within the nodes, and parameters between them."""
-    for steps in (1, 2):
-        train = (
-            jobs_examples.train, num_ranks, "60_two_nodes.py", steps, jobs_examples.free_port(), "2x2", str(tmp_path),
-        )  # fmt: skip
-        lines = ranks.run(*train)
-        assert [line.partition(": ")[2] for line in lines] == ["2 nodes, 1 losses as alone"] * num_ranks
+
+    def train(steps, nodes="2x2"):
+        args = "60_two_nodes.py", steps, jobs_examples.free_port(), nodes, str(tmp_path)
+        return [line.partition(": ")[2] for line in ranks.run(jobs_examples.train, num_ranks, *args)]
+
+    for steps, said in ((1, "1 losses as alone"), (2, "1 losses as alone"), (2, "nothing is left of 2 steps")):
+        assert train(steps) == [f"2 nodes, {said}"] * num_ranks
+    with pytest.raises(IrisError, match="SystemExit: the nodes have different numbers of ranks"):
+        train(3, "3+1")
+
+
+def test_torchrun_starts_again_where_a_lost_rank_had_stopped(tmp_path):
+    """With the variable that the example names: without it, no second attempt can begin."""
+    name, value = re.search(r"(TORCH_\w+)=(\w+) torchrun", (EXAMPLES / "60_two_nodes.py").read_text()).groups()
+    environ = {**os.environ, name: value, "IRIS_NODES": "2x2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    options = "--nproc-per-node=4", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"
+    program = pathlib.Path(__file__).with_name("dies_once.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "6", str(tmp_path), *options],
+        env=environ | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(EXAMPLES)])},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.parent.name for path in tmp_path.glob("*/.metadata")) == ["000005", "000006"]
+    said = [f"rank {rank} of 4 on cpu: 2 nodes, 1 losses as alone" for rank in range(4)]
+    assert done.stdout.splitlines() == said

@@ -126,6 +126,13 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
         return run_cases(device, made, turns, members, heap="48MiB", handles=True, around=late, look=served_by)
 
 
+def collectives_of_all(every):
+    """`collectives` of all ranks, of this rank's node, and along its rail: each takes a share of the calls."""
+    with Iris("1MiB", device="cpu") as ctx:
+        groups = None, list(ctx.node_group), list(ctx.rail_group)
+    return [collectives(each, "elements", every, number, 1) for number, each in enumerate(groups)]
+
+
 def products(members, names):
     """What is wrong with products of some ranks; what has served them."""
     made = list(product_cases(len(members or range(dist.get_world_size())), names))

@@ -12,40 +12,52 @@ import time
 
 import torch
 import torch.distributed as dist
+from jobs_node_collectives import collectives_of_all
 
 from iris_core import Iris
 from iris_core.errors import IrisError
 
+BOUND_S = 4.0
+"""Of exchanges with a node that is lost."""
 
-def rank_main(rank, size, address, port):
-    """Open a context, use what goes between nodes, and say what the end of the store's process looks like."""
+
+def rank_main(rank, size, address, port, last):
+    """Open a context, use what goes between nodes, and say it; `last` is what is done when a node is lost."""
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank, world_size=size)
-    with Iris("1MiB", device="cpu", barrier_timeout=60.0) as ctx:
-        x = ctx.full((4,), float(rank))
-        ctx.barrier()
-        said = {"node": ctx.node, "ranks": ctx.node_ranks, "offset": ctx.heap.offset_of(x)}
-        said["peers"] = [ctx.as_remote(x, peer)[0].item() for peer in ctx.node_ranks]
-        said["sent"] = ctx.broadcast({"from": rank}, src=size - 1)
-        dist.all_reduce(x)
-        said["sum"] = x.tolist()
-        try:
-            ctx.as_remote(x, size - 1 if rank == 0 else 0)
-        except IrisError as error:
-            said["refused"] = str(error)
-        if rank == 0:  # it has the store
+    said = {"wrong": [wrong for wrong, _ in collectives_of_all(9)]}
+    try:
+        with Iris("1MiB", device="cpu", barrier_timeout=60.0) as ctx:
+            x = ctx.full((4,), float(rank))
             ctx.barrier()
-            print(json.dumps(said), flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            ctx.barrier()  # rank 0 may be gone before it is over here
+            said |= {"node": ctx.node, "ranks": ctx.node_ranks, "offset": ctx.heap.offset_of(x)}
+            said["peers"] = [ctx.as_remote(x, peer)[0].item() for peer in ctx.node_ranks]
+            said["sent"] = ctx.broadcast({"from": rank}, src=size - 1)
+            try:
+                ctx.as_remote(x, next(peer for peer in range(size) if not ctx.is_reachable(peer)))
+            except IrisError as error:
+                said["refused"] = str(error)
+            ctx.ccl.all_reduce(x, x)
             ctx.barrier()
-        except IrisError as error:
-            said["lost"] = [type(error).__name__, str(error)]
-    print(json.dumps(said), flush=True)
+            ctx._world.timeout_s = BOUND_S
+            if last == "pause":
+                say(said)
+                signal.pause()
+            while True:
+                if last == "call":
+                    ctx.ccl.all_reduce(x, x)
+                ctx.barrier()
+    except IrisError as error:
+        said["lost"] = [type(error).__name__, str(error)]
+    say(said)
+
+
+def say(said):
+    sys.stdout.write(json.dumps(said) + "\n")  # at once: ranks share the pipe
+    sys.stdout.flush()
 
 
 def main():
-    name, interface, address, port, size, *ranks = sys.argv[1:]
+    name, interface, address, port, size, last, *ranks = sys.argv[1:]
     socket.sethostname(name)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
@@ -55,7 +67,7 @@ def main():
             children.append(child)
             continue
         os.environ.update(LOCAL_RANK=str(place), LOCAL_WORLD_SIZE=str(len(ranks)), RANK=str(rank), WORLD_SIZE=size)
-        os._exit(attempt(rank, int(size), address, int(port)))
+        os._exit(attempt(rank, int(size), address, int(port), last))
     for child in children:
         os.waitpid(child, 0)
 
@@ -64,7 +76,7 @@ def attempt(*args):
     try:
         rank_main(*args)
     except BaseException as error:  # noqa: BLE001 - told to the test
-        print(json.dumps({"failed": repr(error)}), flush=True)
+        say({"failed": repr(error)})
         time.sleep(1)  # others may have to say more
     return 0
 

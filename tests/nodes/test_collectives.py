@@ -38,6 +38,14 @@ def test_collectives_are_right(pool, group, some):
         assert chunks > 3 or not levels & BY_LEVELS or not served
 
 
+def test_eight_ranks_of_all_nodes_of_one_and_along_a_rail(pool):
+    for results in pool.run(divided, 8, "2x4", jobs.collectives_of_all, 9):
+        assert [wrong for wrong, _ in results] == [[]] * 3
+        of_all, of_node, of_rail = (served for _, (served, _) in results)
+        assert (of_levels(of_all), of_levels(of_rail)) == (BY_LEVELS | {"all_to_all"}, set())
+        assert not {name for _, name in of_node} & (FLAT | {"hierarchical"})
+
+
 @pytest.mark.parametrize("group", ["a permuted grid", "unequal nodes", "a mixture"])
 def test_parts_for_other_nodes_go_as_lists(pool, group, some):
     """As NCCL takes them: gloo, in whose place they are, has them copied."""

@@ -1,9 +1,10 @@
-"""A world of two hosts, as far as one machine can be two: a network, host name and process ids for each node."""
+"""A world of several hosts, as far as one machine can be that: a network, host name and process ids for each node."""
 
 import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -19,52 +20,69 @@ def call(*command):
 
 
 @pytest.fixture
-def networks():
-    """Two network namespaces that a cable joins: (name, interface, address) of each."""
+def networks(nodes):
+    """Network namespaces that a switch in another one joins, one for each node: (name, interface, address) of each."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
         pytest.skip("only root can make networks, with ip and unshare")
     mark = f"{os.getpid() % 100000}"
-    nets = [(f"iris{mark}{side}", f"iv{mark}{side}", f"10.213.7.{1 + index}") for index, side in enumerate("ab")]
+    nets = [(f"iris{mark}{node}", f"iv{mark}{node}", f"10.213.7.{1 + node}") for node in range(nodes)]
+    switch = f"iris{mark}switch"
     with contextlib.ExitStack() as undo:
         try:
-            for name, _, _ in nets:
+            for name in (switch, *(name for name, _, _ in nets)):
                 call("ip", "netns", "add", name)
                 undo.callback(call, "ip", "netns", "del", name)
-            (a, inner_a, _), (b, inner_b, _) = nets
-            call("ip", "link", "add", inner_a, "netns", a, "type", "veth", "peer", "name", inner_b, "netns", b)
+            call("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+            call("ip", "-n", switch, "link", "set", "switch", "up")
             for name, interface, address in nets:
+                port = "type", "veth", "peer", "name", interface, "netns", switch
+                call("ip", "link", "add", interface, "netns", name, *port)
+                call("ip", "-n", switch, "link", "set", interface, "master", "switch", "up")
                 call("ip", "-n", name, "address", "add", f"{address}/24", "dev", interface)
                 call("ip", "-n", name, "link", "set", interface, "up")
                 call("ip", "-n", name, "link", "set", "lo", "up")
-            call("ip", "netns", "exec", a, "unshare", "--pid", "--fork", "--uts", "--mount-proc", "true")
+            call("ip", "netns", "exec", nets[0][0], "unshare", "--pid", "--fork", "--uts", "--mount-proc", "true")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no networks and namespaces can be made here: {error.stderr.strip()}")
         yield nets
 
 
-def test_a_world_of_two_networks(networks):
-    """Three ranks, one of them alone on its node; at last rank 0 dies, whose process has torch's store."""
-    ranks, nodes = [[0, 1], [2]], []
-    address = networks[0][2]
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "per_node", "lost", "last"), [
+    (2, 2, 1, "call"), (2, 4, 1, "wait"), (3, 2, 0, "call"),
+])  # fmt: skip
+def test_a_world_of_several_networks(networks, nodes, per_node, lost, last):
+    """At last a node dies: the one with torch's store, or another one, which others notice or which is only silent."""
+    size, started = nodes * per_node, []
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        for index, (name, interface, _) in enumerate(networks):
+        for node, (name, interface, _) in enumerate(networks):
+            ranks = range(node * per_node, (node + 1) * per_node)
             unshare = ["unshare", "--pid", "--fork", "--kill-child", "--uts", "--mount-proc"]
-            what = [f"host{index}", interface, address, "29555", "3", *map(str, ranks[index])]
-            command = ["ip", "netns", "exec", name, *unshare, sys.executable, str(PROGRAM), *what]
-            nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ))
-        said = [json.loads(line) for each in nodes for line in each.communicate(timeout=HANG_S)[0].splitlines()]
+            what = [f"host{node}", interface, networks[0][2], "29555", str(size), "pause" if node == lost else last]
+            command = ["ip", "netns", "exec", name, *unshare, sys.executable, str(PROGRAM), *what, *map(str, ranks)]
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ))
+        first = [started[lost].stdout.readline() for _ in range(per_node)]
+        if last == "wait":
+            call("ip", "-n", networks[lost][0], "link", "set", networks[lost][1], "down")
+        started[lost].kill()
+        rest = [line for each in started for line in each.communicate(timeout=HANG_S)[0].splitlines()]
     finally:
-        for each in nodes:
+        for each in started:
             each.kill()
             each.wait()
-    assert [each.get("failed") for each in said] == [None] * 3
-    assert [(each["node"], each["ranks"]) for each in said] == [(0, [0, 1]), (0, [0, 1]), (1, [2])]
-    assert [each["peers"] for each in said] == [[0.0, 1.0], [0.0, 1.0], [2.0]]
-    assert len({each["offset"] for each in said}) == 1
-    assert all(each["sent"] == {"from": 2} and each["sum"] == [3.0] * 4 for each in said)
-    assert ["is on node" in each.get("refused", "") for each in said] == [True, False, True]
-    assert [each["lost"][0] for each in said[1:]] == ["PeerLostError"] * 2
-    gone = "the process that has the store of torch.distributed is gone"
-    assert said[1]["lost"][1].startswith(("rank 1: rank 0 ", f"rank 1: {gone}"))
-    assert said[2]["lost"][1].startswith(f"rank 2: {gone}")
+    said = [json.loads(line) for line in (*first, *rest)]
+    assert [each.get("failed") for each in said] == [None] * size
+    assert [each["wrong"] for each in said] == [[[]] * 3] * size
+    for each in said:
+        mine = list(range(each["node"] * per_node, (each["node"] + 1) * per_node))
+        assert (each["ranks"], each["peers"]) == (mine, [float(rank) for rank in mine])
+        assert (each["sent"], each["offset"]) == ({"from": size - 1}, said[0]["offset"])
+        assert "is on node" in each["refused"]
+    survivors = [each["lost"] for each in said if each["node"] != lost]
+    assert len(survivors) == size - per_node
+    named = "|".join(rf"\branks? (\d+, )*{rank}\b" for rank in range(lost * per_node, (lost + 1) * per_node))
+    named += "" if lost else "|the process that has the store of torch.distributed is gone"
+    for kind, text in survivors:
+        assert kind in ("PeerLostError", "CollectiveTimeoutError", "IrisError")
+        assert re.search(named, text), text

@@ -64,10 +64,10 @@ class Machine:
         return latency_s + most + (0 if flat or direct else least / CHUNKS)
 
     def bus_bytes_per_s(self, op: str, nbytes: float, *, flat: bool = False) -> float:
-        """Return the rate as nccl-tests state it: bytes over time, times what an ideal ring sends of each byte."""
+        """Return the rate as nccl-tests state it: bytes over time, times what an ideal ring sends of each; 0 alone."""
         ranks = self.gpus * self.num_nodes
         factor = (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
-        return factor * nbytes / self.seconds(op, nbytes, flat=flat)
+        return factor and factor * nbytes / self.seconds(op, nbytes, flat=flat)
 
     def step_seconds(self, compute_s: float, params: float, layers: int, *, flat: bool = False) -> float:
         """Return the seconds of a training step of FSDP2 over all GPUs, each with the same work at any number of nodes.
