@@ -1,11 +1,14 @@
 """Rank jobs of the tests of examples."""
 
 import importlib.util
+import os
 import pathlib
 import socket
 import sys
 
 from jobs_common import environment
+
+from iris_core.world.rendezvous import divide
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -29,8 +32,12 @@ def call(path, function, args, device):
 
 
 def train(name, steps, port, nodes="", *more):
-    """Do what torchrun does in a rank: run an example that trains; with `nodes`, as if the ranks were on several."""
-    with environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes):
+    """Do what torchrun does in a rank: run an example that trains; with `nodes`, as if the ranks were on several.
+
+    Between these NCCL sends nothing over NVLink or PCIe then.
+    """
+    host = f"node {divide(nodes, int(os.environ['WORLD_SIZE']))[int(os.environ['RANK'])]}"
+    with environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes, NCCL_HOSTID=host):
         return load(EXAMPLES / name).main(steps, *more)
 
 
