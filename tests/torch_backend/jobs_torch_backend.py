@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from jobs_common import said_by
+from jobs_common import environment, said_by
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
@@ -91,6 +91,12 @@ def collectives(ranks, device):
 
 def flat(tensors):
     return [each for some in tensors for each in (some if isinstance(some, list) else [some])]
+
+
+def on_nodes(store, nodes, job, *args):
+    """Run a job on ranks that are divided into nodes."""
+    with environment(IRIS_NODES=nodes):
+        return job(store, *args)
 
 
 def equal_to_peer(store, groups, device="cpu"):

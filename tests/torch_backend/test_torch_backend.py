@@ -44,12 +44,16 @@ def on_ranks(ranks, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "num_ranks"),
-    [("cpu", 3), *(pytest.param("cuda", each, marks=pytest.mark.multigpu(each)) for each in (2, 4))],
-)
-def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks):
+    ("device", "num_ranks", "nodes"),
+    [
+        ("cpu", 3, ""), ("cpu", 4, "3+1"),
+        *(pytest.param("cuda", each, "", marks=pytest.mark.multigpu(each)) for each in (2, 4)),
+        pytest.param("cuda", 4, "2x2", marks=pytest.mark.multigpu(4)),
+    ],
+)  # fmt: skip
+def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
     groups = [list(range(num_ranks)), [num_ranks - 1, 0]]
-    assert on_ranks(jobs.equal_to_peer, num_ranks, groups, device) == [[]] * num_ranks
+    assert on_ranks(jobs.on_nodes, num_ranks, nodes, jobs.equal_to_peer, groups, device) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
