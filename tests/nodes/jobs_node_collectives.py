@@ -126,6 +126,40 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
         return run_cases(device, made, turns, members, heap="48MiB", handles=True, around=late, look=served_by)
 
 
+def captured():
+    """Replay graphs of collectives by levels, with new values each time; return which of them are wrong."""
+    wrong = []
+    with small_chunks(), Iris("64MiB", device="cuda") as ctx:
+        size, me = ctx.num_ranks, ctx.cur_rank
+        parts = ctx.empty(size, 3000)
+        out, gathered, mine = ctx.empty(size, 3000), ctx.empty(size, size, 3000), ctx.empty(3000)
+        config = Config(algorithm="hierarchical")
+        calls = {
+            "all_reduce": partial(ctx.ccl.all_reduce, out, parts, config=config),
+            "all_gather": partial(ctx.ccl.all_gather, gathered, parts, config=config),
+            "reduce_scatter": partial(ctx.ccl.reduce_scatter, mine, parts, config=config),
+            "all_to_all": partial(ctx.ccl.all_to_all, out, parts, config=config),
+        }
+        numbers = torch.arange(size * 3000, device=parts.device).view(size, 3000) % 11
+        for op, call in calls.items():
+            call()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask the driver, too
+                call()
+            for turn in range(3):
+                everyone = torch.stack([numbers + (rank + 1) * (turn + 2) for rank in range(size)]).float()
+                parts.copy_(everyone[me])
+                graph.replay()
+                whole = everyone.sum(0)
+                wanted = {"all_reduce": whole, "all_gather": everyone, "reduce_scatter": whole[me]}
+                found = {"all_gather": gathered, "reduce_scatter": mine}.get(op, out)
+                if not torch.equal(found, wanted.get(op, everyone[:, me])):
+                    wrong.append((op, turn))
+                ctx.barrier()
+            graph.reset()
+    return wrong
+
+
 def collectives_of_all(every):
     """`collectives` of all ranks, of this rank's node, and along its rail: each takes a share of the calls."""
     with Iris("1MiB", device="cpu") as ctx:

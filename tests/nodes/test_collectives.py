@@ -86,6 +86,11 @@ def test_collectives_over_nccl_are_right(pool, num_ranks, nodes):
             assert nodes == "2x2" or "nccl" in {name for _, name in served}
 
 
+@pytest.mark.multigpu(4, shared=False)
+def test_graphs_of_collectives_over_nccl_are_right(pool):
+    assert pool.run(divided, 4, "2x2", jobs.captured) == [[]] * 4
+
+
 def test_messages_arrive_in_order_and_what_is_not_expected_is_told(pool):
     for rank, (told, splits) in enumerate(pool.run(divided, 4, "3+1", jobs.messages)):
         assert splits.startswith("DeviceError: all_to_all between ranks 0, 1, 2, 3: rank 0 takes 2 rows from rank 1")
