@@ -327,7 +327,9 @@ MISTAKES = {
     "tune --ops --max 1MiB": "--max: fused operations have shapes", "tune --backend=": "no backend named ''",
     "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
     "trace": "invalid choice: 'trace'", "plugin": "did you mean plugins?", "docter": "did you mean doctor?",
-    "plugins --nope": "unrecognized arguments: --nope; iris --help says more", "plugins nope": "arguments: nope",
+    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help", "plugins nope": ": nope;",
+    "--nope demo": "iris: unrecognized arguments: --nope; iris --help", "demo --rnaks 2": "2; did you mean --ranks?",
+    "bench compare a b --tolerence=1": "iris bench compare: unrecognized arguments: --tolerence=1; did you mean --to",
     "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "doctor --timeout=-1": "-1: a bound",
     "doctor --timeout nan": "nan: a bound", "bench": "required: ACTION", "bench run": "'compare', 'model'",
     "bench compare a": "required: new", "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
