@@ -218,18 +218,3 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     assert entries[-1].op == "reduce"  # what was not measured again stays
     assert entries[0].op == "all_reduce"
     assert entries[0].seconds < 9.0
-
-
-@table(("arguments", "message"), [
-    (["--max", "many"], "--max many: a size is"),
-    (["--ranks", "1", "--device", "cpu"], "one rank leaves nothing to choose"),
-    (["--ranks", "1000", "--device", "cuda"], "1000 ranks need as many GPUs"),
-    (["--op", "magic"], "no operation magic"), (["--shape", "4x4x4"], "--shape is one of fused operations"),
-    (["--ops", "--shape", "4x4"], "--shape 4x4: a shape is three numbers"),
-    (["--ops", "--shape", "4x0x4"], "a shape is three numbers"),
-    (["--ops", "--max", "1MiB", "--min", "2"], "--min, --max: fused operations have shapes"),
-    (["--ops", "--device", "cpu"], "give small ones by --shape"),
-])  # fmt: skip
-def test_the_command_refuses_what_cannot_be(arguments, message, capsys):
-    assert main(["tune", *arguments]) == 1
-    assert message in capsys.readouterr().err

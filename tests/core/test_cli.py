@@ -153,9 +153,10 @@ def test_config(capsys, clean_environment, monkeypatch):
     assert values["IRIS_HEAP_SIZE"] == (2 << 20, "environment", "")
     assert values["IRIS_TRITON__BOUNDS_CHECK"] == (False, "environment", "triton")
     assert values["IRIS_BLOCK"] == ([], "default", "")
-    assert len(document["warnings"]) == 1
-    assert "did you mean IRIS_HEAP_SIZE?" in document["warnings"][0]
     status, out, err = run(capsys, "config", "heap_size")
+    (warning,) = document["warnings"]
+    assert "did you mean IRIS_HEAP_SIZE?" in warning
+    assert err == f"iris: {warning}\n"
     assert (status, out.splitlines()[0]) == (0, "IRIS_HEAP_SIZE")
     assert run(capsys, "config", "IRIS_HEAP_SIZE") == (0, out, err)
     assert len(json.loads(run(capsys, "config", "--json", "heap_size")[1])["settings"]) == 1
@@ -284,22 +285,19 @@ def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_
         assert ("WRONG" in out) is not ok
 
 
-@table(("options", "name", "ranks"), [
-    (["--ranks", "2"], "message-passing", 2), (["--nodes", "2x2"], "between-nodes", 4),
+@table(("nodes", "options", "name", "ranks"), [
+    ("", ["--ranks", "2"], "message-passing", 2), ("3+1", ["--nodes", "2x2"], "between-nodes", 4),
+    ("1+1", [], "between-nodes", 2),
 ])  # fmt: skip
-def test_a_real_run(capsys, monkeypatch, fork_ranks, options, name, ranks):
+def test_a_real_run(capsys, monkeypatch, fork_ranks, nodes, options, name, ranks):
     """Programs run in each node, collectives between all."""
     fork_ranks(monkeypatch)
+    monkeypatch.setenv("IRIS_NODES", nodes)
     assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     shown = [row[key] for key in ("name", "ranks", "backend", "allocator", "ok")]
     assert shown == [name, ranks, "triton", "host", True]
     assert row["error"] <= row["tolerance"]
-
-
-def test_an_unknown_demonstration_lists_those_there_are(capsys, forked_ranks):
-    assert main(["demo", "--ranks", "1", "--device", "cpu", "--only", "heet"]) != 0
-    assert "message-passing, gemm-all-scatter" in capsys.readouterr().err
 
 
 @table(("gpus", "ranks", "device", "expected"), [
@@ -318,31 +316,56 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
 
 # -- mistakes: each is one line that says so, before torch is imported, and no traceback ------------------------------
 MISTAKES = {
-    "demo --ranks 0": "--ranks must be at least 1", "demo --ranks x": "int value: 'x'; iris demo --help says more",
-    "demo --device gpu": "--device gpu: say cpu, cuda or cuda:1", "demo --backend nope": "installed are gluon, triton",
+    "demo --ranks 0": "a whole number from 1 to", "demo --ranks x": "int value: 'x'; iris demo --help says more",
+    "demo --ranks 999999": "not 999999: a rank takes about", "tune --ranks 999999": "not 999999: a rank takes about",
+    "demo --device gpu": "device='gpu' is not valid: say cpu,", "demo --backend nope": "installed are gluon, triton",
     "demo --allocator nope@nobody": "no allocator named 'nope@nobody'", "demo --allocator vmm": "did you mean 'vmem'?",
-    "demo --nodes 2x": "IRIS_NODES='2x' must be like", "demo --nodes 2x2 --ranks 3": "has 4 ranks, --ranks says 3",
-    "tune --ranks 1": "--ranks 2 or more", "tune --limit nan": "seconds above 0", "tune --limit 0": "seconds above 0",
-    "tune --max many": "bytes or text such as 64MiB", "tune --min 2MiB --max 1MiB": "2MiB is more than --max 1MiB",
-    "tune --shape 1x1x1": "give --ops, too", "tune --ops --shape 1x0x1": "three numbers such as",
-    "tune --ops --max 1MiB": "--max: fused operations have shapes", "tune --backend=": "no backend named ''",
+    "demo --nodes 2x": "nodes='2x' is not valid: IRIS_NODES is like", "demo --nodes 9999x9999": "of all nodes must be",
+    "demo --nodes 2x2 --ranks 3": "have 4 ranks, --ranks says 3", "tune --ranks 1": "a whole number from 2 to",
+    "tune --limit nan": "seconds above 0", "tune --limit 0": "seconds above 0", "tune --backend=": "backend='' is not",
+    "tune --max many": "many: a size is a number of bytes or text", "tune --out /dev/null/t": "made in /dev/null (",
+    "tune --min 2KiB --max 1KiB": "--min 2048 is more than --max 1024", "tune --shape 1x1x1": "give --ops, too",
+    "tune --ops --shape 1x0x1": "three numbers such as", "tune --ops --shape 4x4": "three numbers such as",
+    "tune --ops --max 1MiB": "--max: fused operations have shapes",
     "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
     "trace": "invalid choice: 'trace'", "plugin": "did you mean plugins?", "docter": "did you mean doctor?",
-    "plugins --nope": "unrecognized arguments: --nope; iris --help says more", "plugins nope": "arguments: nope",
+    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help", "plugins nope": ": nope;",
+    "--nope demo": "iris: unrecognized arguments: --nope; iris --help", "demo --rnaks 2": "2; did you mean --ranks?",
+    "bench compare a b --tolerence=1": "iris bench compare: unrecognized arguments: --tolerence=1; did you mean --to",
     "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "doctor --timeout=-1": "-1: a bound",
     "doctor --timeout nan": "nan: a bound", "bench": "required: ACTION", "bench run": "'compare', 'model'",
     "bench compare a": "required: new", "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
     "bench compare a b --tolerance nan": "--tolerance nan must be a number", "check nothing.py": "nothing.py",
     "bench model --gpus 0": "--gpus must be a number above 0", "bench model --rail-us nan": "--rail-us must be",
     "bench model --rail-us=-1": "--rail-us must be", "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
+    "IRIS_NODES=7x config device": "IRIS_NODES='7x' (from", "IRIS_NODES=7x demo": "IRIS_NODES='7x' (from",
+    "IRIS_NODES=2x2 tune --ranks 2": "have 4 ranks, --ranks says 2", "IRIS_BACKEND=nope tune": "named 'nope'",
+    "IRIS_DEVICE=gpu config": "IRIS_DEVICE='gpu' (from the environment) is not valid: say cpu, cuda or cuda:1",
+    "IRIS_HEAP_SIZE=abc demo": "valid: a size is a number of bytes", "IRIS_CACHE_DIR=/dev/null tune": "/dev/null/ccl",
 }  # fmt: skip
+LATER = {
+    "demo --only heet": "called heet; there are: message-passing, gemm-all-scatter", "tune --device cuda": "a GPU each",
+    "IRIS_DEVICE=cuda demo": "torch sees no GPU", "IRIS_DEVICE=cuda:1 tune": "2 ranks on cuda:1 need a GPU each",
+    "tune --op all_reduc": "no operation all_reduc can be tuned", "tune --dtype bf": "no element type bf can be tuned",
+    "tune --ops --device cpu": "give small ones by --shape", "tune --max 0": "sizes from 1024 to 0 bytes",
+    "tune --device cpu --allocator vmem": "'vmem' names it): it works on cuda, hip only",
+    "IRIS_TRITON__BOUNDS_CHECK=perhaps tune": "IRIS_TRITON__BOUNDS_CHECK='perhaps' (from the environment) is not valid",
+    "IRIS_BLOCK=triton,gluon tune": "together on cpu: blocked: IRIS_BLOCK names it",
+    "IRIS_BLOCK=triton demo --backend triton": "is blocked: take it out of IRIS_BLOCK",
+}  # fmt: skip
+"""What only torch or the backend knows: likewise, before ranks are started."""
 RUN = "import sys; from iris_core.cli import main; sys.exit(main(sys.argv[1:]))"
 RUN_ALL = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
+from unittest import mock
 from iris_core.cli import main
+from iris_core.world import launch
+launch.run = None  # no rank is started
 for line in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        status = main(line.split())
+    words = line.split()
+    variables = dict(word.split("=") for word in words if word.startswith("IRIS_"))
+    with contextlib.redirect_stderr(io.StringIO()) as said, mock.patch.dict(os.environ, variables):
+        status = main(words[len(variables):])
     print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
 """
 HIDE = """
@@ -364,24 +387,27 @@ def variables(**more):
 
 
 def test_wrong_arguments_are_one_line():
-    command = [sys.executable, "-c", RUN_ALL, json.dumps(list(MISTAKES))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables())
+    command = [sys.executable, "-c", RUN_ALL, json.dumps([*MISTAKES, *LATER])]
+    environ = variables(CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environ)
     assert "Traceback" not in done.stdout + done.stderr
-    results = dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+    expected = MISTAKES | LATER
+    results = dict(zip(expected, map(json.loads, done.stdout.splitlines()), strict=True))
     for line, (status, said, torch_is_there) in results.items():
-        assert (status in (1, 2), said.count("\n"), torch_is_there) == (True, 1, False), (line, said)
+        assert (status in (1, 2), said.count("\n"), torch_is_there) == (True, 1, line in LATER), (line, said)
         assert said.startswith("iris")
-        assert MISTAKES[line] in said
-        assert ("did you mean" in said) == ("did you mean" in MISTAKES[line]), line
+        assert expected[line] in said
+        assert ("did you mean" in said) == ("did you mean" in expected[line]), line
 
 
-@table(("before", "device", "words"), [
-    ("", "cuda", "torch sees no GPU"), (HIDE.format(name="torch"), "cpu", "torch is not installed for.*install"),
-    (HIDE.format(name="triton"), "cpu", "Triton is not installed.*install"),
-    (OLD, "cpu", "triton 3.5.1 is too old.*install"),
+@table(("before", "arguments", "words"), [
+    (HIDE.format(name="torch"), "demo", "torch is not installed for.*install"),
+    *((HIDE.format(name="triton"), command, "Triton is not installed.*install") for command in ("demo", "tune")),
+    *((OLD, command, "triton 3.5.1 is too old.*install") for command in ("demo", "tune")),
 ])  # fmt: skip
-def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, device, words):
-    done = forked.python(before + RUN, "demo", "--device", device, environ=variables(CUDA_VISIBLE_DEVICES=""))
+def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, arguments, words):
+    environ = variables(CUDA_VISIBLE_DEVICES="")
+    done = forked.python(before + RUN, arguments, "--device", "cpu", environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert re.search(words, line)

@@ -66,7 +66,7 @@ def test_divisions_into_nodes():
     assert group_by_node(divide("", 2)) == ((0, 1),)
     assert group_by_node(["b", "a", "b"]) == ((0, 2), (1,))
     for text in ("2x", "0x2", "a", "2+0", "2x3"):
-        with pytest.raises(SettingsError, match="IRIS_NODES="):
+        with pytest.raises(SettingsError, match="IRIS_NODES"):
             divide(text, 4)
 
 

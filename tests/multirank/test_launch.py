@@ -2,16 +2,19 @@
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 
 import jobs_launch as jobs
 import pytest
 import torch
+from tables import table
 
 import iris_core
-from iris_core.errors import CollectiveTimeoutError, PeerLostError
+from iris_core.errors import ArgumentError, CollectiveTimeoutError, PeerLostError
 from iris_core.testing import RankPool
+from iris_core.world import launch
 from iris_core.world.launch import RankError
 
 
@@ -35,9 +38,17 @@ def test_the_cause_is_shown_not_its_consequences():
     assert left_behind() == []
 
 
-def test_no_ranks_is_an_error():
-    with pytest.raises(ValueError, match="at least 1"):
-        iris_core.run(jobs.process_id, 0)
+@table(("file", "num_ranks"), [
+    *(("memory.max", each) for each in (0, -1, 2.5, "2", None, 3)), ("memory/memory.limit_in_bytes", 3),
+])  # fmt: skip
+def test_ranks_that_cannot_be_are_an_error(monkeypatch, tmp_path, file, num_ranks):
+    """The container's memory holds two."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(f"{400 << 20}\n")
+    monkeypatch.setattr(launch, "Path", lambda folder, name: tmp_path / name)
+    words = f"from 1 to 2 here, not {num_ranks!r}: a rank takes about 160 MiB of memory, and there are 400 MiB"
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        iris_core.run(jobs.process_id, num_ranks)
 
 
 def test_the_pool_keeps_its_processes(pool):

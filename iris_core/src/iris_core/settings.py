@@ -6,21 +6,23 @@ IRIS_BACKEND, ...; a plugin's are IRIS_<NAME>__<FIELD> (a "-" in the name become
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
-from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 from pydantic_settings import PydanticBaseSettingsSource as _Source
 from pydantic_settings import SettingsError as _DecodeError
 
 from iris_core.errors import FAILURES, SettingsError, error_text
-from iris_core.logs import LEVELS, logger
+from iris_core.logs import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -70,13 +72,31 @@ class PluginSettings(SettingsBase):
     """
 
 
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a size is a number of bytes or text such as '64MiB'")
+def size_of(value: Any) -> ByteSize:
+    """Return a size in bytes; ValueError if it is none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if not isinstance(value, bool):
+            return _SIZE.validate_python(value)
+    raise ValueError("a size is a number of bytes or text such as 64MiB")
+
+
+_SIZE = pydantic.TypeAdapter(ByteSize)
+_Size = Annotated[ByteSize, BeforeValidator(size_of)]
+
+
+def sizes_of(nodes: str) -> list[int]:
+    """Return the numbers of ranks of nodes; SettingsError if the text says nothing of the kind."""
+    if found := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", nodes):
+        return [int(found[2])] * int(found[1])
+    if re.fullmatch(r"[1-9]\d{0,4}(\+[1-9]\d{0,4})*", nodes):
+        return [int(part) for part in nodes.split("+")]
+    raise SettingsError(f'IRIS_NODES is like "2x4", two nodes of four ranks, or "3+1", not {nodes!r}')
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", value):
+        raise ValueError("say cpu, cuda or cuda:1")
     return value
-
-
-_Size = Annotated[ByteSize, BeforeValidator(_no_bool)]
 
 
 def _level(value: Any) -> Any:
@@ -135,7 +155,7 @@ class IrisSettings(SettingsBase):
     """Allocator by name, `name@distribution`, or "auto"."""
     backend: Annotated[str, Field(min_length=1)] = "auto"
     """Device backend by name, `name@distribution`, or "auto"."""
-    device: str | None = None
+    device: Annotated[str, AfterValidator(_device)] | None = None
     """Device of this rank ("cpu", "cuda", "cuda:1"); unset: a GPU where one is usable, otherwise the CPU."""
     log_level: Annotated[str, BeforeValidator(_level)] = "WARNING"
     """Level of the logger "iris": DEBUG, INFO, WARNING or ERROR."""
@@ -158,7 +178,7 @@ class IrisSettings(SettingsBase):
     first finding is raised."""
     check_timeline: bool = False
     """Whether that file says what programs did around the findings, too; `iris check --timeline` draws it."""
-    nodes: str | None = None
+    nodes: Annotated[str, AfterValidator(lambda nodes: sizes_of(nodes) and nodes)] | None = None
     """How to divide the ranks of one host into nodes, for trials: "2x4", "3+1"; unset: each host is a node."""
 
     _given: frozenset[str] = PrivateAttr(default=frozenset())
@@ -233,7 +253,7 @@ def load_plugin_settings(
 
 
 def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
-    """Warn about every variable that begins with IRIS_ and that nothing reads; return the messages.
+    """Return a message on every variable that begins with IRIS_ and that nothing reads; one rank of a host warns, too.
 
     They name the nearest variable that exists.  What begins with IRIS_<NAME>__ belongs to the plugin of that name.
     pydantic-settings itself ignores unknown variables silently.
@@ -255,8 +275,8 @@ def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
                 if name.startswith(prefix[:-1]):
                     message += f"; settings of that plugin begin with {prefix}"
         messages.append(message)
-        warnings.warn(message, IrisSettingsWarning, stacklevel=2)
-        logger.warning(message)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            warnings.warn(message, IrisSettingsWarning, stacklevel=2)
     return tuple(messages)
 
 

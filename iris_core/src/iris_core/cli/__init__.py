@@ -26,7 +26,16 @@ COMMANDS = ("demo", "check", "plugins", "config", "doctor", "tune", "bench")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, of subcommands as well, that says in one line what is wrong, with the nearest choice."""
+    """A parser, of subcommands as well, that says in one line what is wrong, with the nearest choice or option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known here, where the options are: the parser of all commands has few."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, 0.7)
+            hint = "".join(f"; did you mean {name}?" for name in near)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
+from typing import TYPE_CHECKING
 
-from iris_core.errors import ArgumentError
+from iris_core.errors import ArgumentError, NoUsablePluginError
 from iris_core.registry import Registry, default_registry
 from iris_core.types import PluginKind
+
+if TYPE_CHECKING:
+    from iris_core.registry.select import Plan
+    from iris_core.settings import IrisSettings
 
 
 def seconds(text: str) -> float:
@@ -16,6 +20,16 @@ def seconds(text: str) -> float:
     if not 0 < value <= 86400:
         raise argparse.ArgumentTypeError(f"{text}: a bound is a number of seconds above 0, and at most a day")
     return value
+
+
+def size(text: str) -> int:
+    """Return a size in bytes; the type of an option."""
+    from iris_core.settings import size_of
+
+    try:
+        return int(size_of(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def num_gpus() -> int:
@@ -33,17 +47,46 @@ def registry_as_set() -> Registry:
     return default_registry()
 
 
-def check(args: argparse.Namespace, least_ranks: int = 1) -> None:
-    """Refuse what no machine has: numbers of ranks, devices and plugins by name.
+def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings, int | None]:
+    """Return the settings, arguments among them, and the number of ranks, None where nothing says it.
 
     Raises:
-        ArgumentError, PluginNotFoundError, PluginConflictError: an argument is wrong.
+        ArgumentError, SettingsError, PluginNotFoundError, PluginConflictError: an argument or a variable is wrong.
     """
-    if args.ranks is not None and args.ranks < least_ranks:
-        why = "--ranks must be at least 1", "one rank leaves nothing to choose: --ranks 2 or more"
-        raise ArgumentError(why[least_ranks > 1])
-    if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
-        raise ArgumentError(f"--device {args.device}: say cpu, cuda or cuda:1")
-    for kind, name in ((PluginKind.ALLOCATOR, args.allocator), (PluginKind.BACKEND, args.backend)):
-        if name != "auto":
+    from iris_core.settings import load_settings, sizes_of
+    from iris_core.world.launch import check_num_ranks
+
+    plugins = {name: None if (value := getattr(args, name)) == "auto" else value for name in ("allocator", "backend")}
+    settings = load_settings(device=args.device, nodes=getattr(args, "nodes", None), **plugins)
+    ranks = sum(sizes_of(settings.nodes)) if settings.nodes else args.ranks
+    if args.ranks not in (None, ranks):
+        raise ArgumentError(f"nodes {settings.nodes} have {ranks} ranks, --ranks says {args.ranks}")
+    if ranks is not None:
+        check_num_ranks(ranks, "ranks of all nodes" if settings.nodes else "--ranks", least_ranks)
+    for kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
+        if (name := getattr(settings, kind.value)) != "auto":
             default_registry().resolve(kind, name)
+    return settings, ranks
+
+
+def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
+    """Choose plugins as a rank on this device will, and check their settings.
+
+    Raises:
+        IrisError: no rank could open them; where several plugins have reasons, in one line.
+    """
+    from iris_core.device.targets import device_targets
+    from iris_core.registry.select import select
+    from iris_core.settings import load_plugin_settings
+
+    registry = default_registry()
+    try:
+        plan = select(registry, settings, targets=device_targets(device, 0))
+    except NoUsablePluginError as error:
+        head, *more = str(error).splitlines()
+        reasons = {text: plugin for plugin, text in error.reasons.items() if more and not text.startswith("no usable")}
+        of_backends = [text for text, plugin in reasons.items() if plugin.startswith("backend")]
+        raise ArgumentError(f"{head} {'; '.join(of_backends or reasons)}".rstrip()) from error
+    for record in (plan.allocator, plan.backend):
+        load_plugin_settings(record.name, registry.settings_class(record))
+    return plan

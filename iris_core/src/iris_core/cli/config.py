@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         found = [(row.variable, _shown(row.value), row.source, _first(row.help)) for row in rows]
         print_table(("VARIABLE", "VALUE", "SOURCE", "FOR"), found)
-    for problem in problems:
+    for problem in (*problems, *unknown):
         print(f"iris: {problem}", file=sys.stderr)
     return int(bool(problems))
 
@@ -83,7 +83,7 @@ def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[st
         except SettingsError as error:  # the others are listed
             problems.append(str(error))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IrisSettingsWarning)  # the logger says the same
+        warnings.simplefilter("ignore", IrisSettingsWarning)  # the caller prints them
         return rows, problems, warn_unknown_variables(registry.names())
 
 

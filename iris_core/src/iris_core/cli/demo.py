@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import check, num_gpus
+from iris_core.cli._arguments import check, choose_plugins, num_gpus
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 DEFAULT_RANKS = 4
+BETWEEN = "between-nodes"
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser("demo", help="run multi-rank programs on this machine and check their results")
     parser.add_argument("--ranks", type=int, default=None, help=f"number of ranks (default {DEFAULT_RANKS})")
-    parser.add_argument("--nodes", default="", metavar="NxR", help="as if on N machines of R ranks each: 2x2")
+    parser.add_argument("--nodes", metavar="NxR", help="as if on N machines of R ranks each: 2x2")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="run this one only; repeatable")
     parser.add_argument("--device", default=None, help="cpu or cuda (default: GPUs where there are any)")
     parser.add_argument("--backend", default="auto", help="device backend (default: auto)")
@@ -39,25 +40,30 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
+    settings, ranks = check(args)
     import iris_core
-    from iris_core.world.rendezvous import VARIABLE, sizes_of
+    from iris_core.open_context import Maker
+    from iris_core.settings import sizes_of
+    from iris_core.world import SingleWorld
+    from iris_core.world.rendezvous import VARIABLE
 
-    check(args)
-    sizes = sizes_of(args.nodes) if args.nodes else []
-    if sizes and args.ranks not in (None, sum(sizes)):
-        raise ArgumentError(f"--nodes {args.nodes} has {sum(sizes)} ranks, --ranks says {args.ranks}")
-    ranks, device, note = choose_ranks(sum(sizes) or args.ranks, args.device)
+    sizes = sizes_of(settings.nodes) if settings.nodes else []
+    ranks, device, note = choose_ranks(ranks, settings.device)
+    plan = choose_plugins(settings, device)
+    backend = Maker(SingleWorld(), plan.target, settings, {}).create(plan.backend)
+    names = [demo.name for demo in getattr(backend, "demos", tuple)()]
+    if not names:
+        raise ArgumentError(f"backend {plan.backend.name!r} brings no demonstrations; try --backend triton")
+    names += [BETWEEN] * bool(sizes)
+    if unknown := [name for name in args.only if name not in names]:
+        raise ArgumentError(f"no demonstration is called {', '.join(unknown)}; there are: {', '.join(names)}")
     choice = {"device": device, "backend": args.backend, "allocator": args.allocator}
-    if device == "cpu":
-        _check_plugins(args.allocator, args.backend)
     print("starting ranks ...", file=sys.stderr, flush=True)
     start = time.perf_counter()
-    where: Any = {"environ": {VARIABLE: args.nodes}, "torch_distributed": True} if sizes else {}
+    where: Any = {"environ": {VARIABLE: settings.nodes}, "torch_distributed": True} if sizes else {}
     per_rank = iris_core.run(_on_rank, ranks, choice, tuple(args.only), sizes, **where)
     seconds = time.perf_counter() - start
-    if refused := [text for rows, text in per_rank if rows is None]:
-        raise ArgumentError(refused[0])
-    rows = merge([rows for rows, _ in per_rank if rows is not None])
+    rows = merge([rows for rows, _ in per_rank])
     explanation, status = per_rank[0][1], int(not all(row["ok"] for row in rows))
     if args.json:
         documents = [row | {"error": row["error"] if math.isfinite(row["error"]) else None} for row in rows]
@@ -77,23 +83,6 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _check_plugins(allocator: str, backend: str) -> None:
-    """Refuse in one line, before ranks are started, plugins that none of them could open on the CPU."""
-    from iris_core.device.targets import device_targets
-    from iris_core.errors import NoUsablePluginError
-    from iris_core.registry import default_registry
-    from iris_core.registry.select import select
-    from iris_core.settings import load_settings
-
-    named = {"allocator": allocator, "backend": backend}
-    settings = load_settings(**{kind: None if name == "auto" else name for kind, name in named.items()})
-    try:
-        select(default_registry(), settings, targets=device_targets("cpu", 0))
-    except NoUsablePluginError as error:
-        reasons = dict.fromkeys(text for plugin, text in error.reasons.items() if plugin.startswith("backend"))
-        raise ArgumentError(f"{str(error).partition(':')[0]}: {'; '.join(reasons)}") from error
-
-
 def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None, str]:
     """Return the number of ranks, the device, and a note where the GPUs are not used as one might expect.
 
@@ -101,8 +90,6 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
     """
     gpus = num_gpus()
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
-    if on_gpus and not gpus:
-        raise ArgumentError(f"--device {device}: torch sees no GPU here")
     wanted = ranks or (max(1, min(gpus, DEFAULT_RANKS)) if on_gpus else DEFAULT_RANKS)
     if device is None:
         if 1 < gpus >= wanted:
@@ -124,8 +111,8 @@ def merge(per_rank: Sequence[Sequence[Row]]) -> list[Row]:
     return merged
 
 
-def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row] | None, str]:
-    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.  None, and why, if it cannot.
+def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row], str]:
+    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.
 
     On nodes of these sizes they run in each node, and collectives between nodes afterwards.
     """
@@ -139,20 +126,13 @@ def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) 
         ends = itertools.accumulate(sizes)
         nodes = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
         group, _ = dist.new_subgroups_by_enumeration(nodes)  # type: ignore[no-untyped-call]
-    between = {"between-nodes": Demo("between-nodes", "collectives of all nodes", _between_nodes)} if sizes else {}
     with Iris("64MiB", group=group, **choice) as ctx:
-        offered: Sequence[Demo] = getattr(ctx.backend, "demos", tuple)()
-        if not offered:
-            return None, f"backend {ctx.backend.info.name!r} brings no demonstrations; try --backend triton"
-        demos = {demo.name: demo for demo in offered}
-        if unknown := set(only) - demos.keys() - between.keys():
-            names = ", ".join([*demos, *between])
-            return None, f"no demonstration is called {', '.join(sorted(unknown))}; there are: {names}"
-        rows = [_row(ctx, demo) for name, demo in demos.items() if not only or name in only]
+        demos: Sequence[Demo] = getattr(ctx.backend, "demos", tuple)()
+        rows = [_row(ctx, demo) for demo in demos if not only or demo.name in only]
         explanation = ctx.explain()
-    if chosen := [demo for name, demo in between.items() if not only or name in only]:
+    if sizes and (not only or BETWEEN in only):
         with Iris("64MiB", **choice) as ctx:
-            rows += [_row(ctx, demo) for demo in chosen]
+            rows.append(_row(ctx, Demo(BETWEEN, "collectives of all nodes", _between_nodes)))
     return rows, explanation
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import check, num_gpus, seconds
+from iris_core.cli._arguments import check, choose_plugins, num_gpus, seconds, size
 from iris_core.errors import ArgumentError, SettingsError
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ def add_parser(subparsers: Any) -> None:
     add("--op", action="append", metavar="NAME", help="this operation only; repeatable")
     dtype = "element type (default bfloat16; of fused operations also tf32); the first counts for those not named"
     add("--dtype", action="append", metavar="NAME", help=f"{dtype}; repeatable")
-    add("--min", default="", metavar="SIZE", help="smallest buffer of collectives (default 1KiB)")
-    add("--max", default="", metavar="SIZE", help="largest buffer of collectives (default 1GiB)")
+    add("--min", type=size, metavar="SIZE", help="smallest buffer of collectives (default 1KiB)")
+    add("--max", type=size, metavar="SIZE", help="largest buffer of collectives (default 1GiB)")
     shape = "of fused operations: M rows times a weight of N x K that the ranks divide (default: those of large models)"
     add("--shape", action="append", default=[], metavar="MxNxK", help=f"{shape}; repeatable")
     limit = "no point is begun after these seconds; the table has what was measured until then (default 3600)"
@@ -62,27 +61,31 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
-    check(args, least_ranks=2)
-    asked = (_layers if args.ops else _sizes)(args)
+    settings, ranks = check(args, least_ranks=2)
+    given = (_layers if args.ops else _sizes)(args)
+    given |= {name: tuple(names) for name, names in (("ops", args.op), ("dtypes", args.dtype)) if names}
+    folder = Path(args.out).parent if args.out else Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error
     import torch
 
     from iris_core.bench import RunOptions
     from iris_core.bench.runner import on_ranks
     from iris_core.dispatch.choice import file_name
     from iris_core.dispatch.tables import write_table
-    from iris_core.settings import load_settings
     from iris_core.tuning.collectives import TuneOptions
     from iris_core.tuning.matmuls import FusedTuneOptions
     from iris_core.tuning.tuner import tune_on_this_rank
 
-    ranks, device = _ranks(args.ranks, args.device)
-    given = {"ops": tuple(args.op or ()), "dtypes": tuple(args.dtype or ()), **asked}
-    given = {name: value for name, value in given.items() if value}
     wanted = FusedTuneOptions(**given) if args.ops else TuneOptions(**given)
+    ranks, device = _ranks(ranks, settings.device)
     if args.ops and device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
+    choose_plugins(settings, device)
     heap = max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
-    folder = Path(load_settings().cache_dir) / ("ops" if args.ops else "ccl")
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)
     there = _entries_there(path, name, ranks, must_fit=bool(args.out))
@@ -102,42 +105,31 @@ def run(args: argparse.Namespace) -> int:
 
 def _sizes(args: argparse.Namespace) -> dict[str, Any]:
     """Return the smallest and largest buffer of collectives in bytes, where they are given."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
-    given = {}
-    for name in ("min", "max"):
-        text = getattr(args, name)
-        try:
-            given[f"{name}_nbytes"] = int(TypeAdapter(ByteSize).validate_python(text)) if text else 0
-        except ValidationError:
-            raise ArgumentError(f"--{name} {text}: a size is a number of bytes or text such as 64MiB") from None
-    if 0 < given["max_nbytes"] < given["min_nbytes"]:
+    given = {f"{name}_nbytes": value for name in ("min", "max") if (value := getattr(args, name)) is not None}
+    if len(given) == 2 and args.max < args.min:
         raise ArgumentError(f"--min {args.min} is more than --max {args.max}")
     return given
 
 
 def _layers(args: argparse.Namespace) -> dict[str, Any]:
     """Return the shapes of fused operations that are given."""
-    if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name)]:
+    if strange := [f"--{name}" for name in ("min", "max") if getattr(args, name) is not None]:
         raise ArgumentError(f"{', '.join(strange)}: fused operations have shapes (--shape), not sizes of buffers")
     for text in args.shape:
         if not re.fullmatch(r"([1-9]\d*)(x[1-9]\d*){2}", text):
             raise ArgumentError(f"--shape {text}: a shape is three numbers such as 2048x28672x8192: rows, and N x K")
-    return {"layers": tuple(tuple(map(int, text.split("x"))) for text in args.shape)}
+    return {"layers": tuple(tuple(map(int, text.split("x"))) for text in args.shape)} if args.shape else {}
 
 
 def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
     """Return the entries of the table that is there, if it was measured with as many ranks on this device.
 
-    Else it is replaced, or refused if it `must_fit`; so is a file that cannot be made.
+    Else it is replaced, or refused if it `must_fit`.
     """
     from iris_core.dispatch.tables import read_table
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise ArgumentError(f"{path}: files cannot be made in {path.parent}")
     if not path.exists():
         return ()
     try:
@@ -159,7 +151,8 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
     gpus = num_gpus()
     device = device or ("cuda" if gpus > 1 else "cpu")
-    ranks = ranks or (gpus if device == "cuda" else 2)
-    if device == "cuda" and not 2 <= ranks <= gpus:
-        raise ArgumentError(f"{ranks} ranks need as many GPUs, and two at least; torch sees {gpus} here")
-    return ranks, device
+    on_gpus = not device.startswith("cpu")
+    ranks = ranks or (max(2, gpus) if on_gpus else 2)
+    if on_gpus and (ranks > gpus or ":" in device):
+        raise ArgumentError(f"{ranks} ranks on {device} need a GPU each; torch sees {gpus} here")
+    return ranks, device.partition(":")[0]

@@ -14,9 +14,10 @@ import time
 import traceback
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
 
-from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
+from iris_core.errors import ArgumentError, CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
 from iris_core.world.failures import name_ranks
 from iris_core.world.group import initialised_torch, launched_in
 from iris_core.world.rendezvous import Folder
@@ -32,6 +33,7 @@ _LEAVE_S = 5.0  # to end by itself
 _END_S = 10.0  # after a kill the driver takes its GPU's work away, which lasts
 _STACK_SIGNAL, _STACK_S = signal.SIGUSR2, 0.5
 _PR_SET_PDEATHSIG = 1
+_RANK_NBYTES = 160 << 20  # what a process has for itself with torch and Triton
 
 
 class RankError(IrisError, RuntimeError):
@@ -59,7 +61,7 @@ def run(
 
     Args:
         fn: a function that can be pickled by name (defined at the top level of a module).
-        num_ranks: number of ranks, at least 1.
+        num_ranks: number of ranks, at least 1 and as many as the memory here can hold.
         *args: its arguments, the same on every rank.
         environ: variables to set in the ranks beside those of this process.
         torch_distributed: initialise torch.distributed in the ranks before `fn` is called, for programs that use it
@@ -68,6 +70,7 @@ def run(
     A function of a notebook's cell or of `python -c` is one that new processes cannot import: its ranks are forked off.
 
     Raises:
+        ArgumentError: this machine cannot hold these ranks.
         RankError: a rank raised; holds the traceback of the first one.
         PeerLostError: a rank's process ended without a result.
         UnsupportedError: ranks have to be forked off, but this process uses CUDA, which does not survive that.
@@ -77,9 +80,6 @@ def run(
         >>> iris_core.run(os.getenv, 2, "RANK")
         ['0', '1']
     """
-    if num_ranks < 1:
-        raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")
-
     main, forked = sys.modules["__main__"], None
     if fn.__module__ == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
         forked = os.getpid()
@@ -97,6 +97,18 @@ def run(
 
     with RankProcesses(start) as processes:
         return processes.run(fn, num_ranks, *args)
+
+
+def check_num_ranks(num_ranks: int, name: str = "num_ranks", least: int = 1) -> None:
+    """Raise ArgumentError if the memory of this machine, or of its container, cannot hold these ranks."""
+    nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups, where there are any; "max" is no limit
+        with contextlib.suppress(OSError, ValueError):
+            nbytes = min(nbytes, int(Path("/sys/fs/cgroup", file).read_text()))
+    most = max(least, nbytes // _RANK_NBYTES)
+    if not isinstance(num_ranks, SupportsIndex) or not least <= num_ranks <= most:
+        why = f"a rank takes about {_RANK_NBYTES >> 20} MiB of memory, and there are {nbytes >> 20} MiB"
+        raise ArgumentError(f"{name} must be a whole number from {least} to {most} here, not {num_ranks!r}: {why}")
 
 
 class RankProcesses:
@@ -124,12 +136,14 @@ class RankProcesses:
             timeout_s: bound of this job; that of all jobs by default.
 
         Raises:
+            ArgumentError: this machine cannot hold these ranks.
             RankError: a rank raised.  Processes that do not come back are replaced, and those that an error may have
                 spoilt for the rest of the process: they have used a GPU, or have groups of torch.distributed.
             PeerLostError: a process ended.
             CollectiveTimeoutError: the job took too long; the message names it and the ranks that were still running,
                 and says where.
         """
+        check_num_ranks(num_ranks)
         for rank in range(num_ranks):
             if rank not in self._processes:
                 self._processes[rank] = self._start(rank)

@@ -20,7 +20,6 @@ import hmac
 import json
 import os
 import pwd
-import re
 import secrets
 import select
 import shutil
@@ -200,17 +199,10 @@ def _started_at(pid: int) -> int | None:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-def sizes_of(text: str) -> list[int]:
-    """Return the numbers of ranks of nodes, as IRIS_NODES says; SettingsError if it says nothing of the kind."""
-    if found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
-        return [int(found[2])] * int(found[1])
-    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
-        return [int(part) for part in text.split("+")]
-    raise SettingsError(f'{VARIABLE}={text!r} must be like "2x4", two nodes of four ranks, or "3+1"')
-
-
 def divide(text: str, world_size: int) -> list[int]:
-    """Return the node of each rank; all 0 where the text is empty.  SettingsError also if it means other ranks."""
+    """Return the node of each rank; all 0 where the text is empty.  SettingsError if it does not divide them."""
+    from iris_core.settings import sizes_of  # pydantic is heavy
+
     sizes = sizes_of(text) if text else [world_size]
     if sum(sizes) != world_size:
         raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
