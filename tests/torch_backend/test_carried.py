@@ -65,7 +65,7 @@ def made(monkeypatch):
                 raise fails
             return SimpleNamespace(wait=lambda: None, arguments=arguments)
 
-        def check_peers():
+        def check_peers(failed=False):
             if noted.lost:
                 raise noted.lost
 
