@@ -4,6 +4,8 @@ import contextlib
 import datetime
 import importlib
 import os
+import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,7 @@ def start(store, options=None, device="cpu", **how):
         how = {"device_id": torch.device("cuda", rank), **how}
     dist.init_process_group(
         "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
-        timeout=datetime.timedelta(minutes=2), **how,
+        **{"timeout": datetime.timedelta(minutes=2), **how},
     )  # fmt: skip
     return rank, size
 
@@ -211,12 +213,19 @@ def promising_bits(store):
     dist.destroy_process_group()
 
 
-def die(store, folder, device):
-    """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step."""
+def die(store, folder, device, by_ddp):
+    """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step.
+
+    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call.
+    """
     rank, _ = start(store, device=device)
     x = torch.ones(1000, device=device)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device)) if by_ddp else None
 
     def step():
+        if net is not None:
+            net(torch.ones(1, 4, device=device)).sum().backward()
+            return
         work = dist.all_reduce(x, async_op=device == "cuda")
         if work is not None:
             work.wait()
@@ -231,6 +240,24 @@ def die(store, folder, device):
     except Exception as error:
         (folder / f"rank {rank}").write_text(f"{type(error).__name__}: {error}")
         raise
+
+
+def late(store, is_async):
+    """Rank 1 comes later than the group's bound: what this rank's call raises itself, and no later one."""
+    rank, _ = start(store, timeout=datetime.timedelta(seconds=3))
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if rank == 1:
+        time.sleep(5)
+    work = None
+
+    def call():
+        nonlocal work
+        work = dist.all_reduce(x, async_op=is_async)
+        if work is not None:
+            work.wait()
+
+    return said_by(call)
 
 
 def program(text, port):
@@ -286,6 +313,14 @@ def gradients(store):
         compiled = torch.compile(case, fullgraph=True, backend="aot_eager")
         if not torch.equal(compiled(x.detach()), case(x.detach())):
             wrong[name] = "compiled"
+        eager, x.grad = x.grad, None
+        (compiled(x) * weights).sum().backward()  # and no rank leaves a call out that others make
+        if not torch.allclose(x.grad, eager):
+            wrong[name] = "compiled gradient"
+    for op, call in (("all_reduce_", ops.all_reduce_), ("all_reduce_out", partial(ops.all_reduce_out, out=b.clone()))):
+        for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+            if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):
+                wrong[op] = "recorded"
     dist.destroy_process_group()
     return wrong
 

@@ -88,14 +88,23 @@ def test_the_programs_of_the_page_run(ranks, number):
         assert (values, gradient) == {0: ([1.0] * 4, None), 1: ([1.0] * 4, [4.0] * 4), 3: ([2.0] * 4, None)}[number]
 
 
+@pytest.mark.parametrize("by_ddp", [False, True])
 @pytest.mark.parametrize(
     ("device", "num_ranks"), [("cpu", 3), *(pytest.param("cuda", n, marks=pytest.mark.multigpu(n)) for n in (2, 4))]
 )
-def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks):
+def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by_ddp):
     with RankPool(timeout_s=120.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool, pytest.raises(PeerLostError):
-        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device)
+        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device, by_ddp)
     for rank in {*range(num_ranks)} - {1}:
-        assert re.match(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
+        assert re.search(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_rank_that_is_late_fails_the_call_itself(tmp_path, is_async):
+    with RankPool(timeout_s=120.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool:
+        first, second = pool.run(jobs.late, 2, str(tmp_path / "store"), is_async)
+    assert first.startswith("DeviceTimeoutError: rank 0, program 0: a wait for the word")
+    assert second.startswith("DeviceTimeoutError: rank 0 has reported")
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -100,7 +100,7 @@ def _differentiate(name: str, save: Callable[..., None], backward: Callable[...,
 
 # -- collectives ------------------------------------------------------------------------------------------------------
 def _shape(op: str, x: torch.Tensor, size: int) -> tuple[int, ...]:
-    if op in ("all_reduce", "broadcast", "all_to_all"):
+    if op in ("all_reduce", "broadcast", "reduce", "all_to_all"):
         return tuple(x.shape)
     if not x.dim():
         raise ArgumentError(f"iris::{op}: the input has no first dimension")
@@ -118,7 +118,11 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
         found = _group(how[-1])
         ccl, group = found.open(x.device).ccl, found.members
         x = x.detach().contiguous()
-        if op == "broadcast":
+        if op == "reduce":  # of use where all members must call it, also where a compiler drops what nobody reads
+            ccl.all_reduce(out, x, ReduceOp.SUM, group)
+            if found.rank != how[0]:
+                out.zero_()
+        elif op == "broadcast":
             if out.data_ptr() != x.data_ptr():
                 out.copy_(x)
             ccl.broadcast(out, how[0], group)
@@ -138,17 +142,32 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
     return run, into, fake
 
 
-_HOW = {"all_reduce": "str op, ", "reduce_scatter": "str op, ", "broadcast": "SymInt src, "}
-for _op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+def _unrecorded(op: str, write: Callable[..., None]) -> Callable[..., None]:
+    """Return `write`, which refuses a tensor whose gradient torch would have to record."""
+
+    def refuse_or_write(x: torch.Tensor, *how: Any, **out: Any) -> None:
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (x, *out.values())):
+            raise ArgumentError(f"iris::{op} records no gradient: call the op that returns a tensor, or detach")
+        write(x, *how, **out)
+
+    return refuse_or_write
+
+
+_HOW = {"all_reduce": "str op, ", "reduce_scatter": "str op, ", "broadcast": "SymInt src, ", "reduce": "SymInt dst, "}
+for _op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"):
     _run, _into, _fake = _collective(_op)
     _define(f"{_op}(Tensor x, {_HOW.get(_op, '')}str group) -> Tensor", _run, _fake)
-    _define(f"{_op}_out(Tensor x, {_HOW.get(_op, '')}str group, *, Tensor(a!) out) -> ()", _into, lambda *_, out: None)
+    _define(
+        f"{_op}_out(Tensor x, {_HOW.get(_op, '')}str group, *, Tensor(a!) out) -> ()",
+        _unrecorded(f"{_op}_out", _into),
+        _unrecorded(f"{_op}_out", lambda *_, out: None),
+    )
 for _op in ("all_reduce", "broadcast"):
     _, _into, _ = _collective(_op)
     _define(
         f"{_op}_(Tensor(a!) x, {_HOW[_op]}str group) -> ()",
-        lambda x, *how, into=_into: into(x, *how, out=x.detach()),
-        lambda *_: None,
+        _unrecorded(f"{_op}_", lambda x, *how, into=_into: into(x, *how, out=x.detach())),
+        _unrecorded(f"{_op}_", lambda *_: None),
     )
 
 
@@ -173,8 +192,7 @@ def _gather_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
 
 def _broadcast_gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     src, group = ctx.how
-    summed = _OPS.all_reduce(grad.contiguous(), "sum", group)
-    return summed if _group(group).rank == src else torch.zeros_like(grad), None, None
+    return _OPS.reduce(grad.contiguous(), src, group), None, None
 
 
 _differentiate("all_reduce", _save_how, _of_sums("all_reduce", _OPS.all_reduce))

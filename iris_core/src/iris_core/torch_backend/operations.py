@@ -210,6 +210,8 @@ class GroupOperations:
         is_free = self._last is None or device.type == "cuda" or self._last.done()
         if is_free and not (is_async or is_recorded or _is_profiled()):
             call(ccl)
+            if device.type == "cpu":
+                self._raise_new()
             return self._begun(done)  # torch asks for nothing but its end
         record = begin_event(name, tensors, result)
 
@@ -217,10 +219,18 @@ class GroupOperations:
             try:
                 with torch.no_grad() if is_recorded else contextlib.nullcontext():
                     call(ccl)
+                    if device.type == "cpu":
+                        self._raise_new()
             finally:
                 end_event(record)
 
         return self._begun(self._run(name, run, is_async, device, tensors, result))
+
+    def _raise_new(self) -> None:
+        """Raise what kernels have reported: on the CPU they have ended, and torch's programs expect the error here."""
+        reports = self._contexts["cpu"]._reports
+        if reports.alarm[0] != reports.heard:
+            reports.raise_new()
 
     def _run(
         self, name: str, run: Callable[[], None], is_async: bool, device: torch.device, tensors: Sequence[Any],

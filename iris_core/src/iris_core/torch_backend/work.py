@@ -105,6 +105,8 @@ class ThreadWork(DoneWork):
         try:
             self._running.result(None if not timeout else timeout.total_seconds())  # torch says "none" as 0
         except TimeoutError as e:
+            if self._running.done():  # the operation's own error is one, too
+                raise
             raise RuntimeError(f"{self._name}: not finished within {timeout}") from e
         return super().wait()
 
@@ -114,21 +116,20 @@ class ThreadWork(DoneWork):
     def is_success(self) -> bool:
         return self._running.done() and self._running.exception() is None
 
-    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
-        result = self.result()
+    def get_future(self) -> torch.futures.Future[Any]:
+        ended: torch.futures.Future[Any] = torch.futures.Future()
+        result, running = self.result(), self._running
 
-        def pass_on(running: concurrent.futures.Future[Any]) -> None:
-            error = running.exception()
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def pass_on_beside(running: concurrent.futures.Future[Any]) -> None:
+        def pass_on_beside(_: Any) -> None:
             # what waits for the future may itself wait for a later call, which the group's thread runs
-            threading.Thread(target=pass_on, args=(running,), daemon=True).start()
+            threading.Thread(target=ended.set_result, args=(None,), daemon=True).start()
 
-        self._running.add_done_callback(pass_on_beside)
+        def outcome(_: Any) -> list[Any]:
+            running.result()  # `set_exception` would give C++ code, such as DDP's, the error as a value
+            return result
+
+        running.add_done_callback(pass_on_beside)
+        return ended.then(outcome)
 
 
 class SeveralWorks(DoneWork):
