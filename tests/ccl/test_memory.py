@@ -1,6 +1,8 @@
 """The system area of the heap, and the memory of teams."""
 
+import concurrent.futures
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -75,6 +77,26 @@ def what_a_group_gets(ctx, groups):
     return chosen, sizes, message
 
 
+@on_heap("32MiB")
+def of_unknown_size(ctx):
+    """What a call with split sizes of ordinary tensors leaves of the heap: members know the sizes of no other."""
+    x, out, sizes = torch.ones(10, 3, device=ctx.device), torch.empty(10, 3, device=ctx.device), [5] * ctx.num_ranks
+    ctx.ccl.all_to_all(out, x, output_split_sizes=sizes, input_split_sizes=sizes)
+    said = said_by(ctx.ccl.all_to_all, out, x, output_split_sizes=torch.tensor(sizes), input_split_sizes=sizes)
+    return ctx.stats().largest_free, out.unique().tolist(), said
+
+
+@on_heap("8MiB")
+def beside_each_other(ctx, is_bound):
+    """The sums of calls of several threads, which take turns."""
+    x, outs = torch.full((64,), ctx.cur_rank + 1.0), [torch.empty(64) for _ in range(3)]
+    calls = [ctx.ccl.bind("all_reduce", y, x) if is_bound else partial(ctx.ccl.all_reduce, y, x) for y in outs]
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(lambda call=call: [call() for _ in range(10)]) for call in calls]:
+            done.result()
+    return [y.unique().tolist() for y in outs]
+
+
 # -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
@@ -86,6 +108,18 @@ def test_regions_of_teams(pool, system_size, workspace):
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device):
     assert pool.run(used_before, num_ranks, device) == [None] * num_ranks
+
+
+def test_calls_of_unknown_size_leave_the_heap_to_users(pool, device):
+    for free, values, said in pool.run(of_unknown_size, 2, device):
+        assert free >= 16 << 20
+        assert values == [1.0]
+        assert said.startswith("TypeError: all_to_all: split sizes are numbers that the host reads, not a tensor")
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_threads_take_turns(pool, is_bound):
+    assert pool.run(beside_each_other, 2, "cpu", is_bound) == [[[3.0]] * 3] * 2
 
 
 @pytest.mark.parametrize("num_ranks", [4])

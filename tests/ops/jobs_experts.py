@@ -183,6 +183,13 @@ def refused():
             ("ArgumentError: .*make no layer", lambda: make(4, 16, 2, top_k=3)),
             ("UnsupportedError: .*not int32", lambda: make(4, 16, 2, top_k=1, result=torch.int32)),
             ("RankMismatchError", lambda: make(4, 16 + 16 * ctx.cur_rank, 2, top_k=1)),
+            ("ArgumentError: experts: max_tokens must be a whole number, not 4.0", lambda: make(8 / 2, 16, 2, top_k=1)),
+            ("ArgumentError: .*max_tokens", lambda: make([4, torch.tensor(4)][ctx.cur_rank], 16, 2, top_k=1)),
+            ("ArgumentError: .*dtype must be a torch.dtype", lambda: make(4, 16, 2, top_k=1, dtype="bf16")),
+            (
+                "ArgumentError: .*scale must be",
+                lambda: ctx.ops.ring_attention(2, 1, 8, 16, dtype=torch.float32, scale="x"),
+            ),
             ("UnsupportedError", lambda: make(1 << 20, 1 << 16, 2, top_k=1)),
         )
         group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)

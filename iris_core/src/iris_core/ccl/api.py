@@ -144,7 +144,7 @@ class Collectives(Calls):
             output: memory of its own.
             input: with layout "torch", equal parts along the first dimension.
             output_split_sizes: rows that come from each member, where parts are not equal; None or an empty list for
-                equal parts.
+                equal parts.  The host needs them: no tensor, which may be of a device.
             input_split_sizes: rows for each member, as many as that one takes from this rank.
             layout: "torch", or "columns" as in AMD's Iris: both are (M, N * size), and the parts are chunks
                 of columns.
@@ -152,7 +152,8 @@ class Collectives(Calls):
         splits: Any = None
         if output_split_sizes is not None or input_split_sizes is not None:
             sizes = output_split_sizes, input_split_sizes
-            splits = tuple(None if each is None or len(each) == 0 else tuple(each) for each in sizes)
+            given = (None if each is None or len(each) == 0 else each for each in sizes)
+            splits = tuple(each if each is None or isinstance(each, torch.Tensor) else tuple(each) for each in given)
             splits = None if splits == (None, None) else splits  # torch says that also by empty lists
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 

@@ -198,24 +198,27 @@ class HostOrder:
     def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
         self._streams, self._keep = streams, keep
         self._stream = streams.make()
+        self._lock = threading.RLock()  # calls of two threads take turns
 
     def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
         """Launch after everything that is on the stream, and wait for it; return what `launch` does.
 
         DeviceError if an asynchronous call of this rank has failed before, and no caller has waited for it.
         """
-        is_idle = self._stream.is_idle
-        self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
-        if is_idle:
-            return launch(*arguments)
-        work = self._launch("call", launch, *arguments)
-        work.wait()
-        return work.future.result()
+        with self._lock:
+            is_idle = self._stream.is_idle
+            self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
+            if is_idle:
+                return launch(*arguments)
+            work = self._launch("call", launch, *arguments)
+            work.wait()
+            return work.future.result()
 
     def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> HostWork:
         """Launch on the stream; `what` is for messages.  Raises like `run`."""
-        self._streams.check()
-        return self._launch(what, _finish, launch, plan, *tensors)
+        with self._lock:
+            self._streams.check()
+            return self._launch(what, _finish, launch, plan, *tensors)
 
     def _launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
         for each in arguments:

@@ -232,6 +232,7 @@ class Binder:
         self.memory = Memory(heap, limit, opened.spec, opened.reports)
         self.members = Members(world)
         self._spaces = {world.name: self.members}
+        self._binding = threading.RLock()
         self._local = threading.local()  # the space in which a thread prepares
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
@@ -251,14 +252,21 @@ class Binder:
         """Return the bound launch of a call, and keep it under its key, if it can have one.
 
         Collective: every member of the group calls it with its first call of a kind; if one refuses then, all do.
-        `holder` returns where the launch is kept; by default with the context's.
+        `holder` returns where the launch is kept; by default with the context's.  Threads that come at the same time
+        take turns, and the later ones find what the first one has bound.
         """
+        with self._binding:
+            return self._bind(call, key, holder)
+
+    def _bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None) -> Bound:
         members, here = self.members_of(call.group), self.here
         request: Any = None
         try:
+            known = self.bound if holder is None else holder()
+            if key is not None and (made := known.get(key)) is not None:
+                return made  # type: ignore[no-any-return]
             request = call.describe(here, members)
             call.check(request, here)
-            known = self.bound if holder is None else holder()
             bound: Any = None if key is None else known.old.pop(key, None)
             named, has_nothing = dict[str, str](), bound is None and is_empty(request)
             if has_nothing and not isinstance(request, OperationRequest):  # a config may name what exists

@@ -220,6 +220,9 @@ def _split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any
         return None
     if sizes is None:
         return ((tensor.shape[0] if tensor.dim() else 0) // size,) * size
+    if isinstance(sizes, torch.Tensor):
+        way_out = "give tensor.tolist(), or let ctx.ops.experts send rows whose numbers stay on the devices"
+        raise TypeError(f"all_to_all: split sizes are numbers that the host reads, not a tensor: {way_out}")
     return tuple(operator.index(n) for n in sizes)
 
 

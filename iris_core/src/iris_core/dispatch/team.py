@@ -43,6 +43,7 @@ _SMALL = 32  # a group may take this part of the system area, or less, also when
 _CONTROL, _MAIL, _OPS = "control", "mail", "ops"  # regions: two that are no workspaces, and that of fused operations
 _OPS_STEP_NBYTES = 16 << 20  # of the latter's size, where a power of two does not fit
 _LEAST_NBYTES = 4 << 10
+_PART_OF_LIMIT = 8  # of a workspace for pieces whose size differs between members
 
 Scratch = dict[tuple[tuple[int, ...], str], torch.Tensor]
 """Local memory that the plans of one team share, by members and use: their calls run one after the other.
@@ -282,17 +283,19 @@ class Team:
                 region.clear()
         self.world.barrier()
 
-    def workspace(self, name: str, nbytes: int, minimum: int = _LEAST_NBYTES, fill: int | None = None) -> Region:
+    def workspace(self, name: str, nbytes: int | None, minimum: int = _LEAST_NBYTES, fill: int | None = None) -> Region:
         """Return a region of up to this size, for what can go in pieces; see `region`.
 
         Collective, like `region`.  It is as large as IRIS_CCL_WORKSPACE and the memory allow.
 
         Args:
             name, fill: as for `region`.
-            nbytes: size in bytes with which it would go in one piece.
+            nbytes: size in bytes with which it would go in one piece; None if that differs between members, and is
+                not worth an exchange.
             minimum: smallest size that is of any use; UnsupportedError if not even that is left.
         """
         limit = max(self._memory.limit_nbytes, _power_of_2(minimum))
+        nbytes = limit // _PART_OF_LIMIT if nbytes is None else nbytes
         wanted = min(_power_of_2(max(nbytes, minimum)), limit)
         known = self._regions.get(name, [])
         while True:

@@ -17,6 +17,7 @@ a step holds those of all members, taken in the order of ranks, so that no two s
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from bisect import insort
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ class SystemArea:
 
         Collective: every member calls it with the same arguments, and no other rank.
         """
-        size = _up(nbytes, MIN_ALIGNMENT)
+        size = _up(operator.index(nbytes), MIN_ALIGNMENT)  # a float would stay in the table
         while True:
             used = sorted({tuple(each) for row in world.all_gather_object(list(self._used)) for each in row})
             begin = 0

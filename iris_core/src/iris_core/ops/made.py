@@ -11,7 +11,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.requests import check_fits, check_tensors
-from iris_core.errors import CapabilityError, UnsupportedError
+from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 _ALIGNMENT_NBYTES = 256
+_KINDS: dict[str, tuple[Any, str]] = dict.fromkeys(("dtype", "result"), (torch.dtype, "a torch.dtype"))
+_KINDS["scale"] = (int | float, "a number")
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Element types of results."""
 
@@ -44,6 +46,10 @@ class Made:
             self._backend: Any = binder.open().backend
             if not hasattr(self._backend, "group_kernels"):
                 raise CapabilityError(f"{name}: backend {self._backend.info.name!r} has no kernels for it")
+            for each, value in self._facts.items():
+                kind, what = _KINDS.get(each, (int, "a whole number"))
+                if value is not None and not isinstance(value, kind):
+                    raise ArgumentError(f"{name}: {each} must be {what}, not {value!r}")
             yield self._members
             if len(set(binder.here.nodes_of(self._members))) > 1:
                 raise UnsupportedError(f"{name}: the ranks are on several nodes, and kernels reach those of one only")

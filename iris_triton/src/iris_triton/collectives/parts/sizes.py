@@ -183,8 +183,8 @@ def pieces(
         return {"stage": team.control.tensor, "capacity": 1 << 62}
     unit = max(1, VECTOR_NBYTES // item)
     least = halves * number * unit * item
-    capacity = rounded_up(max(elements, 1), item) if elements is not None else 1 << 62
-    region = team.workspace(name, number * capacity * item if elements is not None else capacity, least)
+    capacity = 0 if elements is None else rounded_up(max(elements, 1), item)
+    region = team.workspace(name, number * capacity * item or None, least)
     if elements is None or region.nbytes < number * capacity * item:
         capacity = region.nbytes // (halves * number * item) // unit * unit
     return {"stage": region.tensor, "capacity": capacity}
