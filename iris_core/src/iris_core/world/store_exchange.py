@@ -204,8 +204,10 @@ class StoreExchanges(Exchanges):
         self._look(peers)
         nodes = [node for node in self._far if failed and not set(peers).isdisjoint(node)]
         before = [self._beats(node) for node in nodes]
-        if nodes:
-            time.sleep(_SILENT_S)
+        until = time.monotonic() + _SILENT_S
+        while nodes and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            self._look(peers)  # another rank may know it, and end, perhaps with the store
         silent = [node for node, beats in zip(nodes, before, strict=True) if self._beats(node) == beats]
         if lost := [peer for node in silent for peer in node if peer in peers]:
             raise self.lost(lost)
