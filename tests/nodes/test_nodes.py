@@ -123,7 +123,7 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
         kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
         if victims == ALONE or (use is reduce_until and phase != "silent"):
             assert (kind, sorted(named)) == ("PeerLostError", sorted(victims)), text
-        else:  # on its rail, or another one, which has told it
+        else:  # on its rail, or another one, whose end has published it
             assert kind in ("CollectiveTimeoutError", *(["PeerLostError"] if phase != "silent" else [])), text
             assert named, text
             assert set(named) <= set(victims), text

@@ -289,6 +289,7 @@ def gradients(store):
         "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
         "all_to_all": lambda x: ops.all_to_all(x, group),
         "broadcast": lambda x: ops.broadcast(x, 1, process_group),
+        "reduce": lambda x: ops.reduce(x, 1, process_group),
         "all_gather_matmul": lambda x: ops.all_gather_matmul(x.float(), b.float(), None, group),
         "of columns": lambda x: ops.all_gather_matmul(x.float(), c.float(), c[0].float(), group, gather_dim=1),
         "matmul_reduce_scatter": lambda x: ops.matmul_reduce_scatter(x.float(), b.float(), None, group),

@@ -118,7 +118,7 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
         found = _group(how[-1])
         ccl, group = found.open(x.device).ccl, found.members
         x = x.detach().contiguous()
-        if op == "reduce":  # of use where all members must call it, also where a compiler drops what nobody reads
+        if op == "reduce":  # of use where all members must call it, also where a compiler drops what is not read
             ccl.all_reduce(out, x, ReduceOp.SUM, group)
             if found.rank != how[0]:
                 out.zero_()
@@ -203,6 +203,7 @@ _differentiate(
 )  # fmt: skip
 _differentiate("all_to_all", _save_how, lambda ctx, grad: (_OPS.all_to_all(grad.contiguous(), *ctx.how), None))
 _differentiate("broadcast", _save_how, _broadcast_gradient)
+_differentiate("reduce", _save_how, lambda ctx, grad: (_OPS.broadcast(grad.contiguous(), *ctx.how), None, None))
 
 
 # -- fused products ---------------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class StoreExchanges(Exchanges):
             raise self.lost(lost)
 
     def _beat(self) -> None:
-        """Show that this node is there, until the world is closed; without the store nobody could see it."""
+        """Show that this node is there, until the world is closed or the store is gone."""
         beats = itertools.count(1)
         with contextlib.suppress(PeerLostError):
             while not self._stopped.wait(_BEAT_S):
