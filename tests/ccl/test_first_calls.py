@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import os
 import pathlib
 from unittest import mock
@@ -342,14 +343,20 @@ def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
 
 @pytest.mark.parametrize(("device_s", "host_s", "calls"), [(1e-5, (1e-5, 2e-5), 82), (1e-5, (1e-3, 1e-4), 1)])
 def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s, calls):
-    """All timed calls and one before; of calls that cost the slowest member's CPU much, fewer, and on all alike."""
-    slept, launched = [], []
-    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda launch, calls: host_s[0])
-    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: launched.append(calls) or device_s)
+    """All timed calls and one before; of calls that cost the slowest member's CPU much, fewer, and on all alike.
+
+    What counts is the CPU's time of calls one after the other: a call alone takes twice as long.
+    """
+    slept, launched, times = [], [], itertools.cycle([2, 1])
+    monkeypatch.setattr(
+        first_calls, "seconds_by_clock", lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
+    )
+    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: (launch(), device_s * launched[-1])[1])
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
     of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
     pair = mock.Mock(all_gather_ints=lambda own: [list(own), list(of_peer) * (len(own) // 2)])
-    assert first_calls.measure([lambda: None, lambda: None], pair, on_gpu=True) == [(device_s, max(host_s))] * 2
+    found = first_calls.measure([lambda: None, lambda: None], pair, on_gpu=True)
+    assert found == [(pytest.approx(device_s), max(host_s))] * 2
     assert set(launched) == {1, calls}
     assert 5e-3 >= slept[-1] >= (calls + 1) * host_s[0]
 

@@ -229,13 +229,14 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
     """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
     The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
-    the one that began last.
+    the one that began last.  The host's time is that of calls one after the other: a single one takes it twice as long.
     """
-    host_s = seconds_by_clock(launch, 1)
-    sleep_s = min(_HOST_MARGIN * host_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
+    first_s, launched = seconds_by_clock(launch, 1), list[float]()
+    sleep_s = min(_HOST_MARGIN * first_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
-    return seconds_by_events(launch, calls), host_s
+    seconds = seconds_by_events(lambda: launched.append(seconds_by_clock(launch, calls)), 1) / calls
+    return seconds, min(first_s, *launched)
 
 
 def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:
