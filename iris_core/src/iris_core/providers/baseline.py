@@ -147,37 +147,36 @@ class Unfused:
         self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         *scales: torch.Tensor,
     ) -> None:  # fmt: skip
-        self._begin(plan, out, a, b, bias, plan.collective.launch, *scales).wait()
+        with torch.no_grad():
+            self._begin(plan, out, a, b, bias, plan.collective.launch, *scales).wait()
 
     def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any) -> Begun:
         """Do what comes before the end of the collective, which `go` launches, and return a handle for the rest."""
-        with torch.no_grad():
-            if plan.gathered is not None:
-                if plan.gather_scales is not None:
-                    scales, a = (plan.gather_scales(scales[0]), scales[1]), a.view(torch.uint8)
-                work = go(plan.gathered[1], a)
-                return Begun(partial(self._end, plan, work, out, b, bias, *scales))
-            parts, rows, columns = out, a.shape[0], b.shape[1]
-            if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
-                below = out.shape[1] == columns
-                parts = out.unflatten(0, (-1, rows)) if below else out.unflatten(1, (-1, columns)).transpose(0, 1)
-            product = parts[plan.rank] if plan.product is None else plan.product
-            multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32, *scales)
-            work = go(out if plan.product is None else parts, product)
-            return Begun(partial(self._end, plan, work, out, b, bias))
+        if plan.gathered is not None:
+            if plan.gather_scales is not None:
+                scales, a = (plan.gather_scales(scales[0]), scales[1]), a.view(torch.uint8)
+            work = go(plan.gathered[1], a)
+            return Begun(partial(self._end, plan, work, out, b, bias, *scales))
+        parts, rows, columns = out, a.shape[0], b.shape[1]
+        if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
+            below = out.shape[1] == columns
+            parts = out.unflatten(0, (-1, rows)) if below else out.unflatten(1, (-1, columns)).transpose(0, 1)
+        product = parts[plan.rank] if plan.product is None else plan.product
+        multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32, *scales)
+        work = go(out if plan.product is None else parts, product)
+        return Begun(partial(self._end, plan, work, out, b, bias))
 
     def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any, *scales: Any) -> None:
-        with torch.no_grad():
-            if work is not None:
-                work.wait()
-            if plan.gathered is not None and out.dim() == 2:
-                multiply(plan.gathered[0], b, bias, out, plan.tf32, *scales)
-            elif plan.gathered is not None:  # of a chunk, the rows of each member
-                for rank, rows in enumerate(plan.gathered[1]):
-                    own = bias[rank] if bias is not None and bias.dim() == out.dim() else bias
-                    multiply(rows, b, own, out[rank], plan.tf32)
-            elif plan.adds_bias and bias is not None:
-                out.add_(bias)
+        if work is not None:
+            work.wait()
+        if plan.gathered is not None and out.dim() == 2:
+            multiply(plan.gathered[0], b, bias, out, plan.tf32, *scales)
+        elif plan.gathered is not None:  # of a chunk, the rows of each member
+            for rank, rows in enumerate(plan.gathered[1]):
+                own = bias[rank] if bias is not None and bias.dim() == out.dim() else bias
+                multiply(rows, b, own, out[rank], plan.tf32)
+        elif plan.adds_bias and bias is not None:
+            out.add_(bias)
 
 
 class Overlapped(Unfused):
@@ -216,6 +215,7 @@ class Overlapped(Unfused):
             found.append((begin, begin + key[0], plans[key]))
         return found
 
+    @torch.no_grad()
     def launch(self, plan: Any, out: Any, a: Any, b: Any, bias: Any, *scales: Any) -> None:
         before: Begun | None = None
         length = plan[0][1] - plan[0][0]

@@ -14,7 +14,6 @@ import torch
 
 from iris_core.dispatch.products import PLAIN, ROW_NBYTES
 from iris_core.providers.baseline import multiply
-from iris_core.types import DeviceType
 from iris_triton.collectives.parts.side import Side, await_word
 from iris_triton.copies import copies_obstacle
 from iris_triton.gemm.parts.fused import Fused, Plan, bind, divided, staged_memory
@@ -92,9 +91,9 @@ class CopyEngineGather(_CopyEngine):
 
 
 # -- reducing ---------------------------------------------------------------------------------------------------------
-Carried = tuple[int, int, torch.Tensor, Any, Any, Any]
+Carried = tuple[int, int, torch.Tensor, Any, Any]
 """Rows of one of the others: where they begin and end, where their product is computed, target and source of its copy,
-as `iris_triton.copies.handles` makes them, and the event that lets the copy begin, None on the CPU."""
+as `iris_triton.copies.handles` makes them."""
 
 
 def carry_products(
@@ -123,11 +122,9 @@ def carry_products(
 
         with torch.no_grad():
             side.follow()  # after its barrier the slots may be written
-            for begin, end, product, target, source, computed in carried:
+            for begin, end, product, target, source in carried:
                 product_of(begin, end, product)
-                if computed is not None:
-                    computed.record(torch.cuda.current_stream(side.stream.device))
-                    side.stream.wait_event(computed)
+                side.wait()
                 side.copy(target, source, product.nbytes, side.raw)
             if len(slot):
                 product_of(first, first + len(slot), slot)
@@ -146,7 +143,7 @@ class CopyEngineReduce(_CopyEngine):
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         """Find memory for the slots, and for every copy its addresses.  Collective: every member calls it."""
-        team, on_cpu = host.team, request.target.type is DeviceType.CPU
+        team = host.team
         size, me = team.size, team.rank
         dtype: torch.dtype = getattr(torch, request.out_dtype)
         rows_each, row_nbytes = -(-request.m // size), request.n * dtype.itemsize
@@ -162,8 +159,7 @@ class CopyEngineReduce(_CopyEngine):
             begin, end = begins[owner], begins[owner + 1]
             if begin < end:
                 part, target = product[begin:end], side.address(team.base_ptrs[owner] + mine)
-                event = None if on_cpu else torch.cuda.Event()
-                carried.append((begin, end, part, target, side.address(part.data_ptr()), event))
+                carried.append((begin, end, part, target, side.address(part.data_ptr())))
         own = begins[me], slots[me][: begins[me + 1] - begins[me]]
         add, wait = bind_sum(request, host, slots, rows_each, stride), self.op == "matmul_reduce_scatter"
         run = carry_products(side, carried, own, add, wait, request.options["tf32"], request.scales != "none")

@@ -67,6 +67,7 @@ class Side:
         address: see `iris_triton.copies.handles`.
         stream, raw: a torch stream, or None; its handle for `copy`.
         ready: the event that one stream waits for after the other; None on the CPU.
+        main_raw, main: the last main stream, and its handle, by which it is found: torch takes 5 us for it.
     """
 
     barrier: Callable[[Any], None]
@@ -76,6 +77,8 @@ class Side:
     stream: Any = None
     raw: Any = 0
     ready: Any = None
+    main_raw: int | None = None
+    main: Any = None
 
     @classmethod
     def of(cls, team: Team, target: DeviceTarget) -> Side:
@@ -88,11 +91,18 @@ class Side:
             side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
         return side
 
+    def current(self) -> Any:
+        """Return the main stream."""
+        raw = torch._C._cuda_getCurrentRawStream(self.stream.device_index)
+        if raw != self.main_raw:
+            self.main_raw, self.main = raw, torch.cuda.current_stream(self.stream.device)
+        return self.main
+
     def wait(self) -> None:
         """Make the second stream wait for earlier work of the main stream."""
         if self.stream is not None:
-            self.ready.record(torch.cuda.current_stream(self.stream.device))
-            self.stream.wait_event(self.ready)
+            self.ready.record(self.current())
+            self.ready.wait(self.stream)
 
     def follow(self) -> None:
         """Make the second stream wait for earlier work of the main stream, then for the barrier."""
@@ -103,4 +113,4 @@ class Side:
         """Make the main stream wait for the second stream."""
         if self.stream is not None:
             self.ready.record(self.stream)
-            torch.cuda.current_stream(self.stream.device).wait_event(self.ready)
+            self.ready.wait(self.current())
