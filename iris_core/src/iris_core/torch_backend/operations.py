@@ -270,7 +270,8 @@ class GroupOperations:
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
         tensors = _listed(tensors)
         first = tensors[0]
-        if len(tensors) == 1 and (work := self._carry("allreduce", first, first, opts, tensors)):
+        is_carried = getattr(opts, "asyncOp", False) and len(tensors) == 1
+        if is_carried and (work := self._carry("allreduce", first, first, opts, tensors)):
             return work
         op, factor = reduction(opts)
         for each in tensors:
