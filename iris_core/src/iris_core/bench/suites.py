@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
 from iris_core.bench.runner import LATE, run
-from iris_core.cli._arguments import num_gpus
+from iris_core.cli._arguments import choose_plugins, num_gpus
 from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError, IrisError
+from iris_core.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +52,9 @@ class Suite(RunOptions):
         args = parser.parse_args(argv)
         try:
             options = self.options(args)
+            asked = {name: getattr(options, name) for name in ("heap_size", "allocator", "backend", "device")}
+            settings = load_settings(**{name: None if value == "auto" else value for name, value in asked.items()})
+            choose_plugins(settings, options.device)
             chosen = registered(source=self.source, pattern=args.only)
             ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
             file = self.results.format(ranks=ranks, allocator=options.allocator)
