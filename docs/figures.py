@@ -459,11 +459,11 @@ def scaling() -> str:
     machines, model = [Machine(1 << power) for power in range(8)], results("published")["training"][0]
     alike: dict[tuple[str, ...], list[str]] = {}
     for op in OPS:
-        for nbytes in SIZES[::2]:
-            times = (f"{each.seconds(op, nbytes) * 1e6:,.0f}" for each in machines)
-            alike.setdefault((f"{size(nbytes)}, us", *times), []).append(op)
+        both = [[f"{each.seconds(op, nbytes) * 1e6:,.0f}" for nbytes in SIZES[::2]] for each in machines]
+        alike.setdefault(tuple(map(" / ".join, both)), []).append(op)
+    sizes = " / ".join(map(size, SIZES[::2]))
     columns = [["nodes of 8", *(str(each.num_nodes) for each in machines)]]
-    columns += [[", ".join([*ops, unit]), *times] for (unit, *times), ops in alike.items()]
+    columns += [[f"{', '.join(ops)}, {sizes}, us", *times] for times, ops in alike.items()]
     for tokens in (model["tokens_per_gpu"], 1024):
         steps = (each.step_seconds(*trained(model, tokens)) for each in machines)
         columns.append([f"step, {tokens} tokens, ms", *(f"{step * 1e3:,.0f}" for step in steps)])
