@@ -128,9 +128,9 @@ def architecture() -> Picture:
         ("ctx.ccl", "collectives, chosen by measured tables"),
         ("ctx.ops, nn", "products fused with communication"),
         ("ctx.tracing", "events of kernels on one time axis"),
-        ("registry", "plugins by entry points"),
-        ("iris", "doctor, tune, bench, config"),
-        ("testing", "conformance kit for plugins"),
+        ("torch_backend", "torch.distributed's backend"),
+        ("registry", "plugins by entry points, a kit for them"),
+        ("iris", "check, doctor, tune, bench, config"),
     )
     for number, (name, what) in enumerate(rooms):
         p.text(36, 158 + 20 * number, name, "code")
@@ -142,7 +142,7 @@ def architecture() -> Picture:
         for number, line in enumerate(lines):
             p.text(x + 92, 156 + 19 * number, line, "middle small")
     p.room(440, 240, 380, 58, "iris-allocators", "amber")
-    p.text(630, 284, "host (CPU ranks) · torch (IPC) · vmem (grows and shrinks)", "middle small")
+    p.text(630, 284, "host (CPUs) · torch (IPC) · vmem (grows) · nccl (nodes)", "middle small")
     p.box(20, 316, 800, 46, "", "dashed")
     p.text(420, 335, "plugins of others: backends, allocators, collectives, observers", "middle")
     p.text(420, 353, "the same entry points and hooks; checked by the same conformance kit", "middle small muted")
