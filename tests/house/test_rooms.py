@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 347,
     "iris_core/cli": 1627,
     "iris_core/device": 1420,
-    "iris_core/dispatch": 3353,
+    "iris_core/dispatch": 3356,
     "iris_core/heap": 2725,
     "iris_core/nn": 865,
     "iris_core/ops": 1189,

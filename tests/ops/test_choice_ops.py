@@ -73,6 +73,7 @@ def test_the_nearest_shape(tmp_path):
         measured(algorithm="unfused", seconds=9e-4, config={}),
         measured(size=(2048, 8192, 3584), algorithm="unfused", seconds=2e-4),
         measured(op="all_gather_matmul", gather_dim=0, algorithm="fetch"),
+        measured(dtype="float8_e4m3fn blocks", algorithm="two_shot"),
     ]
     write_table(tmp_path / "a.json", "GPU", 8, [], rows)
     write_table(tmp_path / "b.json", "GPU", 4, [], [measured(algorithm="of four")])
@@ -94,6 +95,9 @@ def test_the_nearest_shape(tmp_path):
     assert names(replace(REQUEST, dtype="float32"), False, False) == []
     assert names(replace(REQUEST, members=(0, 1, 2, 3)), True, True) == ["of four"]
     assert names(replace(REQUEST, members=tuple(range(16))), False, False) == ["push", "unfused"]
+    scaled = replace(REQUEST, dtype="float8_e4m3fn", scales="blocks", m=9000)
+    assert names(scaled, True, True) == ["two_shot"]
+    assert names(replace(scaled, k=3600), False, True) == ["two_shot"]  # which torch may not multiply
     gathers = replace(REQUEST, op="all_gather_matmul", options={**REQUEST.options, "gather_dim": 0})
     assert names(gathers, True, True) == ["fetch"]
     assert names(replace(gathers, reach_a=False), False, True) == ["fetch"]

@@ -100,7 +100,8 @@ _ANSWERS = {"supports": Availability, "cost": float | int, "tunings": list | tup
 
 _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 """Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
-fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate."""
+fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate.
+Of products with scales only M may: which N and K torch multiplies is a matter of remainders."""
 
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
@@ -445,6 +446,7 @@ class Tables:
         """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""
         size, dtypes, place = size_of(request), dtypes_of(request), place_of(request)
         kind = request.op, request.options.get("gather_dim"), max(1, len(nodes_of(request)))
+        is_scaled = getattr(request, "scales", "none") != "none"
         near: list[tuple[tuple[Any, ...], bool, list[Entry]]] = []
         for entries in self._points.values() if size and all(size) else ():
             first = entries[0]
@@ -455,7 +457,8 @@ class Tables:
             octaves = abs(math.log2(first.group_size / request.group_size))
             if max(apart) <= _FAR:
                 elsewhere = octaves, first.place != place
-                key = *elsewhere, max(apart) > _NEAR, dtypes.index(first.dtype), math.hypot(*apart)
+                is_other = max(apart) > _NEAR or (is_scaled and max(apart[1:]) > 0)
+                key = *elsewhere, is_other, dtypes.index(first.dtype), math.hypot(*apart)
                 near.append((key, octaves == 0 and max(apart) <= _CLOSE, entries))
         if not near:
             return Found()
