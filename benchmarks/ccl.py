@@ -9,7 +9,8 @@ backend's own algorithms, by the same tables and models; "iris <algorithm>" is o
 CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
 and every element of the output is compared with what it must be, in the timed configuration; before that the output is
 spoiled.  Place "ordinary": our tensors are torch's, as the peers' always are, and not on the heap.  Group "half": the
-two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.
+two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.  `between_kernels`: times of a
+collective and two short kernels around it.
 
 "nccl-windows" is only given numbers if NCCL's kernel for symmetric windows was seen by the profiler; the counter says.
 No NVLink multicast is used by anyone: NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1.
@@ -24,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ccl_groups import groups, part_of
+from ccl_groups import WORLD, groups, part_of
 from ccl_peers import OFF, Unavailable, is_symmetric_kernel, kernels_of, nccl_call, torch_symmetric, window_tensors
 
 from iris_core import bench
@@ -207,7 +208,7 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
 
 @bench.register
 @bench.axis("group", groups)
-@bench.axis("place", [HEAP, ORDINARY])
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("nbytes", sizes)
 def all_reduce(state: State, ctx: Iris) -> None:
     """Sum of all inputs, to all."""
@@ -216,7 +217,7 @@ def all_reduce(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
-@bench.axis("place", [HEAP, ORDINARY])
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("nbytes", sizes)
 def all_gather(state: State, ctx: Iris) -> None:
     """All inputs, to all."""
@@ -225,7 +226,7 @@ def all_gather(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
-@bench.axis("place", [HEAP, ORDINARY])
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("nbytes", sizes)
 def reduce_scatter(state: State, ctx: Iris) -> None:
     """Sum of all inputs, a part to each."""
@@ -234,11 +235,31 @@ def reduce_scatter(state: State, ctx: Iris) -> None:
 
 @bench.register
 @bench.axis("group", groups)
-@bench.axis("place", [HEAP, ORDINARY])
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("nbytes", sizes)
 def all_to_all(state: State, ctx: Iris) -> None:
     """A part of every input to each."""
     declare(state, ctx, "all_to_all", each=False)
+
+
+@bench.register
+@bench.axis("group", [WORLD])
+@bench.axis("place", [ORDINARY])
+@bench.axis("op", OPS)
+@bench.axis("nbytes", lambda options: [KIB] if options.device == "cpu" else [4 * KIB, 64 * KIB, MIB])
+def between_kernels(state: State, ctx: Iris) -> None:
+    """A collective between two kernels of about 5 us, as layers have it; "kernels" are these two alone."""
+    numbers = torch.ones(KIB if ctx.device == "cpu" else 4 * MIB, dtype=DTYPE, device=ctx.device)
+    add = state.provider
+
+    def provider(name: str, call: Callable[[], object], **how: Any) -> None:
+        add(name, lambda: (numbers.mul_(1), call(), numbers.mul_(1)), **how)
+
+    state.provider = provider  # type: ignore[assignment, method-assign]
+    declare(state, ctx, state["op"], each=False)
+    for timer in ("graph", "events") if state.on_gpu else ():
+        state.set_timer(timer)
+        add("kernels" + " eager" * (timer == "events"), lambda: (numbers.mul_(1), numbers.mul_(1)), check=None)
 
 
 @bench.register(by_default=False)
