@@ -246,7 +246,7 @@ def all_to_all(state: State, ctx: Iris) -> None:
 @bench.axis("group", [WORLD])
 @bench.axis("place", [ORDINARY])
 @bench.axis("op", OPS)
-@bench.axis("nbytes", lambda options: [KIB] if options.device == "cpu" else [4 * KIB, 64 * KIB, MIB])
+@bench.axis("nbytes", lambda options: [KIB] if options.device == "cpu" else [KIB, 32 * KIB, 256 * KIB, MIB])
 def between_kernels(state: State, ctx: Iris) -> None:
     """A collective between two kernels of about 5 us, as layers have it; "kernels" are these two alone."""
     numbers = torch.ones(KIB if ctx.device == "cpu" else 4 * MIB, dtype=DTYPE, device=ctx.device)
