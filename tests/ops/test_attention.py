@@ -132,7 +132,7 @@ def refused():
         decode, ring, one = ctx.ops.flash_decode, ctx.ops.ring_attention, ctx.cur_rank
         wrong = unlike(
             ("ArgumentError: .*3 heads must be a multiple", lambda: decode(1, 3, 2, 16)),
-            ("ArgumentError: .*not 24", lambda: decode(1, 2, 2, 16 + 8 * one)),  # one of the ranks
+            ("ArgumentError: .*sizes positive", lambda: decode(1, 2, 2, 16 - 16 * one)),  # one of the ranks
             ("UnsupportedError: .*not int32", lambda: decode(1, 2, 2, 16, dtype=torch.int32)),
             ("RankMismatchError", lambda: decode(1 + one, 2, 2, 16)),
             ("ArgumentError", lambda: ring(2, 1, 0, 16)),
@@ -165,6 +165,8 @@ DECODES = [
     (3, None, (3, 6, 2, 16, 70, "float32", 3)),  # groups of three heads
     (4, [3, 1, 0], (2, 4, 4, 32, 40, "bfloat16", 1)),  # a piece for each
     (1, None, (2, 20, 1, 64, 90, "float16", None)),  # more heads than a tile
+    (2, None, (2, 4, 2, 80, 40, "bfloat16", 2)),
+    (3, None, (1, 2, 1, 5, 40, "float32", 3)),  # columns of tiles are left
 ]
 # heads, key heads, tokens, elements of a head, dtype, causal, striped
 RINGS = [
@@ -172,6 +174,7 @@ RINGS = [
     (1, None, (2, 1, 70, 32, "bfloat16", True, True)),
     (2, None, (2, 1, 2, 16, "float16", True, False)),  # a member without tokens
     (3, None, (1, 1, 64, 16, "float32", False, True)),  # exactly a tile
+    (3, None, (2, 1, 70, 24, "float32", True, False)), (2, None, (1, 1, 40, 80, "bfloat16", False, False)),
 ]  # fmt: skip
 
 
