@@ -92,7 +92,7 @@ def _expert_cases():
     """Kernels of `ctx.ops.experts`: 8-bit tokens of 7168 elements with scales, results in bfloat16."""
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     group = {"WORLD": 4, "SIZE": 4}
-    shape = group | {"LOCAL": 64}
+    shape = group | {"EXPERTS": 250, "LOCAL": 64}
     late = {"EARLY": False}
     rows = {"SCALES": 56, "LANES": 64, "BLOCK": 2048, **late}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
@@ -111,19 +111,19 @@ def _expert_cases():
             shape | rows | {"WEIGHTED": True, "ONCE": False, "WAITS": False, "TOP_K": 8, "CHOICES": 8, "SCALES": 0},
             (RELEASE, _STORE),
         ),
-        "spread": ((i32, f32, i32, i32, 1792), {"LOCAL": 64, **rows}, (WIDE_STORE,)),
+        "spread": ((i32, f32, i32, i32, 58, 1792), rows, (WIDE_STORE,)),
         "meet": ((i64, i64, i32, 1, i64), group, (RELEASE, ACQUIRE)),
         "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (ACQUIRE,)),
         "give_back": (
-            (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"WAITS": True, "BLOCK": 2048} | late,
+            (i32, i32, i32, 58, i32, *flags, 1, 1024, 3584, i64), group | {"WAITS": True, "BLOCK": 2048} | late,
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "gather": (
             (bf16, bf16, i64, f32, i32, 128, 7168),
-            {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
+            {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
         ),
         "weigh": (
-            (bf16, bf16, i64, f32, i32, 1024, 7168), {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
+            (bf16, bf16, i64, f32, i32, 1024, 7168), {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
         ),
     }  # fmt: skip
     return [
