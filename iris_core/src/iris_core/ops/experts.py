@@ -56,6 +56,7 @@ class Turn:
         numbers: each choice's number among those of its expert.
         once: whether a token came once for all its experts of this rank.
         origin: int32 (rows,), where rows came from, if it was kept.
+        link: what makes `iris_core.nn.combine` backwards come before `dispatch`, if that began the turn.
     """
 
     group: ExpertGroup = field(repr=False)
@@ -67,6 +68,7 @@ class Turn:
     once: bool = field(repr=False)
     scales_of_rows: torch.Tensor | None = None
     origin: torch.Tensor | None = field(default=None, repr=False)
+    link: torch.Tensor | None = field(default=None, repr=False)
 
 
 class Dispatched(NamedTuple):
