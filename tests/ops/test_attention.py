@@ -153,6 +153,10 @@ def refused():
              lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
             ("ArgumentError: .*gradients", lambda: made(q.clone().requires_grad_(), k, k, n)),
         )  # fmt: skip
+        alone = decode(1, 2, 1, 16, group=[one])
+        for length in (6, -1):
+            said = rf"DeviceError: .*sequence 0 has {length} keys on rank \d, where there is room for 5"
+            wrong += unlike(("AssertionError", lambda n=n * length: alone(q, k, k, n)), (said, ctx.barrier))
     return wrong + unlike(("HeapClosedError", lambda: made(q, k, k, n)))
 
 

@@ -85,7 +85,8 @@ class FlashDecode(Made):
             k, v: (batch, kv_heads, capacity, head_dim), the last dimension dense: this member's part of the cache, of
                 any capacity.
             lengths: int32 (batch,) on the device: how many of this member's keys each sequence has, from 0 to the
-                capacity.  A sequence without any key on any member gets zeros.
+                capacity; others are reported, as DeviceError of the next call of a collective, and nothing beyond it
+                is read.  A sequence without any key on any member gets zeros.
             out: where to, as q; new by default.  It may be q.
 
         Raises:

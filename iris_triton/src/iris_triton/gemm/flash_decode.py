@@ -18,13 +18,15 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
+from iris_core.device.context_words import MismatchCode
+from iris_triton.collectives.parts.barrier import await_members, is_last, report_difference, signal_members
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once, width_of, within
 from iris_triton.launcher import BoundKernels
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
 _AT_ONCE = tl.constexpr(8)
+_LENGTH = tl.constexpr(int(MismatchCode.LENGTH))
 
 
 @triton.jit
@@ -87,8 +89,11 @@ def flash_decode(
         at = head[:, None] * HEAD_DIM + d[None, :]
         batch, kv_head = (row // kv_heads).to(tl.int64), row % kv_heads
         length = tl.load(lengths + row // kv_heads)
-        tl.device_assert(length <= capacity, "a sequence has more keys than there is room for")
-        length = tl.minimum(length, capacity)
+        if (piece == 0) & ((length < 0) | (length > capacity)):
+            _, status = ctx._bound()
+            report_difference(status.to(tl.int64), ctx.rank, 0, row // kv_heads, capacity, length, 0, 0, _LENGTH)
+            tl.device_assert(piece != 0, "a sequence has more keys than there is room for")
+        length = tl.maximum(tl.minimum(length, capacity), 0)
         step = tl.cdiv(tl.cdiv(length, PIECES), BLOCK_KEYS) * BLOCK_KEYS
         first = tl.minimum(piece * step, length)
         largest, total, acc = attend(
