@@ -201,6 +201,10 @@ def refused():
             ),
             ("UnsupportedError", lambda: make(1 << 20, 1 << 16, 2, top_k=1)),
         )
+        uneven, three = make(4, 16, 3, top_k=1, dtype=torch.float32), torch.full((1, 1), 3)
+        wrong += unlike(
+            ("AssertionError: .*expert that there is not", lambda: uneven.dispatch(torch.ones(1, 16), three))
+        )
         group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)
         x, chosen = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
         double = ExpertParallel(group, lambda rows, counts, offsets: 2 * rows)  # a layer without weights

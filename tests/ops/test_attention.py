@@ -1,6 +1,7 @@
 """`ctx.ops.flash_decode`, `ctx.ops.ring_attention`: attention to keys and values that are divided among ranks."""
 
 import time
+from functools import partial
 
 import jobs_corpus
 import pytest
@@ -153,11 +154,26 @@ def refused():
              lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
             ("ArgumentError: .*gradients", lambda: made(q.clone().requires_grad_(), k, k, n)),
         )  # fmt: skip
-        alone = decode(1, 2, 1, 16, group=[one])
-        for length in (6, -1):
-            said = rf"DeviceError: .*sequence 0 has {length} keys on rank \d, where there is room for 5"
-            wrong += unlike(("AssertionError", lambda n=n * length: alone(q, k, k, n)), (said, ctx.barrier))
     return wrong + unlike(("HeapClosedError", lambda: made(q, k, k, n)))
+
+
+def too_long(device):
+    """What is wrong where a sequence has more keys than its cache, or less than none: kernels of the CPU end there."""
+    wrong = []
+    with Iris("4MiB", device=device) as ctx:
+        decode = ctx.ops.flash_decode(1, 2, 1, 16, dtype=torch.float32, group=[ctx.cur_rank])
+        q, kv = torch.ones(1, 2, 16, device=ctx.device), torch.rand(2, 1, 1, 5, 16, device=ctx.device)
+        for length, counted in ((6, 5), (-1, 0)):
+            given = [torch.tensor([each], dtype=torch.int32, device=ctx.device) for each in (length, counted)]
+            outs = [torch.zeros_like(q) for _ in given]
+            how = "AssertionError" if device == "cpu" else ""
+            said = rf"DeviceError: .*sequence 0 has {length} keys on rank \d, where there is room for 5"
+            ctx.barrier()
+            wrong += unlike((how, partial(decode, q, *kv, given[0], outs[0])), (said, ctx.barrier))
+            if device != "cpu":
+                decode(q, *kv, given[1], outs[1])
+                wrong += [] if torch.equal(*outs) else [(length, outs)]
+    return wrong
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
@@ -210,3 +226,7 @@ def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
 
 def test_what_is_refused(pool):
     assert pool.run(refused, 2) == [[]] * 2
+
+
+def test_sequences_that_are_too_long(pool, device):
+    assert pool.run(too_long, 1, device) == [[]]
