@@ -47,7 +47,7 @@ class Case:
     root: int = 0
     in_place: bool = False
     stacked: bool = False  # (size, M, ...) instead of (size * M, ...)
-    splits: str = ""  # "uneven" or "one way" for all_to_all
+    splits: str = ""  # "uneven", "one way" or "on device" for all_to_all
     layout: str = "torch"
     config: dict = field(default_factory=dict, hash=False)
     jobs = "jobs_ccl"
@@ -156,6 +156,7 @@ def way_cases(size, known=CHOSEN):
     for place in ("heap", "ordinary", "strided"):
         yield Case("all_to_all", splits="uneven", shape=(40, 3), place=place)
         yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
+        yield Case("all_to_all", splits="on device", shape=(40, 3), place=place)
         yield Case("all_to_all", splits="uneven", shape=(2000, 5), dtype="int8", place=place)
         yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
     for algorithm, place in itertools.product(("one_shot", "two_shot"), PLACES):
@@ -183,6 +184,7 @@ def piece_cases(known=CHOSEN):
             yield Case("all_reduce", "int8", shape=(5000,), place=place)
         yield Case("all_reduce", shape=(3, 701), place="ordinary", config={"algorithm": "two_shot"})
         yield Case("all_to_all", splits="uneven", shape=(900, 3), place="ordinary")
+        yield Case("all_to_all", "complex128", splits="on device", shape=(900, 3), place="ordinary")
 
 
 def sequence_cases(family):

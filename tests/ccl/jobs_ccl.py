@@ -112,6 +112,11 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
         matrix = row_splits(case, tensors.size)
         kwargs["input_split_sizes"] = matrix[tensors.rank]
         kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
+        if case.splits == "on device":
+            if not hasattr(tensors, "given"):  # a graph knows where they are
+                tensors.given = torch.tensor(kwargs["input_split_sizes"], device=inp.device)
+                tensors.taken = torch.zeros_like(tensors.given)
+            kwargs |= {"input_split_sizes": tensors.given, "output_split_sizes": tensors.taken}
     return getattr(ctx.ccl, case.op)(*given, **kwargs)
 
 
@@ -127,6 +132,8 @@ def verify(case, tensors, inputs, what=""):
             wrong.append(
                 f"{case}{what}: rank {rank} of {tensors.size} got {got.flatten()[:8]}, not {want.flatten()[:8]}"
             )
+    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in row_splits(case, tensors.size)]:
+        wrong.append(f"{case}{what}: rank {rank} of {tensors.size} was told {tensors.taken.tolist()}")
     if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
         wrong.append(f"{case}{what}: the input of rank {rank} was changed")
     return wrong

@@ -303,6 +303,43 @@ def splits_that_differ(ctx):
 
 
 @on_heap("8MiB")
+def splits_on_devices(ctx):
+    """Split sizes that no host knows: what does not fit is not moved, and reported; what they cannot be is refused."""
+    rank, device = ctx.cur_rank, ctx.device
+    inp = torch.arange(6.0, device=device)[:, None] + 10 * rank
+
+    def call(out, given, taken):
+        ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
+
+    def exchange(sizes, room=7, call=call):
+        out, given = torch.full((room, 1), -1.0, device=device), torch.tensor(sizes[rank], device=device)
+        taken = torch.full_like(given, -1)
+        call(out, given, taken)
+        return out[:, 0].tolist(), taken.tolist()
+
+    two, out = torch.tensor([1, 1], device=device), torch.empty_like(inp)
+    assert unlike(*((words, functools.partial(call, out, given, taken)) for words, given, taken in (
+        ("ArgumentError: .*overlap", two, two), ("TypeError: .*input_split_sizes must be a torch tensor", [1, 1], two),
+        (r"ArgumentError: .*must be \(2,\), int64", two.int() if rank else two + 0, two),  # one of the ranks
+        (r"ArgumentError: .*must be \(2,\), int64", two[:1], two + 0),
+    ))) == []  # fmt: skip
+    right = ([0.0, 1.0, 10.0, *[-1.0] * 4], [2, 1]), ([2.0, 3.0, 4.0, 11.0, 12.0, -1.0, -1.0], [3, 2])
+    for _ in range(2):
+        assert exchange(([2, 3], [1, 2])) == right[rank]
+    cut = [0.0, 1.0], [2, 0]
+    assert exchange(([2, 3], [1, 2]), 2 if rank == 0 else 7) == (cut, right[1])[rank]
+    assert "rank 0 takes 0 elements from rank 1 (output_split_sizes), which gives it 1" in said_by(ctx.barrier)
+    rest = ([10.0, 11.0, 12.0, 13.0, *[-1.0] * 3], [0, 4]), ([14.0, 15.0, *[-1.0] * 5], [0, 2])
+    assert exchange(([0, 0], [4, 3])) == rest[rank]
+    assert "rank 1 is to give rank 1 3 elements (input_split_sizes), but its input has 2" in said_by(ctx.barrier)
+    assert exchange(([-5, 1], [1 << 62, 0]))[1] == ([0, 6], [1, 0])[rank]
+    said = said_by(ctx.barrier)
+    assert "give rank 0 -5 elements (input_split_sizes), but its input has 0" in said or rank == 1
+    assert f"give rank 0 {1 << 62} elements (input_split_sizes), but its input has 6" in said or rank == 0
+    assert exchange(([2, 3], [1, 2]), call=torch.compile(call, fullgraph=True, backend="eager")) == right[rank]
+
+
+@on_heap("8MiB")
 def accepted(ctx):
     """Arguments as torch and numpy have them."""
     rank, device = ctx.cur_rank, ctx.device
@@ -414,7 +451,8 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
 @pytest.mark.parametrize(("job", "num_ranks", "args"), [
     (different, 3, ()), (opens_differently, 2, ("bits",)), (opens_differently, 2, ("workspace",)),
     *((job, 2, ()) for job in (
-        refused_later, next_candidate, messages_that_differ, splits_that_differ, accepted, kinds_without_end)),
+        refused_later, next_candidate, messages_that_differ, splits_that_differ, splits_on_devices, accepted,
+        kinds_without_end)),
 ])  # fmt: skip
 def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args):
     assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks

@@ -82,8 +82,7 @@ def of_unknown_size(ctx):
     """What a call with split sizes of ordinary tensors leaves of the heap: members know the sizes of no other."""
     x, out, sizes = torch.ones(10, 3, device=ctx.device), torch.empty(10, 3, device=ctx.device), [5] * ctx.num_ranks
     ctx.ccl.all_to_all(out, x, output_split_sizes=sizes, input_split_sizes=sizes)
-    said = said_by(ctx.ccl.all_to_all, out, x, output_split_sizes=torch.tensor(sizes), input_split_sizes=sizes)
-    return ctx.stats().largest_free, out.unique().tolist(), said
+    return ctx.stats().largest_free, out.unique().tolist()
 
 
 @on_heap("8MiB")
@@ -111,10 +110,9 @@ def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device)
 
 
 def test_calls_of_unknown_size_leave_the_heap_to_users(pool, device):
-    for free, values, said in pool.run(of_unknown_size, 2, device):
+    for free, values in pool.run(of_unknown_size, 2, device):
         assert free >= 16 << 20
         assert values == [1.0]
-        assert said.startswith("TypeError: all_to_all: split sizes are numbers that the host reads, not a tensor")
 
 
 @pytest.mark.parametrize("is_bound", [False, True])

@@ -337,7 +337,8 @@ def _refusing(how):
 def bits():
     """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch.
 
-    And what of the algorithm by levels is refused, and of experts, which no ranks of several nodes have.
+    And what of the algorithm by levels is refused, and of what no ranks of several nodes have: experts, and split sizes
+    that no host knows.
     """
     found = []
     with Iris("8MiB", device="cpu", deterministic=True) as ctx:
@@ -352,8 +353,11 @@ def bits():
             found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
         levels = said_by(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
         experts = said_by(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
+        given, taken = torch.ones(2, 4, dtype=torch.int64)
+        sizes = {"input_split_sizes": given, "output_split_sizes": taken}
+        splits = said_by(lambda: ctx.ccl.all_to_all(y, y + 1, **sizes))
         ctx.barrier()
-    return found, levels, experts
+    return found, levels, experts, splits
 
 
 def product_cases(size, names):

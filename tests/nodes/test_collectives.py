@@ -132,10 +132,11 @@ def test_what_one_node_refuses_all_refuse(pool, how):
 
 
 def test_promised_bits(pool):
-    for found, levels, experts in pool.run(divided, 4, "2x2", jobs.bits):
+    for found, levels, experts, splits in pool.run(divided, 4, "2x2", jobs.bits):
         assert found == [("exchanged", True)] * 6
         assert levels.startswith("UnsupportedError: all_reduce: algorithm 'hierarchical' cannot serve this call: it do")
         assert experts.startswith("UnsupportedError: experts: the ranks are on several nodes")
+        assert splits.startswith("UnsupportedError: all_to_all: between nodes the host must know the split sizes")
 
 
 @pytest.mark.parametrize(("nodes", "members", "names", "served"), [

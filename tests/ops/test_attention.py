@@ -1,6 +1,7 @@
 """`ctx.ops.flash_decode`, `ctx.ops.ring_attention`: attention to keys and values that are divided among ranks."""
 
 import time
+from functools import partial
 
 import jobs_corpus
 import pytest
@@ -132,7 +133,7 @@ def refused():
         decode, ring, one = ctx.ops.flash_decode, ctx.ops.ring_attention, ctx.cur_rank
         wrong = unlike(
             ("ArgumentError: .*3 heads must be a multiple", lambda: decode(1, 3, 2, 16)),
-            ("ArgumentError: .*not 24", lambda: decode(1, 2, 2, 16 + 8 * one)),  # one of the ranks
+            ("ArgumentError: .*sizes positive", lambda: decode(1, 2, 2, 16 - 16 * one)),  # one of the ranks
             ("UnsupportedError: .*not int32", lambda: decode(1, 2, 2, 16, dtype=torch.int32)),
             ("RankMismatchError", lambda: decode(1 + one, 2, 2, 16)),
             ("ArgumentError", lambda: ring(2, 1, 0, 16)),
@@ -156,6 +157,25 @@ def refused():
     return wrong + unlike(("HeapClosedError", lambda: made(q, k, k, n)))
 
 
+def too_long(device):
+    """What is wrong where a sequence has more keys than its cache, or less than none: kernels of the CPU end there."""
+    wrong = []
+    with Iris("4MiB", device=device) as ctx:
+        decode = ctx.ops.flash_decode(1, 2, 1, 16, dtype=torch.float32, group=[ctx.cur_rank])
+        q, kv = torch.ones(1, 2, 16, device=ctx.device), torch.rand(2, 1, 1, 5, 16, device=ctx.device)
+        for length, counted in ((6, 5), (-1, 0)):
+            given = [torch.tensor([each], dtype=torch.int32, device=ctx.device) for each in (length, counted)]
+            outs = [torch.zeros_like(q) for _ in given]
+            how = "AssertionError" if device == "cpu" else ""
+            said = rf"DeviceError: .*sequence 0 has {length} keys on rank \d, where there is room for 5"
+            ctx.barrier()
+            wrong += unlike((how, partial(decode, q, *kv, given[0], outs[0])), (said, ctx.barrier))
+            if device != "cpu":
+                decode(q, *kv, given[1], outs[1])
+                wrong += [] if torch.equal(*outs) else [(length, outs)]
+    return wrong
+
+
 # -- tests -------------------------------------------------------------------------------------------------------------
 exhaustive = pytest.mark.exhaustive
 
@@ -165,6 +185,8 @@ DECODES = [
     (3, None, (3, 6, 2, 16, 70, "float32", 3)),  # groups of three heads
     (4, [3, 1, 0], (2, 4, 4, 32, 40, "bfloat16", 1)),  # a piece for each
     (1, None, (2, 20, 1, 64, 90, "float16", None)),  # more heads than a tile
+    (2, None, (2, 4, 2, 80, 40, "bfloat16", 2)),
+    (3, None, (1, 2, 1, 5, 40, "float32", 3)),  # columns of tiles are left
 ]
 # heads, key heads, tokens, elements of a head, dtype, causal, striped
 RINGS = [
@@ -172,6 +194,7 @@ RINGS = [
     (1, None, (2, 1, 70, 32, "bfloat16", True, True)),
     (2, None, (2, 1, 2, 16, "float16", True, False)),  # a member without tokens
     (3, None, (1, 1, 64, 16, "float32", False, True)),  # exactly a tile
+    (3, None, (2, 1, 70, 24, "float32", True, False)), (2, None, (1, 1, 40, 80, "bfloat16", False, False)),
 ]  # fmt: skip
 
 
@@ -203,3 +226,7 @@ def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
 
 def test_what_is_refused(pool):
     assert pool.run(refused, 2) == [[]] * 2
+
+
+def test_sequences_that_are_too_long(pool, device):
+    assert pool.run(too_long, 1, device) == [[]]

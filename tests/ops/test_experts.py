@@ -5,14 +5,16 @@ import pytest
 from jobs_ccl import late_inside
 
 exhaustive = pytest.mark.exhaustive
-# experts of a rank, choices, elements, most tokens, dtype, scales
+# experts of a rank on average, choices, elements, most tokens, dtype, scales
 ONE, MANY, FP8 = (1, 1, 32, 5, "float32", 0), (2, 4, 1200, 9, "bfloat16", 0), (3, 2, 48, 30, "float8_e4m3fn", 3)
+UNEVEN = (1.5, 3, 48, 7, "float32", 3)  # of 2 ranks one has 2 and one has 1; of 3 ranks two have 2
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args"), [
     (jobs.passes, 2, (None, ONE, 3)), (jobs.passes, 4, ([3, 1, 0], MANY, 3)), (jobs.passes, 3, (None, FP8, 3)),
     (jobs.differentiates, 3, (None, ONE, 2)), (jobs.differentiates, 4, ([3, 1, 0], MANY, 2)),
     (jobs.passes, 4, ([2, 0, 3, 1], MANY, 4, (0, 3))),  # two are gone half-way
+    *((jobs.passes, n, (None, UNEVEN, 3)) for n in (2, 3)), (jobs.differentiates, 3, (None, UNEVEN, 2)),
     (jobs.keeps, 3, ()), pytest.param(jobs.keeps, 2, (), marks=exhaustive(device="cpu")),
 ])  # fmt: skip
 def test_tokens_reach_their_experts_and_come_back(pool, device, job, num_ranks, args):

@@ -48,6 +48,10 @@ def compile_cases():
             SOURCE="staged", SHARED=False, BLOCK=2048,
         ),
         _case(
+            "pull-told", pull,
+            (f32, f32, *moved, *plain, _SIZE, "staged", False, 0, 0, 2048, _I64, _I64, 100, 100, 100), {},
+        ),
+        _case(
             "reduce-direct", pull_reduce, (bf16, bf16, *reduced, *plain, None), dense,
             OP="sum", STAGED=False, SHARED=True, STRIDING=False, BLOCK=4096,
         ),

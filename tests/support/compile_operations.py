@@ -92,7 +92,7 @@ def _expert_cases():
     """Kernels of `ctx.ops.experts`: 8-bit tokens of 7168 elements with scales, results in bfloat16."""
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     group = {"WORLD": 4, "SIZE": 4}
-    shape = group | {"LOCAL": 64}
+    shape = group | {"EXPERTS": 250, "LOCAL": 64}
     late = {"EARLY": False}
     rows = {"SCALES": 56, "LANES": 64, "BLOCK": 2048, **late}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
@@ -111,19 +111,19 @@ def _expert_cases():
             shape | rows | {"WEIGHTED": True, "ONCE": False, "WAITS": False, "TOP_K": 8, "CHOICES": 8, "SCALES": 0},
             (RELEASE, _STORE),
         ),
-        "spread": ((i32, f32, i32, i32, 1792), {"LOCAL": 64, **rows}, (WIDE_STORE,)),
+        "spread": ((i32, f32, i32, i32, 58, 1792), rows, (WIDE_STORE,)),
         "meet": ((i64, i64, i32, 1, i64), group, (RELEASE, ACQUIRE)),
         "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (ACQUIRE,)),
         "give_back": (
-            (i32, i32, i32, i32, *flags, 1, 1024, 3584, i64), shape | {"WAITS": True, "BLOCK": 2048} | late,
+            (i32, i32, i32, 58, i32, *flags, 1, 1024, 3584, i64), group | {"WAITS": True, "BLOCK": 2048} | late,
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "gather": (
             (bf16, bf16, i64, f32, i32, 128, 7168),
-            {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
+            {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
         ),
         "weigh": (
-            (bf16, bf16, i64, f32, i32, 1024, 7168), {"SIZE": 4, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
+            (bf16, bf16, i64, f32, i32, 1024, 7168), {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
         ),
     }  # fmt: skip
     return [
@@ -133,13 +133,13 @@ def _expert_cases():
 
 
 def _attention_cases():
-    """Kernels of `ctx.ops.flash_decode` and `ctx.ops.ring_attention`: heads of 128 elements, in groups of four."""
+    """Kernels of `ctx.ops.flash_decode` and `ctx.ops.ring_attention`: heads of 128 or 96 elements."""
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     place = (i32, i64, 1)  # members, context, this rank's number
     ring = dict.fromkeys(("WORLD", "SIZE", "GROUP", "SENDERS"), 4) | {"CAUSAL": True, "STRIPED": True}
-    ring |= {"HEAD_DIM": 128, "BLOCK": 64, "BLOCK_COPY": 1024}
+    ring |= {"BLOCK": 64, "BLOCK_COPY": 1024}
     numbers = (*place, 32, 2048, 8190, 0.1)
-    decode = {"WORLD": 4, "SIZE": 4, "GROUP": 4, "PIECES": 8, "HEAD_DIM": 128, "BLOCK_H": 16, "BLOCK_KEYS": 64}
+    decode = {"WORLD": 4, "SIZE": 4, "GROUP": 4, "PIECES": 8, "BLOCK_H": 16, "BLOCK_KEYS": 64}
     cases = (
         (flash_decode, (
             bf16, bf16, bf16, i32, bf16, f32, f32, i32, f32, f32, i64, i64, *place, 0.1, 32, 8, 4096,
@@ -154,10 +154,11 @@ def _attention_cases():
     )  # fmt: skip
     return [
         case(
-            f"operation-{kernel.__name__.replace('_', '-')}", kernel, args, kwargs, (_PRODUCT, RELEASE, ACQUIRE),
-            num_warps=warps, num_stages=stages,
+            f"operation-{kernel.__name__.replace('_', '-')}{'' if dim == 128 else f'-{dim}'}", kernel, args,
+            kwargs | {"HEAD_DIM": dim}, (_PRODUCT, RELEASE, ACQUIRE), num_warps=warps, num_stages=stages,
         )
         for kernel, args, kwargs, warps, stages in cases
+        for dim in (128, 96)
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.calls import Calls, current_device
-from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, reach
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, facts_of_splits, reach
 from iris_core.dispatch.traced import is_compiling, trace
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Collectives(Calls):
         async_op: bool = False,
         config: Config | None = None,
         *,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | Tensor | None = None,
+        input_split_sizes: Sequence[int] | Tensor | None = None,
         layout: str = TORCH,
     ) -> Work | None:
         """Give each member its part of the input; the output has the parts from all members, in the group's order.
@@ -144,16 +144,24 @@ class Collectives(Calls):
             output: memory of its own.
             input: with layout "torch", equal parts along the first dimension.
             output_split_sizes: rows that come from each member, where parts are not equal; None or an empty list for
-                equal parts.  The host needs them: no tensor, which may be of a device.
+                equal parts.
             input_split_sizes: rows for each member, as many as that one takes from this rank.
             layout: "torch", or "columns" as in AMD's Iris: both are (M, N * size), and the parts are chunks
                 of columns.
+
+        Where no host knows the sizes, both are contiguous int64 tensors of `size` numbers on the device, as in torch's
+        `all_to_all_vdev`: input_split_sizes is read, output_split_sizes is written, and no host waits.  Then the rows
+        that they name lie behind each other in both tensors, from row 0; other rows are not read, and stay as they are.
+        What exceeds a tensor is not moved, and is the DeviceError of the next call.  All ranks are on one node.
         """
+        both: Any = (input_split_sizes, output_split_sizes)
+        if any(isinstance(each, torch.Tensor) for each in both):
+            return self._run("all_to_all", output, input, group, async_op, config, None, layout, both)
         splits: Any = None
         if output_split_sizes is not None or input_split_sizes is not None:
             sizes = output_split_sizes, input_split_sizes
             given = (None if each is None or len(each) == 0 else each for each in sizes)
-            splits = tuple(each if each is None or isinstance(each, torch.Tensor) else tuple(each) for each in given)
+            splits = tuple(each if each is None else tuple(each) for each in given)
             splits = None if splits == (None, None) else splits  # torch says that also by empty lists
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 
@@ -281,26 +289,32 @@ class Collectives(Calls):
         return self._binder.team(tuple(members))
 
     @staticmethod
-    def _describe(op: str, out: Any, inp: Any, group: Group, async_op: bool, *how: Any) -> tuple[CollectiveCall, bool]:
-        return CollectiveCall(op, (out, inp), group, *how), async_op
+    def _describe(
+        op: str, out: Any, inp: Any, group: Group, async_op: bool, config: Any, first: Any = None, second: Any = None,
+        splits: tuple[Any, ...] = (),
+    ) -> tuple[CollectiveCall, bool]:  # fmt: skip
+        return CollectiveCall(op, (out, inp, *splits), group, config, first, second), async_op
 
     # -- the fast path ------------------------------------------------------------------------------------------------
     def _run(
         self, op: str, out: Tensor | None, inp: Tensor | None, group: Group, async_op: bool,
-        config: Config | None, first: Any = None, second: Any = None,
+        config: Config | None, first: Any = None, second: Any = None, splits: tuple[Any, ...] = (),
     ) -> Work | None:  # fmt: skip
-        if is_compiling() and not async_op and trace(self._binder, op, (out, inp), (group, config, first, second)):
+        tensors = (out, inp, *splits) if splits else (out, inp)
+        if is_compiling() and not async_op and trace(self._binder, op, tensors, (group, config, first, second)):
             return None
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
-                return Collectives._run(self, op, out, inp, group, async_op, config, first, second)
+                return Collectives._run(self, op, out, inp, group, async_op, config, first, second, splits)
         key: Any = None
         bound = None
         main: Any = out if inp is None else inp
         # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
         # has other numbers, and those whose gradients torch would have to record.
         try:
+            if splits:
+                first = facts_of_splits(*splits)
             # Flat, and only of parts that are quick to make and to compare: this is most of a launch's time.
             places = at = main.data_ptr() or main.untyped_storage().data_ptr()  # of an empty tensor
             dense, dtype, recorded = main.is_contiguous() or main.stride(), main.dtype, main.requires_grad
@@ -329,11 +343,11 @@ class Collectives(Calls):
             bound = self._bound.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
-                return Collectives._run(self, op, out, inp, tuple(group), async_op, config, first, second)
+                return Collectives._run(self, op, out, inp, tuple(group), async_op, config, first, second, splits)
             key = None
         if bound is None:
-            bound = self._binder.bind(CollectiveCall(op, (out, inp), group, config, first, second), key)
+            bound = self._binder.bind(CollectiveCall(op, tensors, group, config, first, second), key)
         if async_op:
-            return bound.run_async(out, inp)
-        bound.run(out, inp)
+            return bound.run_async(*tensors)
+        bound.run(*tensors)
         return None

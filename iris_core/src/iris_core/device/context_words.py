@@ -85,6 +85,7 @@ class MismatchCode(enum.IntEnum):
     SPLITS = 2  # the elements that go from one member to another
     MESSAGE = 3  # what is sent, and what is received
     OVERLAP = 4  # nothing: two launches of this rank run at the same time
+    LENGTH = 5  # nothing: PEER is a sequence of flash_decode, with THEIRS keys where OURS have room; no address
 
 
 ROW, ALARM = 24, 25

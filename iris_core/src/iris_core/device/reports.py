@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from iris_core.device import context_words
-from iris_core.device.context_words import COMPARISONS, WAITING, Mismatch, Status
+from iris_core.device.context_words import COMPARISONS, WAITING, Mismatch, MismatchCode, Status, code_of
 from iris_core.device.status import BASE
 from iris_core.errors import DeviceError, DeviceTimeoutError
 from iris_core.types import DeviceType
@@ -223,7 +223,13 @@ class KernelReports:
         if meaning is not None:
             return meaning if self._rank in meaning.members else None
         if report.part == Mismatch.CODE:
-            return None  # of a group in which this rank is not
+            code, rank, sequence, _, room, length = report.words[Mismatch.CODE : Mismatch.THEIRS + 1]
+            text = (
+                f"flash_decode: sequence {sequence} has {length} keys on rank {rank}, where there is room for {room}. "
+                "It was computed with those that there are; no member's result is valid."
+            )
+            is_length = code_of(code) == MismatchCode.LENGTH  # else it is of a group in which this rank is not
+            return Meaning((self._rank,), op="flash_decode", text=text) if is_length else None
         others = report.rank != self._rank and self._is_of_group(report.offset_bytes)
         return None if others else Meaning((self._rank,))
 

@@ -34,6 +34,9 @@ TORCH, TILES, COLUMNS = "torch", "tiles", "columns"
 LAYOUTS = {"reduce_scatter": (TORCH, TILES), "all_to_all": (TORCH, COLUMNS)}
 """Ways to divide tensors among ranks, by operation; the first is the default."""
 
+_SPLITS = "input_split_sizes", "output_split_sizes"
+"""Tensors of a call of all_to_all whose split sizes the devices alone know, after the output and the input."""
+
 ALIGNMENT_NBYTES = 16
 """Calls whose tensors begin at multiples of it are one kind, all others another: kernels are compiled for either."""
 
@@ -94,7 +97,7 @@ class CollectiveCall(AnyCall):
 
         TypeError, LayoutError or ArgumentError if an argument makes no sense.
         """
-        op, (out, inp), _, config, first, second = self
+        op, (out, inp, *splits), _, config, first, second = self
         if config is not None and not hasattr(config, "named"):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         rank, options = members.index(here.rank), dict[str, Any]()
@@ -107,7 +110,11 @@ class CollectiveCall(AnyCall):
                 raise ArgumentError(f"{op}: rank {first} is this rank; a message goes to another one")
             options["peer"] = members[_index(op, members, first)]
             members, rank = tuple(range(here.world_size)), here.rank
-        if op == "all_to_all" and first is not None:
+        if splits:
+            options["device_splits"] = True
+            for name, each in zip(_SPLITS, splits, strict=True):
+                check_strided(op, name, each)
+        elif op == "all_to_all" and first is not None:
             taken, given = first
             options["in_splits"] = _split_sizes(given, inp, len(members), taken)
             options["out_splits"] = _split_sizes(taken, out, len(members), given)
@@ -126,7 +133,7 @@ class CollectiveCall(AnyCall):
             "layout": layout,
             "in_place": _in_place(op, out, inp, rank, layout),
             "aligned": all(each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in tensors),
-            "uneven": options.get("in_splits") is not None,
+            "uneven": bool(splits) or options.get("in_splits") is not None,
             "config": {} if config is None else config.given(op),
         }
         options |= {} if inp is None else {"in_stride": inp.stride()}
@@ -139,8 +146,15 @@ class CollectiveCall(AnyCall):
 
     def check(self, request: CollectiveRequest, here: Here) -> None:
         """Raise unless a call is possible: DeviceError, UnsupportedError or ArgumentError."""
-        op, (out, inp) = self[:2]
-        check_tensors(op, here, output=out, input=inp)
+        op, (out, inp, *splits) = self[:2]
+        check_tensors(op, here, output=out, input=inp, **dict(zip(_SPLITS, splits, strict=False)))
+        if splits:
+            wanted = (request.group_size,), (torch.int64,)
+            check_fits(op, {name: (each, *wanted) for name, each in zip(_SPLITS, splits, strict=True)})
+            if share_memory(*splits):
+                raise ArgumentError(f"{op}: {' and '.join(_SPLITS)} overlap; one is read, the other one written")
+            if len(nodes_of(request)) > 1:
+                raise UnsupportedError(f"{op}: between nodes the host must know the split sizes: give tensor.tolist()")
         layout, known = request.options["layout"], LAYOUTS.get(op, (TORCH,))
         if layout not in known:
             raise ArgumentError(f"{op}: layout must be one of {', '.join(known)}, not {layout!r}")
@@ -220,10 +234,14 @@ def _split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any
         return None
     if sizes is None:
         return ((tensor.shape[0] if tensor.dim() else 0) // size,) * size
-    if isinstance(sizes, torch.Tensor):
-        way_out = "give tensor.tolist(), or let ctx.ops.experts send rows whose numbers stay on the devices"
-        raise TypeError(f"all_to_all: split sizes are numbers that the host reads, not a tensor: {way_out}")
     return tuple(operator.index(n) for n in sizes)
+
+
+def facts_of_splits(given: Any, taken: Any) -> tuple[Any, ...]:
+    """Return what decides about tensors of split sizes, if they are such."""
+    both = [each for each in (given, taken) if isinstance(each, torch.Tensor)]
+    facts = [(each.shape, each.dtype, each.device, each.is_contiguous()) for each in both]
+    return (*facts, len(both) == len(_SPLITS) and abs(given.data_ptr() - taken.data_ptr()) < reach(taken))
 
 
 def check_strided(op: str, name: str, tensor: Any) -> None:
@@ -312,13 +330,18 @@ def _check_exchanged(request: CollectiveRequest, out: torch.Tensor, inp: torch.T
     size, rank = request.group_size, request.rank
     given, taken = (request.options.get(name) for name in ("in_splits", "out_splits"))
     if request.options["layout"] == COLUMNS:
-        if given or taken:
+        if request.options["uneven"]:
             raise ArgumentError('all_to_all: layout="columns" has equal parts; split sizes need layout="torch"')
         if out.shape != inp.shape or out.dim() != 2 or out.shape[1] % size:
             rule = f'with layout="columns" both must be (M, N * {size}): one chunk of columns for each member'
             raise _shapes("all_to_all", out, inp, rule)
         return
+    on_device = request.options.get("device_splits", False)
+    if on_device and not math.prod(inp.shape[1:]):
+        raise ArgumentError("all_to_all: rows without elements need split sizes that the host knows, not tensors")
     for tensor, split, name in ((inp, given, "input"), (out, taken, "output")):
+        if on_device and tensor.dim():
+            continue
         if split is None:
             if tensor.dim() == 0 or tensor.shape[0] % size:
                 raise ArgumentError(
@@ -330,7 +353,7 @@ def _check_exchanged(request: CollectiveRequest, out: torch.Tensor, inp: torch.T
                 f"all_to_all: {name}_split_sizes={list(split)} must be {size} numbers that add up to the first "
                 f"dimension of the {name}, of shape {tuple(tensor.shape)}"
             )
-    if given is None and taken is None:
+    if not request.options["uneven"]:
         if out.shape != inp.shape:
             raise _shapes("all_to_all", out, inp, "they must be equal")
     elif out.shape[1:] != inp.shape[1:]:
@@ -433,7 +456,7 @@ def shared_facts(request: Request) -> dict[str, str]:
         if options["layout"] != TORCH:  # the shape says which elements are whose
             facts["shape"] = request.shape
         if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
-            facts["split sizes"] = "given"
+            facts["split sizes"] = "on the devices" if "device_splits" in options else "given"
         else:
             facts |= {"input on the heap and contiguous": request.direct_in} if op in ALL_HAVE_INPUT else {}
             facts |= {"output on the heap and contiguous": request.direct_out} if op in ALL_HAVE_OUTPUT else {}

@@ -365,6 +365,12 @@ class Team:
                 f"of {other} were sent. The output is as it was; later messages are not affected."
             )
             return Meaning((rank, peer), peer, "recv", "recv", text)
+        if code == MismatchCode.SPLITS and kinds[0]:
+            text = (
+                f"all_to_all in {self._name}: rank {rank} is to give rank {peer} {theirs} elements "
+                f"(input_split_sizes), but its input has {ours}. They were sent; the result is not valid."
+            )
+            return Meaning(self.members, peer, "all_to_all", "all_to_all", text)
         if code == MismatchCode.SPLITS:
             text = (
                 f"all_to_all in {self._name}: rank {rank} takes {ours} elements from rank {peer} (output_split_sizes), "

@@ -26,6 +26,7 @@ _calls: dict[str, tuple[Any, ...]] = {}
 def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> bool:
     """Put a call into the graph that is being traced: `_run(written..., read, name)`; return whether it was put there.
 
+    Split sizes that all_to_all writes take the place of a residual.
     A call that writes nothing could be dropped from a graph, and one that torch would have to record for gradients is
     refused where it is made.
     """
@@ -34,7 +35,8 @@ def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) 
     needed = any(each is not None and each.requires_grad for each in tensors)
     if out is None or (torch.is_grad_enabled() and needed):
         return False
-    residual, *read, scales = others if op == NORM else (None, *others, None)
+    taken = others.pop() if op == "all_to_all" and len(others) > 1 else None
+    residual, *read, scales = others if op == NORM else (taken, *others, None)
     if in_place := op != NORM and read[0] is out:
         read[0] = None
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
@@ -72,7 +74,8 @@ def _run(
         tensors[1] = tensors[0]
     if op in OPS:
         group, config, *more = how
-        context.ccl._run(op, *tensors, group, False, config, *more)
+        splits = () if residual is None else (*tensors[2:], residual)
+        context.ccl._run(op, *tensors[:2], group, False, config, *more, splits)
     else:
         context.ops._run(op, tuple(tensors), tuple(how), False)
 

@@ -7,6 +7,8 @@ GShard, 2020; Fedus et al., Switch Transformers, 2021):
 |---|---|---|---|
 | `dispatch` | rows of this rank's experts | `combine`, unweighted | |
 | `combine` | the weighted sum of each token's results | `dispatch`, weighted | local |
+
+Both are recorded on every member, and linked, whatever needs gradients there: else it would not take part backwards.
 """
 
 from __future__ import annotations
@@ -26,32 +28,34 @@ if TYPE_CHECKING:
 
 
 class _Dispatch(torch.autograd.Function):
-    """Tokens to their experts; `turns` takes the turn, which is no tensor."""
+    """Tokens to their experts, and the link to `_Combine`; `turns` takes the turn, which is no tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor | None, group: Any, turns: list[Turn]) -> Tensor:
-        rows, _, turn = group.dispatch(x, chosen, weights, keep=True)
+    def forward(
+        ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor | None, _: Tensor, group: Any, turns: list[Turn]
+    ) -> tuple[Tensor, Tensor]:
+        rows, _counts, turn = group.dispatch(x, chosen, weights, keep=True)
         turns.append(turn)
         ctx.turn = replace(turn, weights=None)
         ctx.save_for_backward(chosen)  # it must not change
-        return rows  # type: ignore[no-any-return]
+        return rows, rows.new_empty(0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
         (chosen,) = ctx.saved_tensors
         turn = replace(ctx.turn, chosen=chosen)
-        return turn.group.combine(grad.contiguous(), turn), None, None, None, None
+        return turn.group.combine(grad.contiguous(), turn), None, None, None, None, None
 
 
 class _Combine(torch.autograd.Function):
     """Results back to the tokens' ranks; of those of each choice, the weights' gradients are made."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weights: Tensor | None, turn: Turn) -> Tensor:
+    def forward(ctx: Any, y: Tensor, weights: Tensor | None, _: Tensor | None, turn: Turn) -> Tensor:
         out = turn.group.combine(y, turn)
         results = turn.group.results_of(turn).clone() if ctx.needs_input_grad[1] else None
-        ctx.turn = replace(turn, weights=None)
+        ctx.turn = replace(turn, weights=None, link=None)
         ctx.save_for_backward(turn.chosen, weights, results)
         return out
 
@@ -59,12 +63,11 @@ class _Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         chosen, weights, results = ctx.saved_tensors
-        group, grad, grad_y, grad_weights = ctx.turn.group, grad.contiguous(), None, None
-        if ctx.needs_input_grad[0]:
-            grad_y = group.dispatch(grad, chosen, weights, weighted=weights is not None, keep=True).rows
+        group, grad, grad_weights = ctx.turn.group, grad.contiguous(), None
+        grad_y = group.dispatch(grad, chosen, weights, weighted=weights is not None, keep=True).rows
         if results is not None:
             grad_weights = group.weight_gradients(grad, results, replace(ctx.turn, chosen=chosen))
-        return grad_y, grad_weights, None
+        return grad_y, grad_weights, grad.new_empty(0) if ctx.needs_input_grad[2] else None, None
 
 
 def dispatch(group: ExpertGroup, x: Tensor, chosen: Tensor, weights: Tensor | None = None) -> Dispatched:
@@ -89,8 +92,9 @@ def dispatch(group: ExpertGroup, x: Tensor, chosen: Tensor, weights: Tensor | No
         )
     turns: list[Turn] = []
     given = x.contiguous(), chosen.contiguous(), None if weights is None else weights.contiguous()
-    rows: Tensor = _Dispatch.apply(*given, group, turns)  # type: ignore[no-untyped-call]
-    turn = replace(turns[0], weights=given[2])
+    needs = torch.empty(0, device=x.device, requires_grad=True)  # another member may, if x does not
+    rows, link = _Dispatch.apply(*given, needs, group, turns)  # type: ignore[no-untyped-call]
+    turn = replace(turns[0], weights=given[2], link=link)
     return Dispatched(rows, turn.counts, turn)
 
 
@@ -106,15 +110,16 @@ def combine(y: Tensor, turn: Turn) -> Tensor:
     Raises:
         ArgumentError: shapes or dtypes do not fit.
     """
-    out: Tensor = _Combine.apply(y.contiguous(), turn.weights, turn)  # type: ignore[no-untyped-call]
+    out: Tensor = _Combine.apply(y.contiguous(), turn.weights, turn.link, turn)  # type: ignore[no-untyped-call]
     return out
 
 
 class ExpertParallel(torch.nn.Module):
     """A layer of experts (MoE) that are divided among the ranks of a group; a router has chosen them.
 
-    Collective: every member calls it with the same kinds of tensors.  No host waits for a number of tokens, and what
-    `experts` launches should not, either: then graphs capture forward and backward pass.
+    Collective: every member calls it and, if one of them does, runs its backward pass, whatever needs gradients there;
+    without `torch.no_grad` the result always requires them.  No host waits for a number of tokens, and what `experts`
+    launches should not, either: then graphs capture forward and backward pass.
 
     Args:
         group: what `ctx.ops.experts` returns; layers may share one.  See `dispatch`.

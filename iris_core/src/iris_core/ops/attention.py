@@ -23,10 +23,8 @@ _FLOAT32, _INT64 = torch.float32, torch.int64
 
 
 def _check_heads(what: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *positive: int) -> None:
-    if min(heads, kv_heads, *positive) < 1 or heads % kv_heads:
+    if min(heads, kv_heads, head_dim, *positive) < 1 or heads % kv_heads:
         raise ArgumentError(f"{what}: {heads} heads must be a multiple of {kv_heads} key heads, and all sizes positive")
-    if head_dim < 16 or head_dim & (head_dim - 1):
-        raise ArgumentError(f"{what}: head_dim must be a power of two from 16 on, not {head_dim}")
     if dtype not in RESULTS:
         raise UnsupportedError(f"{what}: computes {name_all(RESULTS)}, not {name_of(dtype)}")
 
@@ -44,7 +42,7 @@ class FlashDecode(Made):
     Args:
         batch: sequences.
         heads, kv_heads: heads of queries, a multiple of those of keys.
-        head_dim: elements of a head: a power of two, at least 16.
+        head_dim: elements of a head; it takes as long as the next power of two, 16 or more.
         dtype: of q, k and v: bfloat16, float16 or float32.
         scale: of the scores; 1 / sqrt(head_dim) by default.
         pieces: programs that share a key head of a sequence on one rank; by default so many that all have work.
@@ -87,7 +85,8 @@ class FlashDecode(Made):
             k, v: (batch, kv_heads, capacity, head_dim), the last dimension dense: this member's part of the cache, of
                 any capacity.
             lengths: int32 (batch,) on the device: how many of this member's keys each sequence has, from 0 to the
-                capacity.  A sequence without any key on any member gets zeros.
+                capacity; others are reported, as DeviceError of the next call of a collective, and nothing beyond it
+                is read.  A sequence without any key on any member gets zeros.
             out: where to, as q; new by default.  It may be q.
 
         Raises:

@@ -29,7 +29,8 @@ class Workspace(SimpleNamespace):
 
     Attributes:
         world, size, me: ranks of the context, members of the group, and this rank's number among them.
-        local, top_k, scales: experts of each member, choices of each token, and float32 scales of each row.
+        experts, local, held: of all members, of each one up to the last ones, and of this one.
+        top_k, scales: choices of each token, and float32 scales of each row.
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
         members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
@@ -55,6 +56,7 @@ class Turn:
         numbers: each choice's number among those of its expert.
         once: whether a token came once for all its experts of this rank.
         origin: int32 (rows,), where rows came from, if it was kept.
+        link: what makes `iris_core.nn.combine` backwards come before `dispatch`, if that began the turn.
     """
 
     group: ExpertGroup = field(repr=False)
@@ -66,6 +68,7 @@ class Turn:
     once: bool = field(repr=False)
     scales_of_rows: torch.Tensor | None = None
     origin: torch.Tensor | None = field(default=None, repr=False)
+    link: torch.Tensor | None = field(default=None, repr=False)
 
 
 class Dispatched(NamedTuple):
@@ -82,6 +85,8 @@ class Dispatched(NamedTuple):
 
 class ExpertGroup(Made):
     """Ranks that divide the experts of a layer (MoE): member r has the experts r * n to r * n + n - 1.
+
+    n is experts / size, rounded up: the last members may have fewer, or none, and `local` says how many this one has.
 
     Collective: every member makes it, with equal arguments, and calls its methods equally often in the same order.
 
@@ -105,7 +110,7 @@ class ExpertGroup(Made):
         group: the ranks; see `iris_core.ops.api.Operations`.
 
     Raises:
-        ArgumentError: the members cannot divide the experts, or a number makes no sense.
+        ArgumentError: a number makes no sense.
         UnsupportedError: there is no such result, no memory, or the ranks are on several nodes.
         CapabilityError: the backend has no kernels for it.
         RankMismatchError: the members give different arguments.
@@ -133,8 +138,6 @@ class ExpertGroup(Made):
                     f"experts: max_tokens={max_tokens}, hidden={hidden}, experts={experts}, top_k={top_k} and "
                     f"scales={scales} make no layer"
                 )
-            if experts % size:
-                raise ArgumentError(f"experts: {size} members cannot divide {experts} experts equally")
             if hidden * min(dtype.itemsize, result.itemsize) % _ROW_NBYTES:
                 rows = f"rows of {hidden} {name_of(dtype)}"
                 raise ArgumentError(f"experts: {rows} are no multiple of {_ROW_NBYTES} bytes")
@@ -144,19 +147,22 @@ class ExpertGroup(Made):
                 raise ArgumentError(f"experts: {size} times {slots} choices are more than 32 bits can count")
         self.hidden, self.dtype, self.result = hidden, dtype, result
         self.max_tokens, self.experts, self.top_k = max_tokens, experts, top_k
-        self.local, self._gone = experts // size, set[int]()
+        local = -(-experts // size)
+        self.local = len(range(experts)[members.index(self._binder.rank) * local :][:local])
+        self._gone = set[int]()
         self._latest: Turn | None = None  # the last dispatch
         self._returning: Turn | None = None  # what is given back, but not received
         self._has_returned = False  # whether results were given back since all members were done with those before
-        capacity, int32, int64 = size * max_tokens * min(top_k, self.local), torch.int32, torch.int64
+        capacity, int32, int64 = size * max_tokens * min(top_k, local), torch.int32, torch.int64
         device = self._binder.target.torch_device
-        own = {"first": (experts, int32), "done": (1, int32), "state": (3, int64)}
+        own = {"first": (size * local, int32), "done": (1, int32), "state": (3, int64)}
         zeros: dict[str, Any] = {name: torch.zeros(n, dtype=of, device=device) for name, (n, of) in own.items()}
-        self._space = Workspace(local=self.local, top_k=top_k, scales=scales, most_slots=slots, **zeros)
+        zeros |= {"experts": experts, "local": local, "held": self.local}
+        self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, **zeros)
         self._kernels = self._kernels_for(self._space, {
             "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
             "origin": ((capacity,), int32), "source": ((capacity,), int32),
-            "back": ((slots, hidden), result), "table": ((2, size, experts), int32),
+            "back": ((slots, hidden), result), "table": ((2, size, size * local), int32),
             "published": ((size,), int64), "arrived": ((size,), int64), "returned": ((size,), int64),
         })  # fmt: skip
 
@@ -238,7 +244,7 @@ class ExpertGroup(Made):
         counts, offsets = (torch.empty(self.local + k, dtype=torch.int32, device=device) for k in (0, 1))
         numbers = torch.empty(slots, dtype=torch.int32, device=device)
         rows_scales = space.inbox_scales if space.scales else None
-        once = not weighted and min(self.top_k, self.local) > 1
+        once = not weighted and min(self.top_k, space.local) > 1
         turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, once, rows_scales)
         with on_device(self._binder.target):
             self._kernels.dispatch(turn, x, scales, weights if weighted else None, waits)

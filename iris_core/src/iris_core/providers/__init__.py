@@ -50,6 +50,8 @@ class Local:
             return Availability.no(f"it serves groups of one rank, and this group has {request.group_size}")
         if request.options.get("config"):
             return Availability.no(f"it has no use for {', '.join(request.options['config'])} of the config")
+        if request.options.get("device_splits"):
+            return Availability.no("it copies all rows, and knows no split sizes of devices")
         return Availability.yes()
 
     def cost(self, request: CollectiveRequest) -> float:

@@ -44,8 +44,8 @@ _SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
 @triton.jit
 def count(
     chosen, numbers, slots, table, published, first, counts, offsets, state, members, me, context,
-    WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr
+    WORLD: tl.constexpr, SIZE: tl.constexpr, EXPERTS: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Exchange the numbers of tokens in the first program, and number an expert's choices in each other one.
 
@@ -60,13 +60,13 @@ def count(
         for start in range(0, slots, BLOCK):
             at = start + tl.arange(0, BLOCK)
             choice = tl.load(chosen + at, mask=at < slots, other=-1).to(tl.int32)
-            tl.device_assert(choice < SIZE * LOCAL, "a token chooses an expert that there is not")
-            is_one = (choice >= 0) & (choice < SIZE * LOCAL)
-            place = tl.where(is_one, choice // LOCAL * WIDTH + choice % LOCAL, 0)
-            own += tl.histogram(place, LANES * WIDTH, mask=is_one)
+            tl.device_assert(choice < EXPERTS, "a token chooses an expert that there is not")
+            member = member_of(choice, EXPERTS, LOCAL)
+            place = tl.where(member >= 0, member * WIDTH + choice % LOCAL, 0)
+            own += tl.histogram(place, LANES * WIDTH, mask=member >= 0)
         ctx = DeviceContext.from_tensor(context, WORLD)
         own = tl.reshape(own, (LANES, WIDTH))
-        exchange(ctx, own, table, published, first, counts, offsets, state, members, me, SIZE, LOCAL, LANES, WIDTH)
+        exchange(ctx, own, table, published, first, counts, offsets, state, members, me, SIZE, EXPERTS, LOCAL)
         tl.debug_barrier()
         let_next_start(EARLY)
     else:
@@ -81,20 +81,20 @@ def count(
 @triton.jit
 def exchange(
     ctx, own, table, published, first, counts, offsets, state, members, me,
-    SIZE: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, LOCAL: tl.constexpr
 ):  # fmt: skip
     """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
 
     Args:
-        own: int32[LANES, WIDTH]: this member's tokens for each expert.
-        table: int32[2, SIZE, experts] on the heap, one half for each turn.
+        own: int32, a power of two of at least SIZE and LOCAL each: this member's tokens for each expert.
+        table: int32[2, SIZE, SIZE * LOCAL] on the heap, one half for each turn; 0 for what is no expert.
         published: int64[SIZE] on the heap: the last turn of which each member has published its numbers.
-        first: int32[experts], out: the row of this member's first token for each expert, in the inbox of its member.
-        counts, offsets: int32[LOCAL] and [LOCAL + 1], out: tokens of this member's experts, and where they begin.
+        first: int32[SIZE * LOCAL], out: the row of this member's first token for each expert, in its member's inbox.
+        counts, offsets: int32[held] and [held + 1], out: tokens of this member's experts, and where they begin.
         state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
     """
     turn = tl.load(state) + 1
-    owner, local = tl.arange(0, LANES)[:, None], tl.arange(0, WIDTH)[None, :]
+    owner, local = tl.arange(0, own.shape[0])[:, None], tl.arange(0, own.shape[1])[None, :]
     valid = (owner < SIZE) & (local < LOCAL)
     expert = owner * LOCAL + local
     half = table + turn % 2 * (SIZE * SIZE * LOCAL)
@@ -103,8 +103,8 @@ def exchange(
         if peer >= 0:
             ctx.store(half + me * (SIZE * LOCAL) + expert, own, peer, mask=valid)
     signal_members(ctx, published + me, turn, members, SIZE)
-    totals = tl.zeros((LANES, WIDTH), tl.int32)
-    before = tl.zeros((LANES, WIDTH), tl.int32)  # of the members before this one
+    totals = tl.zeros_like(own)
+    before = tl.zeros_like(own)  # of the members before this one
     await_members(ctx, published, turn, members, me, SIZE)
     for sender in range(SIZE):
         if tl.load(members + sender) >= 0:
@@ -113,10 +113,10 @@ def exchange(
             before += tl.where(sender < me, theirs, 0)
     starts = tl.cumsum(totals, 1) - totals
     tl.store(first + expert, starts + before, mask=valid)
-    mine = valid & (owner == me)
+    mine = valid & (owner == me) & (expert < EXPERTS)
     tl.store(counts + local + owner * 0, totals, mask=mine)
-    tl.store(offsets + local + owner * 0, starts, mask=mine)
-    tl.store(offsets + local + 1 + owner * 0, starts + totals, mask=mine & (local == LOCAL - 1))
+    tl.store(offsets, 0)
+    tl.store(offsets + local + 1 + owner * 0, starts + totals, mask=mine)
     tl.store(state, turn)
 
 
@@ -131,10 +131,16 @@ def meet(published, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.c
 
 
 @triton.jit
-def owner_of(expert, members, SIZE: tl.constexpr, LOCAL: tl.constexpr):
+def member_of(expert, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
+    """Return the number of the member that has an expert; -1 if there is no such expert."""
+    return tl.where((expert >= 0) & (expert < EXPERTS), expert // LOCAL, -1)
+
+
+@triton.jit
+def owner_of(expert, members, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
     """Return the rank that has an expert; -1 if there is no such expert, or its member is gone."""
-    is_one = (expert >= 0) & (expert < SIZE * LOCAL)
-    return tl.load(members + expert // LOCAL, mask=is_one, other=-1)
+    member = member_of(expert, EXPERTS, LOCAL)
+    return tl.load(members + member, mask=member >= 0, other=-1)
 
 
 @triton.jit
@@ -145,20 +151,22 @@ def words_of(x, begin, at, mask, weight, DTYPE: tl.constexpr, WEIGHTED: tl.const
 
 
 @triton.jit
-def first_like(chosen, slot, expert, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr):
+def first_like(
+    chosen, slot, expert, EXPERTS: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr
+):  # fmt: skip
     """Return the first slot of the same token whose expert has the same member; CHOICES: a power of two, >= TOP_K."""
     choice, begin = tl.arange(0, CHOICES), slot // TOP_K * TOP_K
     others = tl.load(chosen + begin + choice, mask=choice < TOP_K, other=-1).to(tl.int32)
-    is_like = (others >= 0) & (others // LOCAL == expert // LOCAL)
+    is_like = member_of(others, EXPERTS, LOCAL) == member_of(expert, EXPERTS, LOCAL)
     return begin + tl.min(tl.where(is_like, choice, slot - begin), 0)
 
 
 @triton.jit
 def send(
     x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, source, arrived, done, state, members, me,
-    slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, LOCAL: tl.constexpr,
-    TOP_K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr,
-    ONCE: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
+    LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr,
+    WEIGHTED: tl.constexpr, ONCE: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
@@ -179,13 +187,13 @@ def send(
     DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         expert = tl.load(chosen + s).to(tl.int32)
-        stored = first_like(chosen, s, expert, LOCAL, TOP_K, CHOICES) if ONCE else s
+        stored = first_like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES) if ONCE else s
         is_stored = stored == s
         at, token = tl.arange(0, BLOCK), tl.cast(s // TOP_K, tl.int64)
         weight = tl.load(weights + s) if WEIGHTED else 1.0
         value = words_of(x, token * words, at, (at < words) & is_stored, weight, DTYPE, WEIGHTED)
         number = tl.load(numbers + s)  # both before what waits for other loads
-        peer = owner_of(expert, members, SIZE, LOCAL)
+        peer = owner_of(expert, members, EXPERTS, LOCAL)
         if peer >= 0:
             row = (tl.load(first + expert) + number).to(tl.int64)
             there = inbox + row * words
@@ -208,12 +216,12 @@ def send(
 
 @triton.jit
 def spread(
-    inbox, inbox_scales, source, offsets, words, LOCAL: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr
+    inbox, inbox_scales, source, offsets, held, words, SCALES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr
 ):  # fmt: skip
     """Copy the rows of tokens that came once to where their further experts of this member look for them."""
     follow(EARLY)
-    for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
+    for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
         begin = tl.load(source + row)
         if begin != row:
             come, to = tl.cast(begin, tl.int64), tl.cast(row, tl.int64)
@@ -252,12 +260,12 @@ def receive(flags, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.co
 
 @triton.jit
 def give_back(
-    y, origin, offsets, back, returned, done, state, members, me, most_slots, words, context, WORLD: tl.constexpr,
-    SIZE: tl.constexpr, LOCAL: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    y, origin, offsets, held, back, returned, done, state, members, me, most_slots, words, context,
+    WORLD: tl.constexpr, SIZE: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Store the experts' results to where the tokens came from: row `slot` of `back`, of the token's member."""
     ctx = DeviceContext.from_tensor(context, WORLD)
-    for row in range(tl.program_id(0), tl.load(offsets + LOCAL), tl.num_programs(0)):
+    for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
         begin, at = tl.cast(row, tl.int64) * words, tl.arange(0, BLOCK)
         value = tl.load(y + begin + at, mask=at < words, other=0)  # before what waits for other loads
         came_from = tl.load(origin + row)
@@ -272,8 +280,8 @@ def give_back(
 
 @triton.jit
 def gather(
-    out, back, chosen, weights, members, tokens, hidden, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    out, back, chosen, weights, members, tokens, hidden, EXPERTS: tl.constexpr, LOCAL: tl.constexpr,
+    TOP_K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Add up each token's results, in float32 and in the order of its choices; programs take a block of a token."""
     follow(EARLY)
@@ -283,7 +291,7 @@ def gather(
         total = tl.zeros((BLOCK,), tl.float32)
         for choice in tl.static_range(TOP_K):  # without branches: all loads are on their way at once
             slot = token * TOP_K + choice
-            is_there = owner_of(tl.load(chosen + slot).to(tl.int32), members, SIZE, LOCAL) >= 0
+            is_there = owner_of(tl.load(chosen + slot).to(tl.int32), members, EXPERTS, LOCAL) >= 0
             result = tl.load(back + slot * hidden + at, mask=(at < hidden) & is_there, other=0.0).to(tl.float32)
             total += result * tl.load(weights + slot, mask=is_there, other=0.0) if WEIGHTED else result
         tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
@@ -291,14 +299,14 @@ def gather(
 
 @triton.jit
 def weigh(
-    grad, results, chosen, out, members, slots, hidden, SIZE: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr
+    grad, results, chosen, out, members, slots, hidden, EXPERTS: tl.constexpr, LOCAL: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Multiply each choice's result by the gradient of its token's sum: the gradient of its weight, in float32."""
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         slot = tl.cast(s, tl.int64)
         total = tl.zeros((BLOCK,), tl.float32)
-        if owner_of(tl.load(chosen + s).to(tl.int32), members, SIZE, LOCAL) >= 0:
+        if owner_of(tl.load(chosen + s).to(tl.int32), members, EXPERTS, LOCAL) >= 0:
             for start in range(0, hidden, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 result = tl.load(results + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
@@ -313,9 +321,8 @@ class ExpertKernels:
     def __init__(self, space: Workspace) -> None:
         self._space, device = space, str(space.members.device)
         size, local, early = space.size, space.local, early_launch(device)
-        group = {"WORLD": space.world, "SIZE": size}
-        shape = {**group, "LOCAL": local}
-        choices, start = {"SIZE": size, "LOCAL": local, "TOP_K": space.top_k}, {"EARLY": bool(early)}
+        group, experts = {"WORLD": space.world, "SIZE": size}, {"EXPERTS": space.experts, "LOCAL": local}
+        choices, start = {**experts, "TOP_K": space.top_k}, {"EARLY": bool(early)}
         lanes = {"LANES": triton.next_power_of_2(size), "WIDTH": triton.next_power_of_2(local)}
         blocks = {"BLOCK": _WORDS}
 
@@ -326,16 +333,16 @@ class ExpertKernels:
                 kernel, {name: getattr(space, name) for name in fixed} | constants, given, device, options
             )
 
-        self._count = launches(count, shape | lanes | start, "chosen numbers counts offsets")
+        self._count = launches(count, group | experts | lanes | start, "chosen numbers counts offsets")
         rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **start, **blocks}
         several = {"CHOICES": triton.next_power_of_2(space.top_k)}
         self._send = launches(
-            send, shape | choices | several | rows, "x scales chosen weights numbers inbox", **early
+            send, group | choices | several | rows, "x scales chosen weights numbers inbox", **early
         )  # fmt: skip
-        self._spread = launches(spread, {"LOCAL": local, **rows}, "inbox offsets", **early)
+        self._spread = launches(spread, rows, "inbox offsets", **early)
         self._meet = launches(meet, group, num_warps=1)
         self._receive = launches(receive, group, "flags", num_warps=1)
-        self._give_back = launches(give_back, shape | start | blocks, "y origin offsets back")
+        self._give_back = launches(give_back, group | start | blocks, "y origin offsets back")
         self._gather = launches(gather, choices | start | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
         self._weigh = launches(weigh, choices | {"BLOCK": _ELEMENTS}, "grad results chosen out")
 
@@ -344,9 +351,9 @@ class ExpertKernels:
 
     def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any, waits: bool) -> None:
         """Store tokens, with their scales or times their weights, where there are any, tell the others, and wait."""
-        s, slots, experts = self._space, turn.chosen.numel(), self._space.size * self._space.local
+        s, slots = self._space, turn.chosen.numel()
         block = max(16, min(_ENTRIES, triton.next_power_of_2(slots)))
-        self._count(experts + 1, turn.chosen, turn.numbers, turn.counts, turn.offsets, slots=slots, BLOCK=block)
+        self._count(s.experts + 1, turn.chosen, turn.numbers, turn.counts, turn.offsets, slots=slots, BLOCK=block)
         x, inbox = (x, s.inbox) if weights is not None else (as_words(x), as_words(s.inbox))
         nothing = s.state  # not read
         self._send(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -40,6 +40,7 @@ from iris_triton.collectives.parts.sizes import (
     layouts_of,
     pieces,
 )
+from iris_triton.language.flags import lanes_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
+_TOLD, _ROOMS = ("gives", "takes"), ("row_items", "in_rows", "out_rows")
 _NUMBER_BITS = tl.constexpr(48)
 _SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
 
@@ -73,23 +75,39 @@ def _from_member(table, member, out_step, taken, giver, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr):
-    """Report a member whose number of elements for this rank is not the expected one (blocks over members)."""
+def _that_fit(asked, room):
+    """Return (begin, number) of consecutive parts of members, each cut to where there is room (blocks)."""
+    begin = tl.cumsum(asked, 0) - asked
+    return begin, tl.maximum(tl.minimum(asked, room - begin), 0)
+
+
+@triton.jit
+def _of_member(begins, numbers, member, SIZE: tl.constexpr):
+    """Return (begin, number) of a member, from blocks over members."""
+    is_it = lanes_for(SIZE) == member
+    return tl.sum(tl.where(is_it, begins, 0), axis=0), tl.sum(tl.where(is_it, numbers, 0), axis=0)
+
+
+@triton.jit
+def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVEN: tl.constexpr = 0):
+    """Report a member whose number of elements for this rank is not the expected one (blocks over members).
+
+    GIVEN: 1 if they are this rank's numbers for the member, `expected` those that it has.
+    """
     if tl.program_id(0) == 0:
         members = members_of(SIZE)
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
         if peer >= 0:
-            ours = tl.max(tl.where(members == peer, expected, 0), axis=0)
-            theirs = tl.max(tl.where(members == peer, said, 0), axis=0)
-            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, 0, 0, _SPLITS)
+            ours, theirs = _of_member(expected, said, peer, SIZE)
+            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
 
 
-@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS), do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS, *_ROOMS), do_not_specialize_on_alignment=(*PER_CALL, *_TOLD))
 def pull(
     out, inp, control, stage, table, bases, me, rank, kind, in_step, given, out_step, taken, giver, capacity,
     timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
     SIZE: tl.constexpr, SOURCE: tl.constexpr, SHARED: tl.constexpr, IN_DIMS: tl.constexpr, OUT_DIMS: tl.constexpr,
-    BLOCK: tl.constexpr
+    BLOCK: tl.constexpr, gives=None, takes=None, row_items=None, in_rows=None, out_rows=None
 ):  # fmt: skip
     """Read this rank's parts from the members.
 
@@ -116,6 +134,9 @@ def pull(
         SOURCE: "direct" if the input is dense and on the heap, "staged" if not, "none" if the rank has none.
         SHARED: whether all members get the same from a rank.
         BLOCK: elements that a program moves at a time.
+        gives, takes: int64[SIZE] where no host knows the sizes, instead of a table: rows for each member, and, written,
+            rows from each.
+        row_items, in_rows, out_rows: then: elements of a row, and rows of the tensors.
     """
     inp = as_words(inp)
     out = as_words(out)
@@ -128,18 +149,29 @@ def pull(
     staging = stage.to(tl.int64) - own  # the same in every heap
     capacity = tl.cast(capacity, tl.int64)
     kind = tl.cast(kind, tl.int64)
+    if gives is not None:
+        lanes = lanes_for(SIZE)
+        asked = tl.load(gives + lanes, mask=lanes < SIZE, other=0)  # may be anything, and no sum overflows
+        some = tl.minimum(tl.maximum(asked, 0), in_rows + 1) * row_items
+        in_begins, in_numbers = _that_fit(some, tl.cast(in_rows, tl.int64) * row_items)
     done = capacity * 0
     longest = done + 1
     half = done
     while done < longest:
         if SOURCE == "staged":
             for i in range(PIECES):
-                begin, number = _for_member(table, i, in_step, given, SIZE)
+                if gives is not None:
+                    begin, number = _of_member(in_begins, in_numbers, i, SIZE)
+                else:
+                    begin, number = _for_member(table, i, in_step, given, SIZE)
                 mine = (own + staging + half).to(inp.dtype) + i * capacity
                 piece = tl.minimum(number - done, capacity)
                 copy(mine, 0, inp, begin + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
-            begin, number = _for_member(table, members, in_step, given, SIZE)
+            if gives is not None:
+                begin, number = in_begins, in_numbers
+            else:
+                begin, number = _for_member(table, members, in_step, given, SIZE)
             place = tl.zeros_like(number)
             if SOURCE == "direct":
                 place += inp.to(tl.int64) - own + begin * ITEM
@@ -156,9 +188,21 @@ def pull(
             if table is not None:
                 begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
                 _compare_numbers(row, number, said & ((1 << _NUMBER_BITS) - 1), status, rank, SIZE)
+        if gives is not None:
+            words = sent_second(row, members, SIZE)
+            is_one = (lanes < SIZE) & (words >> _NUMBER_BITS == kind)
+            come = tl.where(is_one, words & ((1 << _NUMBER_BITS) - 1), 0)
+            out_begins, out_numbers = _that_fit(come, tl.cast(out_rows, tl.int64) * row_items)
+            if done == 0:
+                _compare_numbers(row, out_numbers, come, status, rank, SIZE)
+                _compare_numbers(row, in_numbers, asked * row_items, status, rank, SIZE, 1)
+                tl.store(takes + lanes, out_numbers // row_items, mask=(lanes < SIZE) & (tl.program_id(0) == 0))
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
-            begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
+            if gives is not None:
+                begin, number = _of_member(out_begins, out_numbers, member, SIZE)
+            else:
+                begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
             said = sent_second(row, member, SIZE)
             number = tl.minimum(number, said & ((1 << _NUMBER_BITS) - 1))  # never more than the member has
             number = tl.where(said >> _NUMBER_BITS == kind, number, 0)  # and nothing of another call
@@ -190,7 +234,7 @@ _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every
 class Pull(KernelCollective):
     """One operation by pulling."""
 
-    uneven = True
+    uneven = device_splits = True
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two barriers, and the bytes received over the links."""
@@ -207,8 +251,10 @@ class Pull(KernelCollective):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        table, chunk, parts = None, None, (0, 0, 0, 0, -1)
-        if request.options["uneven"]:
+        table, chunk, parts, told = None, None, (0, 0, 0, 0, -1), _TOLD * ("device_splits" in request.options)
+        if told:
+            rows = math.prod(request.shape[1:]) * carrier.parts, request.shape[0], request.options["out_shape"][0]
+        elif request.options["uneven"]:
             numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
             on_host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
             table = lasting(lambda: on_host.to(team.device, non_blocking=True))  # without waiting for the device
@@ -222,7 +268,15 @@ class Pull(KernelCollective):
         arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request, carrier))
         arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
         arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
-        return self.bind(pull, team, blocks, arguments, carrier, table)
+        arguments |= dict(zip(_ROOMS, rows, strict=True)) if told else dict.fromkeys((*_TOLD, *_ROOMS))
+        return self.bind(pull, team, blocks, arguments, carrier, table, more=told)
+
+    def launch(self, plan: Plan, out: Any, inp: Any, *more: Any, **options: Any) -> None:
+        if len(more) < len(_TOLD):
+            super().launch(plan, out, inp, *more, **options)
+        else:
+            assert plan.carrier is not None
+            plan.kernels[0](options.get("stream"), plan.carrier.view(out), plan.carrier.view(inp), *more)
 
 
 def _has_input(request: CollectiveRequest) -> bool:

@@ -18,13 +18,15 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
+from iris_core.device.context_words import MismatchCode
+from iris_triton.collectives.parts.barrier import await_members, is_last, report_difference, signal_members
 from iris_triton.context import DeviceContext
-from iris_triton.gemm.parts.attend import attend, programs_at_once
+from iris_triton.gemm.parts.attend import attend, programs_at_once, width_of, within
 from iris_triton.launcher import BoundKernels
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
 _AT_ONCE = tl.constexpr(8)
+_LENGTH = tl.constexpr(int(MismatchCode.LENGTH))
 
 
 @triton.jit
@@ -35,17 +37,17 @@ def _add(parts, sums, at, mine, largest, total, acc, d, HEAD_DIM: tl.constexpr):
     base = tl.where(higher == float("-inf"), 0.0, higher)  # no key so far: all weights are exp(-inf)
     shrink, weight = tl.exp(largest - base), tl.exp(theirs - base)
     total = total * shrink + tl.load(sums + at * 2 + 1, mask=mine, other=0.0) * weight
-    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=mine[:, None], other=0.0)
+    part = tl.load(parts + at[:, None] * HEAD_DIM + d[None, :], mask=within(mine[:, None], d, HEAD_DIM), other=0.0)
     return higher, total, acc * shrink[:, None] + part * weight[:, None]
 
 
 @triton.jit
 def merge(parts, sums, place, step, mine, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr):
     """Weigh COUNT partial results of some heads against each other and add them up, in the same order everywhere."""
-    d = tl.arange(0, HEAD_DIM)
+    d = tl.arange(0, width_of(HEAD_DIM))
     largest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
-    acc = tl.zeros((BLOCK_H, HEAD_DIM), tl.float32)
+    acc = tl.zeros((BLOCK_H, width_of(HEAD_DIM)), tl.float32)
     if COUNT <= _AT_ONCE:  # all loads before what waits for the first
         for i in tl.static_range(COUNT):
             largest, total, acc = _add(parts, sums, place + i * step, mine, largest, total, acc, d, HEAD_DIM)
@@ -76,9 +78,10 @@ def flash_decode(
     turn = tl.load(turns + tl.program_id(0)) + 1
     heads = tl.cast(rows, tl.int64) * GROUP
     half = turn % 2 * SIZE
-    d = tl.arange(0, HEAD_DIM)
+    d = tl.arange(0, width_of(HEAD_DIM))
     lane = tl.arange(0, BLOCK_H)  # heads of a row, filled up to what a dot takes
     mine = lane < GROUP
+    of_head = within(mine[:, None], d, HEAD_DIM)
 
     for item in range(tl.program_id(0), rows * PIECES, tl.num_programs(0)):
         row, piece = item // PIECES, item % PIECES
@@ -86,20 +89,23 @@ def flash_decode(
         at = head[:, None] * HEAD_DIM + d[None, :]
         batch, kv_head = (row // kv_heads).to(tl.int64), row % kv_heads
         length = tl.load(lengths + row // kv_heads)
-        tl.device_assert(length <= capacity, "a sequence has more keys than there is room for")
-        length = tl.minimum(length, capacity)
+        if (piece == 0) & ((length < 0) | (length > capacity)):
+            _, status = ctx._bound()
+            report_difference(status.to(tl.int64), ctx.rank, 0, row // kv_heads, capacity, length, 0, 0, _LENGTH)
+            tl.device_assert(piece != 0, "a sequence has more keys than there is room for")
+        length = tl.maximum(tl.minimum(length, capacity), 0)
         step = tl.cdiv(tl.cdiv(length, PIECES), BLOCK_KEYS) * BLOCK_KEYS
         first = tl.minimum(piece * step, length)
         largest, total, acc = attend(
-            tl.load(q + at, mask=mine[:, None], other=0.0), k + batch * k_batch + kv_head * k_head,
+            tl.load(q + at, mask=of_head, other=0.0), k + batch * k_batch + kv_head * k_head,
             v + batch * v_batch + kv_head * v_head, tl.full((BLOCK_H,), float("-inf"), tl.float32),
-            tl.zeros((BLOCK_H,), tl.float32), tl.zeros((BLOCK_H, HEAD_DIM), tl.float32), first,
+            tl.zeros((BLOCK_H,), tl.float32), tl.zeros((BLOCK_H, width_of(HEAD_DIM)), tl.float32), first,
             tl.minimum(first + step, length), k_stride, v_stride, lane, 0, 1, scale, False, HEAD_DIM, BLOCK_KEYS,
         )  # fmt: skip
         is_whole = True
         if PIECES > 1:
             place = piece * heads + head
-            tl.store(parts + place[:, None] * HEAD_DIM + d[None, :], acc, mask=mine[:, None])
+            tl.store(parts + place[:, None] * HEAD_DIM + d[None, :], acc, mask=of_head)
             tl.store(sums + place * 2, largest, mask=mine)
             tl.store(sums + place * 2 + 1, total, mask=mine)
             is_whole = is_last(done + row, PIECES)
@@ -109,7 +115,7 @@ def flash_decode(
             place = (half + me) * heads + head
             for i in range(SIZE):  # the next rank first, so that the ranks do not all store to the first one
                 peer = tl.load(members + (me + 1 + i) % SIZE)
-                ctx.store(inbox + place[:, None] * HEAD_DIM + d[None, :], acc, peer, mask=mine[:, None])
+                ctx.store(inbox + place[:, None] * HEAD_DIM + d[None, :], acc, peer, mask=of_head)
                 ctx.store(inbox_sums + place * 2, largest, peer, mask=mine)
                 ctx.store(inbox_sums + place * 2 + 1, total, peer, mask=mine)
             signal_members(ctx, arrived + me * rows + row, turn, members, SIZE)
@@ -119,7 +125,7 @@ def flash_decode(
         head = tl.cast(row, tl.int64) * GROUP + lane
         largest, total, acc = merge(inbox, inbox_sums, half * heads + head, heads, mine, SIZE, HEAD_DIM, BLOCK_H)
         acc = acc / tl.where(total == 0, 1.0, total)[:, None]
-        tl.store(out + head[:, None] * HEAD_DIM + d[None, :], acc.to(out.dtype.element_ty), mask=mine[:, None])
+        tl.store(out + head[:, None] * HEAD_DIM + d[None, :], acc.to(out.dtype.element_ty), mask=of_head)
     tl.store(turns + tl.program_id(0), turn)
 
 
@@ -131,11 +137,11 @@ class DecodeKernels:
         rows, heads, dim = space.batch * space.kv_heads, space.batch * space.heads, space.head_dim
         pieces = space.pieces or max(1, min(units // rows, _PIECES_OF_A_HEAD))
         self._programs = min(rows * pieces, units)
-        group = space.heads // space.kv_heads
+        group, wide = space.heads // space.kv_heads, width_of(dim) * space.dtype.itemsize
         constants = {
             "WORLD": space.world, "SIZE": space.size, "GROUP": group, "PIECES": pieces, "HEAD_DIM": dim,
             "BLOCK_H": max(16, triton.next_power_of_2(group)),
-            "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // (dim * space.dtype.itemsize))),
+            "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // wide)),
         }  # fmt: skip
         fixed = {
             "parts": torch.empty(pieces, heads, dim, dtype=torch.float32, device=device),

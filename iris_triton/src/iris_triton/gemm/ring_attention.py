@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from iris_triton.context import DeviceContext
-from iris_triton.gemm.parts.attend import attend, programs_at_once
+from iris_triton.gemm.parts.attend import attend, programs_at_once, width_of, within
 from iris_triton.language.asm import wait_stores
 
 
@@ -79,7 +79,7 @@ def ring_attention(
     tiles, kv_heads = tl.cdiv(rows, BLOCK), heads // GROUP
     numel = tl.cast(rows, tl.int64) * HEAD_DIM
     stride, q_first = SIZE if STRIPED else 1, me if STRIPED else me * rows
-    d = tl.arange(0, HEAD_DIM)
+    d = tl.arange(0, width_of(HEAD_DIM))
     if tl.program_id(0) < SENDERS:
         readers = GROUP * tiles + 1  # each tile of queries, and who passes the block on
         send(
@@ -98,6 +98,7 @@ def ring_attention(
                 q_place = q_first + i * stride
                 row = tl.cast(head, tl.int64) * rows + i
                 at, valid = row[:, None] * HEAD_DIM + d[None, :], (i < rows) & (q_place < length)
+                q_mask = within(valid[:, None], d, HEAD_DIM)
                 visible = keys
                 if CAUSAL:  # not beyond the tile's last query
                     last = q_first + (first + BLOCK - 1) * stride
@@ -108,27 +109,27 @@ def ring_attention(
                     k_from, v_from = k, v
                     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
                     total = tl.zeros((BLOCK,), tl.float32)
-                    acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+                    acc = tl.zeros((BLOCK, width_of(HEAD_DIM)), tl.float32)
                 else:
                     ctx.wait(full + kv_head, n)
                     k_from, v_from = ring_k, ring_v
                     largest = tl.load(sums + row * 2, mask=valid, other=float("-inf"))
                     total = tl.load(sums + row * 2 + 1, mask=valid, other=0.0)
-                    acc = tl.load(accs + at, mask=valid[:, None], other=0.0)
+                    acc = tl.load(accs + at, mask=q_mask, other=0.0)
                 largest, total, acc = attend(
-                    tl.load(q + at, mask=valid[:, None], other=0.0), k_from + place, v_from + place, largest, total,
+                    tl.load(q + at, mask=q_mask, other=0.0), k_from + place, v_from + place, largest, total,
                     acc, 0, visible, HEAD_DIM, HEAD_DIM, q_place, k_first, stride, scale, CAUSAL, HEAD_DIM, BLOCK,
                 )  # fmt: skip
                 if step < SIZE - 1:
                     tl.store(sums + row * 2, largest, mask=valid)
                     tl.store(sums + row * 2 + 1, total, mask=valid)
-                    tl.store(accs + at, acc, mask=valid[:, None])
+                    tl.store(accs + at, acc, mask=q_mask)
                     wait_stores()  # other threads of the program may be those that read it in the next step
                     tl.debug_barrier()
                 else:  # every query has seen a key by now, at least its own
                     total = tl.where(valid, total, 1.0)
                     tl.store(lse + row, largest + tl.log(total), mask=valid)
-                    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+                    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
                 if step > 0:
                     ctx.signal(free + kv_head * 2 + n % 2, 1, previous, op="add")
     tl.store(turns + tl.program_id(0), turn + 1)
@@ -166,7 +167,7 @@ def ring_gradients(
     tiles, kv_heads = tl.cdiv(rows, BLOCK), heads // GROUP
     numel = tl.cast(rows, tl.int64) * HEAD_DIM
     stride, q_first = SIZE if STRIPED else 1, me if STRIPED else me * rows
-    d = tl.arange(0, HEAD_DIM)
+    d = tl.arange(0, width_of(HEAD_DIM))
     lane = tl.arange(0, BLOCK)
     pid, programs = tl.program_id(0) - SENDERS, tl.num_programs(0) - SENDERS
     if pid < 0:
@@ -185,6 +186,7 @@ def ring_gradients(
                 j = first + lane
                 k_place = k_first + j * stride
                 is_key = (j < rows) & (k_place < length)
+                k_mask = within(is_key[:, None], d, HEAD_DIM)
                 at = kv_head * numel + j[:, None] * HEAD_DIM + d[None, :]
                 here = at
                 k_at, v_at = k, v
@@ -192,12 +194,12 @@ def ring_gradients(
                     ctx.wait(full + kv_head, n)
                     here = n % 2 * kv_heads * numel + at
                     k_at, v_at = ring_k, ring_v
-                keys = tl.load(k_at + here, mask=is_key[:, None], other=0.0)
-                values = tl.load(v_at + here, mask=is_key[:, None], other=0.0)
+                keys = tl.load(k_at + here, mask=k_mask, other=0.0)
+                values = tl.load(v_at + here, mask=k_mask, other=0.0)
                 if step > 0:
                     ctx.signal(free + kv_head * 2 + n % 2, 1, previous, op="add")
-                dk_tile = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
-                dv_tile = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+                dk_tile = tl.zeros((BLOCK, width_of(HEAD_DIM)), tl.float32)
+                dv_tile = tl.zeros((BLOCK, width_of(HEAD_DIM)), tl.float32)
                 begin = 0
                 if CAUSAL:  # the first tile of queries that sees one of these keys
                     begin = tl.maximum(k_first + first * stride - q_first, 0) // stride // BLOCK * BLOCK
@@ -210,9 +212,9 @@ def ring_gradients(
                         seen = valid[:, None] & is_key[None, :]
                         if CAUSAL:
                             seen &= k_place[None, :] <= q_place[:, None]
-                        q_at = row[:, None] * HEAD_DIM + d[None, :]
-                        queries = tl.load(q + q_at, mask=valid[:, None], other=0.0)
-                        of_out = tl.load(grad + q_at, mask=valid[:, None], other=0.0)
+                        q_at, q_mask = row[:, None] * HEAD_DIM + d[None, :], within(valid[:, None], d, HEAD_DIM)
+                        queries = tl.load(q + q_at, mask=q_mask, other=0.0)
+                        of_out = tl.load(grad + q_at, mask=q_mask, other=0.0)
                         weights, of_scores = slopes(
                             queries, keys, values, of_out, tl.load(lse + row, mask=valid, other=0.0),
                             tl.load(delta + row, mask=valid, other=0.0), seen, scale,
@@ -222,13 +224,13 @@ def ring_gradients(
                 if step > 0:
                     ctx.wait(came + item, message - 1)
                     there = (message - 1) % 2 * kv_heads * numel + at
-                    dk_tile += tl.load(ring_dk + there, mask=is_key[:, None], other=0.0)
-                    dv_tile += tl.load(ring_dv + there, mask=is_key[:, None], other=0.0)
+                    dk_tile += tl.load(ring_dk + there, mask=k_mask, other=0.0)
+                    dv_tile += tl.load(ring_dv + there, mask=k_mask, other=0.0)
                     ctx.signal(taken + item, message - 1, previous)
                 ctx.wait(taken + item, message - 2)  # what the next rank got before into the same slot
                 there = message % 2 * kv_heads * numel + at
-                ctx.store(ring_dk + there, dk_tile, following, mask=is_key[:, None])
-                ctx.store(ring_dv + there, dv_tile, following, mask=is_key[:, None])
+                ctx.store(ring_dk + there, dk_tile, following, mask=k_mask)
+                ctx.store(ring_dv + there, dv_tile, following, mask=k_mask)
                 ctx.signal(came + item, message, following)
             keys_here = tl.minimum(tl.maximum((length - k_first + stride - 1) // stride, 0), rows)
             for item in range(pid, heads * tiles, programs):  # gradients of a tile of queries
@@ -238,19 +240,19 @@ def ring_gradients(
                 q_place = q_first + i * stride
                 valid = (i < rows) & (q_place < length)
                 row = tl.cast(head, tl.int64) * rows + i
-                at = row[:, None] * HEAD_DIM + d[None, :]
-                queries = tl.load(q + at, mask=valid[:, None], other=0.0)
-                of_out = tl.load(grad + at, mask=valid[:, None], other=0.0)
+                at, q_mask = row[:, None] * HEAD_DIM + d[None, :], within(valid[:, None], d, HEAD_DIM)
+                queries = tl.load(q + at, mask=q_mask, other=0.0)
+                of_out = tl.load(grad + at, mask=q_mask, other=0.0)
                 lse_tile = tl.load(lse + row, mask=valid, other=0.0)
                 delta_tile = tl.load(delta + row, mask=valid, other=0.0)
                 block = kv_head * numel
                 k_at, v_at = k, v
-                acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+                acc = tl.zeros((BLOCK, width_of(HEAD_DIM)), tl.float32)
                 if step > 0:
                     ctx.wait(full + kv_head, n)
                     block += n % 2 * kv_heads * numel
                     k_at, v_at = ring_k, ring_v
-                    acc = tl.load(accs + at, mask=valid[:, None], other=0.0)
+                    acc = tl.load(accs + at, mask=q_mask, other=0.0)
                 visible = keys_here
                 if CAUSAL:  # not beyond the tile's last query
                     last = q_first + (first + BLOCK - 1) * stride
@@ -258,28 +260,28 @@ def ring_gradients(
                 for start in range(0, visible, BLOCK):
                     j = start + lane
                     here = block + j[:, None] * HEAD_DIM + d[None, :]
-                    seen = valid[:, None] & (j < visible)[None, :]
+                    seen, k_mask = valid[:, None] & (j < visible)[None, :], within(j[:, None] < visible, d, HEAD_DIM)
                     if CAUSAL:
                         seen &= (k_first + j * stride)[None, :] <= q_place[:, None]
-                    keys = tl.load(k_at + here, mask=j[:, None] < visible, other=0.0)
-                    values = tl.load(v_at + here, mask=j[:, None] < visible, other=0.0)
+                    keys = tl.load(k_at + here, mask=k_mask, other=0.0)
+                    values = tl.load(v_at + here, mask=k_mask, other=0.0)
                     weights, of_scores = slopes(queries, keys, values, of_out, lse_tile, delta_tile, seen, scale)
                     acc = tl.dot(of_scores, keys, acc, input_precision="ieee")
                 if step > 0:
                     ctx.signal(free + kv_head * 2 + n % 2, 1, previous, op="add")
                 if step < SIZE - 1:
-                    tl.store(accs + at, acc, mask=valid[:, None])
+                    tl.store(accs + at, acc, mask=q_mask)
                     wait_stores()
                     tl.debug_barrier()
                 else:
-                    tl.store(dq + at, acc.to(dq.dtype.element_ty), mask=(i < rows)[:, None])
+                    tl.store(dq + at, acc.to(dq.dtype.element_ty), mask=within((i < rows)[:, None], d, HEAD_DIM))
         message = (turn + 1) * SIZE
         for item in range(pid, kv_heads * tiles, programs):  # back where the keys are
             kv_head, j = item // tiles, item % tiles * BLOCK + lane
             at = kv_head * numel + j[:, None] * HEAD_DIM + d[None, :]
             there = message % 2 * kv_heads * numel + at
             ctx.wait(came + item, message)
-            inside = (j < rows)[:, None]
+            inside = within((j < rows)[:, None], d, HEAD_DIM)
             is_key = inside & ((q_first + j * stride) < length)[:, None]
             dk_tile = tl.load(ring_dk + there, mask=is_key, other=0.0)
             dv_tile = tl.load(ring_dv + there, mask=is_key, other=0.0)

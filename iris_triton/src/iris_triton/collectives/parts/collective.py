@@ -93,6 +93,9 @@ class KernelCollective:
     uneven = False
     """Whether it serves parts of different sizes."""
 
+    device_splits = False
+    """Whether it serves sizes that are on the devices alone."""
+
     drops_plans = True
     """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
 
@@ -120,6 +123,8 @@ class KernelCollective:
             return f"it serves layout {' and '.join(self.layouts)}, not {layout!r}"
         if options.get("uneven") and not self.uneven:
             return "it sends parts of equal size"
+        if options.get("device_splits") and not self.device_splits:
+            return "the host must know the split sizes"
         config = options.get("config", {})
         unused = [name for name in config if name not in self.uses]
         return f"it has no use for {', '.join(unused)} of the config" if unused else block_problem(config)
@@ -136,7 +141,9 @@ class KernelCollective:
     def prepare(self, request: CollectiveRequest, context: Any) -> Plan:
         plan = self.plan(request, context.ccl.team(request.members))
         dtype = getattr(torch, request.dtype) if plan.carrier is None else plan.carrier.dtype
-        plan.kernels[0].compile_ahead(out=dtype, inp=dtype, tensor=dtype)  # the others are the same kernel
+        plan.kernels[0].compile_ahead(
+            out=dtype, inp=dtype, tensor=dtype, gives=torch.int64, takes=torch.int64
+        )  # the others are the same kernel
         return plan
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
@@ -188,11 +195,16 @@ class KernelCollective:
         carrier: Carrier | None,
         memory: torch.Tensor | None = None,
         firsts: Iterable[int] = (),
+        more: tuple[str, ...] = (),
     ) -> Plan:
-        """Make a plan of a kernel that takes all arguments but the tensors; of a launch for each `first`, if any."""
+        """Make a plan of a kernel that takes all arguments but the tensors; of a launch for each `first`, if any.
+
+        `more` are names of tensors after the output and the input.
+        """
         each = [arguments | {"BLOCK": blocks.block} | extra for extra in [{"first": n} for n in firsts] or [{}]]
+        names = *PER_CALL, *more
         return Plan(
-            tuple(BoundKernel(kernel, blocks.programs, one, PER_CALL, team.device, blocks.options) for one in each),
+            tuple(BoundKernel(kernel, blocks.programs, one, names, team.device, blocks.options) for one in each),
             carrier,
             memory,
         )
