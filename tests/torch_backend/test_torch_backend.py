@@ -150,9 +150,15 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
     assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
-    for recorded, configured in ranks.run(jobs_fuse.refusals, 2):
-        assert recorded.startswith("ArgumentError: all_reduce: writes into its output")
+    words = "writes into its output, which has no gradient; use torch.ops.iris"
+    for (recorded, configured), whole in ranks.run(jobs_fuse.refusals, 2):
+        assert recorded.startswith(f"ArgumentError: all_reduce: {words}")
         assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured
+        assert f"all_reduce: {words}" in whole["recorded"]
+        assert f"matmul_all_reduce: {words}" in whole["recorded product"]
+        assert "all_reduce: in a graph it needs an output, and no async_op" in whole["asynchronous"]
+        assert "send: in a graph it needs an output, and no async_op" in whole["without output"]
+        assert "all_reduce: sums and averages have gradients, not 'max': detach the input" in whole["maximum"]
 
 
 @pytest.mark.multigpu(2)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
 from iris_core.types import ReduceOp
@@ -179,7 +179,7 @@ def _of_sums(op: str, dual: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         kind, group = ctx.how
         if kind not in ("sum", "avg"):
-            raise NotImplementedError(f"iris::{op}: only sums and averages are differentiated, not {kind!r}")
+            raise UnsupportedError(f"iris::{op}: sums and averages have gradients, not {kind!r}: detach the input")
         return dual(grad.contiguous(), kind, group), None, None
 
     return backward
