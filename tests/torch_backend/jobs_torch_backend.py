@@ -284,7 +284,7 @@ def gradients(store):
     b, c = torch.randn(4, 2 * size, dtype=torch.float64), torch.randn(4 * size, 3, dtype=torch.float64)
     cases = {
         "all_reduce": lambda x: ops.all_reduce(x, "sum", group),
-        "average": lambda x: ops.all_reduce(x, "avg", process_group),
+        "average": lambda x: ops.all_reduce(x, "AVG", process_group),
         "all_gather": lambda x: ops.all_gather(x, group),
         "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
         "all_to_all": lambda x: ops.all_to_all(x, group),
@@ -322,6 +322,10 @@ def gradients(store):
         for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
             if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):
                 wrong[op] = "recorded"
+    for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
+        text = said_by(call, x, ("sum", "nonsense")[rank], group)
+        if not text.startswith("ArgumentError") or "op='nonsense' is no reduction; known are SUM" not in text:
+            wrong[str(call)] = text
     dist.destroy_process_group()
     return wrong
 
