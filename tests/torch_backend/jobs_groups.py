@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
-from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.adapters import IS_BACKEND
 
 CPU = torch.device("cpu")
@@ -135,6 +135,8 @@ def what_a_group_refuses(store):
     rank, _ = start(store)
     group, gpu = dist.group.WORLD, torch.device("cuda", 0)
     backend = group._get_backend(CPU)
+    made = [dist.new_group([each]) for each in range(2)]  # of which rank 2 is in neither
+    others = made[rank == 0]
     split = group.split_group
     cases = [
         (ArgumentError, lambda: split([0, 1], device_types=[torch.device("cuda")])),
@@ -142,6 +144,7 @@ def what_a_group_refuses(store):
         (ArgumentError, lambda: split([0, 7])), (ArgumentError, lambda: split([])),
         (UnsupportedError, lambda: backend.mem_allocator),
         (ArgumentError, lambda: backend.allocate_tensor(4, torch.float32, gpu)),
+        *((GroupError, lambda each=each: each(others)) for each in (torch_backend.explain, torch_backend.context_of)),
     ]  # fmt: skip
     if IS_BACKEND:  # as torch splits groups of several backends
         others, options = [each for each in range(3) if each != rank], c10d.Backend.Options("gloo")
