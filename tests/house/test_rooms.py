@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/providers": 2025,
     "iris_core/registry": 937,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2317,
+    "iris_core/torch_backend": 2350,
     "iris_core/tracing": 522,
     "iris_core/tuning": 474,
     "iris_core/world": 2261,

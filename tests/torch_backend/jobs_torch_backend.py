@@ -213,16 +213,21 @@ def promising_bits(store):
     dist.destroy_process_group()
 
 
-def die(store, folder, device, by_ddp):
+def die(store, folder, device, by):
     """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step.
 
-    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call.
+    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call, or of gloo's messages.
     """
-    rank, _ = start(store, device=device)
+    rank, size = start(store, device=device)
     x = torch.ones(1000, device=device)
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device)) if by_ddp else None
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device)) if by == "DDP" else None
+    dist.barrier()
 
     def step():
+        if by == "messages":
+            for each in {0, size - 1} if rank == 1 else [1]:
+                (dist.send if rank == 1 else dist.recv)(x, each)
+            return
         if net is not None:
             net(torch.ones(1, 4, device=device)).sum().backward()
             return

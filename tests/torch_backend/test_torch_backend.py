@@ -89,13 +89,16 @@ def test_the_programs_of_the_page_run(ranks, number):
         assert (values, gradient) == {0: ([1.0] * 4, None), 1: ([1.0] * 4, [4.0] * 4), 3: ([2.0] * 4, None)}[number]
 
 
-@pytest.mark.parametrize("by_ddp", [False, True])
 @pytest.mark.parametrize(
-    ("device", "num_ranks"), [("cpu", 3), *(pytest.param("cuda", n, marks=pytest.mark.multigpu(n)) for n in (2, 4))]
+    ("device", "num_ranks", "by"),
+    [
+        *(("cpu", 3, each) for each in ("sum", "DDP", "messages")),
+        *(pytest.param("cuda", n, each, marks=pytest.mark.multigpu(n)) for n in (2, 4) for each in ("sum", "DDP")),
+    ],
 )
-def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by_ddp):
+def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by):
     with RankPool(timeout_s=120.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool, pytest.raises(PeerLostError):
-        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device, by_ddp)
+        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device, by)
     for rank in {*range(num_ranks)} - {1}:
         assert re.search(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
 

@@ -95,6 +95,7 @@ class GroupOperations:
         self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
         self._carried: carried.Carried | None = None
         self._methods: dict[tuple[str, str, str], Callable[..., Any]] = {}  # of the groups inside
+        self.passed: Any = lambda work, _: work  # where torch asks works in C++, it knows only those of its own
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -165,7 +166,7 @@ class GroupOperations:
         if self._pending is not None and tensor.is_cuda and not self._is_grouped:
             self.inner("cuda", way)._group_start()
             self._is_grouped = True
-        return self._begun(call(*(each for each in arguments if each is not None)))
+        return self._begun(self.passed(call(*(each for each in arguments if each is not None)), self._contexts))
 
     def _carry(self, name: str, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
