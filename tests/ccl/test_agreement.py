@@ -55,7 +55,7 @@ DEFECTS = [
         t.all_gather(t.strided, t.strided[t.rank] if bad else t.part))),
     ("ArgumentError: reduce_scatter: input and output overlap", lambda t, bad: (
         t.reduce_scatter(t.strided[t.rank] if bad else t.part, t.strided))),
-    ("ArgumentError: .*cannot record it for gradients", lambda t, bad: (
+    ("ArgumentError: .*which has no gradient", lambda t, bad: (
         t.all_reduce(t.part, t.recorded if bad else t.recorded.detach()))),
     ("ArgumentError: broadcast: writes into its output", lambda t, bad: t.broadcast(2 * t.recorded if bad else t.part)),
     ("ArgumentError: .*share memory", lambda t, bad: t.broadcast(t.few if bad else t.part, 1)),

@@ -104,6 +104,7 @@ def test_a_forked_child_is_refused_and_disturbs_nothing(pool, num_ranks, device)
 
 
 CELL = """
+import functools
 import torch, triton, triton.language as tl
 import iris_core
 import iris_triton as iris
@@ -121,10 +122,12 @@ def job(add):
         return y.item() + add
 
 torch.randn(512, 512) @ torch.randn(512, 512)  # with threads, which a forked process has not
-print(iris_core.run(job, 2, 10))
+print(iris_core.run(functools.partial(job, 10), 2))
+with iris.iris(1 << 22) as alone:
+    print(iris_core.run(lambda: job(10) + int(alone.num_ranks), 2))
 torch.cuda.is_initialized = lambda: True
 try:
-    iris_core.run(job, 2, 10)
+    iris_core.run(functools.partial(job, 10), 2)
 except iris_core.errors.UnsupportedError as error:
     print(error)
 """
@@ -139,6 +142,30 @@ def test_functions_and_kernels_of_a_notebook():
     command = [sys.executable, "-c", SESSION.format(repr(CELL))]
     environ = {**os.environ, "IRIS_DEVICE": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
-    first, second = done.stdout.splitlines() or [done.stderr, ""]
+    first, second, third = done.stdout.splitlines() or [done.stderr, "", ""]
     assert first == "[11.0, 10.0]"
-    assert second.startswith("job belongs to an interactive session that uses CUDA already")
+    assert second == "[12.0, 11.0]"
+    assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)
+
+
+PROGRAM = """
+import iris_core
+
+def job(add):
+    with iris_core.Iris("1MiB") as ctx:
+        return ctx.cur_rank + add
+
+if __name__ == "__main__":
+    three = 3
+    print(iris_core.run(job, 2, 5), iris_core.run(lambda add: add() + job(three), 2, lambda: three))
+"""
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_functions_that_new_processes_cannot_import(tmp_path, from_file):
+    """Of a program on the standard input, and lambdas and closures of any."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py") if from_file else "-"]
+    how = {"capture_output": True, "text": True, "timeout": 240, "env": {**os.environ, "IRIS_DEVICE": "cpu"}}
+    done = subprocess.run(command, input=PROGRAM, check=False, **how)
+    assert done.stdout == "[5, 6] [6, 7]\n", done.stderr

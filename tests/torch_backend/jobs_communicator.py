@@ -39,6 +39,7 @@ def every_method(ranks, max_nbytes):
     found["bool"] = comm.all_reduce(torch.tensor([rank == 0, False])), torch.tensor([True, False])
     for dim in (0, 1, -1):
         found[f"all_gather {dim}"] = comm.all_gather(mine, dim), torch.cat(inputs, dim)
+    found["all_gather of scalars"] = comm.all_gather(mine.sum()), torch.stack([each.sum() for each in inputs])
     found["reduce_scatter"] = comm.reduce_scatter(mine), total.chunk(size, -1)[rank]
     sizes = [3 * r for r in range(size)]
     rows = [torch.full((each, 2), float(r)) for r, each in enumerate(sizes)]
@@ -50,6 +51,8 @@ def every_method(ranks, max_nbytes):
     found["broadcast"] = comm.broadcast(mine.clone(), 1), inputs[1]
     gathered = comm.gather(mine, 1, 0)
     found["gather"] = (gathered, torch.cat(inputs)) if rank == 1 else (torch.zeros(0), torch.zeros(0))
+    if (scalars := comm.gather(mine.sum(), 1)) is not None:
+        found["gather of scalars"] = scalars, found["all_gather of scalars"][1]
     on_heap = comm.empty(4, dtype=torch.float16).fill_(rank)
     with comm.capture():
         found["on the heap"] = comm.custom_all_reduce(on_heap), torch.full((4,), float(sum(range(size)))).half()
@@ -65,7 +68,8 @@ def every_method(ranks, max_nbytes):
     assert not comm.should_use(torch.tensor([True]))
     assert said_by(lambda: comm.all_gatherv(rows[rank], sizes=[1, *sizes])).startswith("ArgumentError")
     assert said_by(lambda: comm.all_gatherv(rows[rank], 1, sizes)).startswith("ArgumentError")
-    assert said_by(lambda: comm.reduce_scatter(mine[:, :, 1:])).startswith("ArgumentError")
+    for each in (mine[:, :, 1:], mine.sum()):
+        assert said_by(comm.reduce_scatter, each).startswith("ArgumentError")
     assert said_by(lambda: Communicator(group, global_ranks=[7])).startswith("TypeError")
     comm.destroy()
     return wrong

@@ -6,6 +6,7 @@ import itertools
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from jobs_common import said_by
 from jobs_examples import EXAMPLES, load
 from jobs_torch_backend import IS_211, start, whole
 from torch.distributed.device_mesh import init_device_mesh
@@ -272,9 +273,13 @@ def reduce_overhead():
 
 
 def refusals():
-    """What compiled functions say that call where torch would have to record, or with a config of their own."""
+    """What compiled functions say that call where torch would have to record, or with a config of their own.
+
+    And those that must be one graph, where a call cannot be in one.
+    """
     with Iris("1MiB", device="cpu") as ctx:
-        x, y = torch.ones(4, requires_grad=True), torch.zeros(4)
+        x, y, w = torch.ones(4, requires_grad=True), torch.zeros(4), torch.ones(4, 4, requires_grad=True)
+        group = library.name_of(ctx)
 
         def recorded(x):
             ctx.ccl.all_reduce(y, 2 * x)
@@ -284,10 +289,13 @@ def refusals():
             ctx.ccl.all_reduce(y, 2 * x.detach(), config=Config(algorithm="two_shot"))
             return y.sum()
 
-        said = []
-        for step in (recorded, configured):
-            try:
-                torch.compile(step, backend="aot_eager")(x)
-            except Exception as e:  # noqa: BLE001 - the compiler's own, around ours
-                said.append(f"{type(e).__name__}: {e}")
-        return said
+        whole = {
+            "recorded": recorded, "recorded product": lambda x: ctx.ops.matmul_all_reduce(w.detach().clone(), w, w),
+            "asynchronous": lambda x: ctx.ccl.all_reduce(y, y, async_op=True),
+            "without output": lambda x: ctx.ccl.send(y, 1 - ctx.cur_rank),
+            "maximum": lambda x: torch.ops.iris.all_reduce(x, "max", group),
+        }  # fmt: skip
+        said = [said_by(torch.compile(step, backend="aot_eager"), x) for step in (recorded, configured)]
+        return said, {
+            name: said_by(torch.compile(f, backend="aot_eager", fullgraph=True), x) for name, f in whole.items()
+        }

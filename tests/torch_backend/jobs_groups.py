@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from jobs_common import said_by
 from jobs_torch_backend import IS_211, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
-from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.adapters import IS_BACKEND
 
 CPU = torch.device("cpu")
@@ -134,6 +135,8 @@ def what_a_group_refuses(store):
     rank, _ = start(store)
     group, gpu = dist.group.WORLD, torch.device("cuda", 0)
     backend = group._get_backend(CPU)
+    made = [dist.new_group([each]) for each in range(2)]  # of which rank 2 is in neither
+    others = made[rank == 0]
     split = group.split_group
     cases = [
         (ArgumentError, lambda: split([0, 1], device_types=[torch.device("cuda")])),
@@ -141,6 +144,7 @@ def what_a_group_refuses(store):
         (ArgumentError, lambda: split([0, 7])), (ArgumentError, lambda: split([])),
         (UnsupportedError, lambda: backend.mem_allocator),
         (ArgumentError, lambda: backend.allocate_tensor(4, torch.float32, gpu)),
+        *((GroupError, lambda each=each: each(others)) for each in (torch_backend.explain, torch_backend.context_of)),
     ]  # fmt: skip
     if IS_BACKEND:  # as torch splits groups of several backends
         others, options = [each for each in range(3) if each != rank], c10d.Backend.Options("gloo")
@@ -155,6 +159,50 @@ def what_a_group_refuses(store):
     assert not backend.supports_tensor_alloc(0)
     assert not backend.operations._contexts
     dist.destroy_process_group()
+
+
+def refused_by_all(store, is_async):
+    """Tensors and lists that do not fit, on rank 1 alone: each call is an ArgumentError on all ranks.
+
+    Return those that are not.
+    """
+    rank, size = start(store, timeout=datetime.timedelta(seconds=30))
+    wrong, how = rank == 1, {"async_op": is_async}
+
+    def zeros(number=size, *sizes):
+        return [torch.zeros(each) for each in sizes or [4] * number]
+
+    x, whole, uneven = torch.zeros(4), torch.zeros(4 * size), [4 + each for each in range(size)]
+    long, fewer, more = torch.zeros(4 * size + wrong), zeros(size - wrong), zeros(size + wrong)
+    own = zeros(0, *[4 + wrong] * size)
+    at_root = lambda *parts: zeros(*parts) if wrong else None
+    calls = {
+        "larger output": lambda: dist.all_gather_into_tensor(long, x, **how),
+        "larger input": lambda: dist.reduce_scatter_tensor(x, long, **how),
+        "output to divide": lambda: dist.all_to_all_single(long, whole, **how),
+        "splits": lambda: dist.all_to_all_single(whole, whole.clone(), [4 + wrong] * size, [4] * size, **how),
+        "scattered sizes": lambda: dist.scatter(x, at_root(0, *uneven), 1, **how),
+        "scattered list": lambda: dist.scatter(x, at_root(size - 1), 1, **how),
+        "gathered sizes": lambda: dist.gather(torch.zeros(1), at_root(size), 1, **how),
+        "gathered list": lambda: dist.gather(x, at_root(size + 1), 1, **how),
+        "shorter": lambda: dist.all_gather(fewer, x, **how), "longer": lambda: dist.all_gather(more, x, **how),
+        "own part": lambda: dist.all_gather(own, x, **how), "part to sum": lambda: dist.reduce_scatter(x, own, **how),
+        "list of sizes": lambda: dist.all_gather(zeros(0, *uneven[wrong:]), zeros(0, *uneven)[rank], **how),
+        "list to sum": lambda: dist.reduce_scatter(x, fewer, **how),
+        "list to swap": lambda: dist.all_to_all(fewer, zeros(), **how),
+        "lists": lambda: dist.all_gather_coalesced([[x, x][wrong:] for _ in range(size)], [x, x], **how),
+    }  # fmt: skip
+    dist.barrier()
+
+    def finish(call):
+        if (work := call()) is not None:
+            work.wait()
+
+    said = {name: said_by(finish, call) for name, call in calls.items()}
+    dist.all_reduce(x.fill_(1))
+    assert x.tolist() == [size] * 4
+    dist.destroy_process_group()
+    return {name: text for name, text in said.items() if "ArgumentError: rank 1 refused the call" not in text}
 
 
 def at_once(group, ranks, is_async, device):

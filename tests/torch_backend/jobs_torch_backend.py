@@ -213,16 +213,21 @@ def promising_bits(store):
     dist.destroy_process_group()
 
 
-def die(store, folder, device, by_ddp):
+def die(store, folder, device, by):
     """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step.
 
-    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call.
+    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call, or of gloo's messages.
     """
-    rank, _ = start(store, device=device)
+    rank, size = start(store, device=device)
     x = torch.ones(1000, device=device)
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device)) if by_ddp else None
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1).to(device)) if by == "DDP" else None
+    dist.barrier()
 
     def step():
+        if by == "messages":
+            for each in {0, size - 1} if rank == 1 else [1]:
+                (dist.send if rank == 1 else dist.recv)(x, each)
+            return
         if net is not None:
             net(torch.ones(1, 4, device=device)).sum().backward()
             return
@@ -284,7 +289,7 @@ def gradients(store):
     b, c = torch.randn(4, 2 * size, dtype=torch.float64), torch.randn(4 * size, 3, dtype=torch.float64)
     cases = {
         "all_reduce": lambda x: ops.all_reduce(x, "sum", group),
-        "average": lambda x: ops.all_reduce(x, "avg", process_group),
+        "average": lambda x: ops.all_reduce(x, "AVG", process_group),
         "all_gather": lambda x: ops.all_gather(x, group),
         "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
         "all_to_all": lambda x: ops.all_to_all(x, group),
@@ -322,6 +327,10 @@ def gradients(store):
         for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
             if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):
                 wrong[op] = "recorded"
+    for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
+        text = said_by(call, x, ("sum", "nonsense")[rank], group)
+        if not text.startswith("ArgumentError") or "op='nonsense' is no reduction; known are SUM" not in text:
+            wrong[str(call)] = text
     dist.destroy_process_group()
     return wrong
 

@@ -61,7 +61,8 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
     (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
-    (groups.what_a_group_refuses, 3, (), None), (groups.several_at_a_time, 3, (("cpu",),), None),
+    (groups.what_a_group_refuses, 3, (), None), *((groups.refused_by_all, 3, (each,), {}) for each in (False, True)),
+    (groups.several_at_a_time, 3, (("cpu",),), None),
     (groups.several_at_a_time, 3, (("cuda",),), None),  # all of it goes to gloo inside
     *((groups.events, 2, (each,), []) for each in (torch.profiler.profile, torch.autograd.profiler.profile)),
     pytest.param(jobs_fuse.functional_collectives, 2, (), [], marks=pytest.mark.exhaustive),
@@ -88,13 +89,16 @@ def test_the_programs_of_the_page_run(ranks, number):
         assert (values, gradient) == {0: ([1.0] * 4, None), 1: ([1.0] * 4, [4.0] * 4), 3: ([2.0] * 4, None)}[number]
 
 
-@pytest.mark.parametrize("by_ddp", [False, True])
 @pytest.mark.parametrize(
-    ("device", "num_ranks"), [("cpu", 3), *(pytest.param("cuda", n, marks=pytest.mark.multigpu(n)) for n in (2, 4))]
+    ("device", "num_ranks", "by"),
+    [
+        *(("cpu", 3, each) for each in ("sum", "DDP", "messages")),
+        *(pytest.param("cuda", n, each, marks=pytest.mark.multigpu(n)) for n in (2, 4) for each in ("sum", "DDP")),
+    ],
 )
-def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by_ddp):
+def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by):
     with RankPool(timeout_s=120.0, environ={"IRIS_HEAP_SIZE": "32MiB"}) as pool, pytest.raises(PeerLostError):
-        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device, by_ddp)
+        pool.run(jobs.die, num_ranks, str(tmp_path / "store"), tmp_path, device, by)
     for rank in {*range(num_ranks)} - {1}:
         assert re.search(r"PeerLostError: .*rank 1 ", (tmp_path / f"rank {rank}").read_text())
 
@@ -149,9 +153,15 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
     assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
-    for recorded, configured in ranks.run(jobs_fuse.refusals, 2):
-        assert recorded.startswith("ArgumentError: all_reduce: writes into its output")
+    words = "writes into its output, which has no gradient; use torch.ops.iris"
+    for (recorded, configured), whole in ranks.run(jobs_fuse.refusals, 2):
+        assert recorded.startswith(f"ArgumentError: all_reduce: {words}")
         assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured
+        assert f"all_reduce: {words}" in whole["recorded"]
+        assert f"matmul_all_reduce: {words}" in whole["recorded product"]
+        assert "all_reduce: in a graph it needs an output, and no async_op" in whole["asynchronous"]
+        assert "send: in a graph it needs an output, and no async_op" in whole["without output"]
+        assert "all_reduce: sums and averages have gradients, not 'max': detach the input" in whole["maximum"]
 
 
 @pytest.mark.multigpu(2)

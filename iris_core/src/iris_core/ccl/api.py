@@ -301,7 +301,7 @@ class Collectives(Calls):
         config: Config | None, first: Any = None, second: Any = None, splits: tuple[Any, ...] = (),
     ) -> Work | None:  # fmt: skip
         tensors = (out, inp, *splits) if splits else (out, inp)
-        if is_compiling() and not async_op and trace(self._binder, op, tensors, (group, config, first, second)):
+        if is_compiling() and trace(self._binder, op, tensors, (group, config, first, second), bool(async_op)):
             return None
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0

@@ -41,8 +41,7 @@ class Calls:
 
         Args:
             op: the operation, "all_reduce" and so on.
-            *tensors: as the operation takes them.
-            **options: likewise.
+            *tensors, **options: as the operation takes them.
 
         Example:
             >>> import torch

@@ -43,6 +43,7 @@ ALIGNMENT_NBYTES = 16
 _OVERLAP_WORK = 10_000
 """Steps in which numpy may look for a common byte of two tensors; matrices take a few."""
 
+UNRECORDED = "writes into its output, which has no gradient; use torch.ops.iris, iris_core.nn or torch.no_grad()"
 BITWISE_OPS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 ALL_HAVE_INPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather")
 ALL_HAVE_OUTPUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scatter")
@@ -270,10 +271,7 @@ def check_tensors(op: str, here: Here, **tensors: torch.Tensor | None) -> None:
         if tensor.is_neg():
             raise ArgumentError(f"{op}: the {name} is lazily negated: pass tensor.resolve_neg()")
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"{op}: writes into its output, so torch cannot record it for gradients; use torch.ops.iris or "
-                "iris_core.nn, or call it under torch.no_grad()"
-            )
+            raise ArgumentError(f"{op}: {UNRECORDED}")
 
 
 def name_of(dtype: torch.dtype) -> str:

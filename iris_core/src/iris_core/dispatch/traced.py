@@ -12,7 +12,7 @@ import torch
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
-from iris_core.dispatch.requests import OPS
+from iris_core.dispatch.requests import OPS, UNRECORDED
 from iris_core.errors import ArgumentError, HeapClosedError
 
 is_compiling = torch.compiler.is_compiling
@@ -23,17 +23,19 @@ _LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-unt
 _calls: dict[str, tuple[Any, ...]] = {}
 
 
-def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> bool:
+def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...], async_op: bool | None) -> bool:
     """Put a call into the graph that is being traced: `_run(written..., read, name)`; return whether it was put there.
 
-    Split sizes that all_to_all writes take the place of a residual.
-    A call that writes nothing could be dropped from a graph, and one that torch would have to record for gradients is
-    refused where it is made.
+    Others break the graph, and say why if it must be whole (fullgraph=True): one that writes nothing could be dropped
+    from a graph, and one that torch would have to record for gradients is refused where it is made.  Split sizes that
+    all_to_all writes take the place of a residual.
     """
     out, *others = tensors
     group, config, *more = how
-    needed = any(each is not None and each.requires_grad for each in tensors)
-    if out is None or (torch.is_grad_enabled() and needed):
+    recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    if recorded or out is None or async_op is not False:
+        why = UNRECORDED if recorded else "in a graph it needs an output, and no async_op"
+        torch._dynamo.graph_break(msg=f"{op}: {why}")
         return False
     taken = others.pop() if op == "all_to_all" and len(others) > 1 else None
     residual, *read, scales = others if op == NORM else (taken, *others, None)

@@ -11,10 +11,11 @@ Example:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from iris_core.errors import GroupError
 from iris_core.torch_backend.adapters import NAME, create
 from iris_core.torch_backend.options import Options
 
@@ -33,7 +34,9 @@ def register() -> None:
 
 
 def _operations(group: dist.ProcessGroup | None) -> object:
-    found = dist.group.WORLD if group is None else group
+    found: Any = dist.group.WORLD if group is None else group
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
+        raise GroupError("this rank is not a member of the process group")
     operations = getattr(found, "operations", None)
     if operations is None and isinstance(found, dist.ProcessGroup):
         for device in found._device_types:
@@ -55,6 +58,7 @@ def context_of(group: dist.ProcessGroup | None = None, device: torch.device | st
 
     Raises:
         ValueError: the group has another backend.
+        GroupError: this rank is not a member of the group.
     """
     return _operations(group).context(device)  # type: ignore[attr-defined, no-any-return]
 

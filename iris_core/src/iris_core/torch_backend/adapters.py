@@ -18,6 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
 from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
+from iris_core.torch_backend.work import PassedWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,6 +134,7 @@ class DirectGroup(dist.ProcessGroup):
         self._direct = [name for name in (*METHODS, *OLDER) if name in vars(dist.ProcessGroup) and name not in _ENDS]
         for name in self._direct:
             setattr(self, name, getattr(self.operations, OLDER.get(name, name)))
+        self.operations.passed = lambda work, contexts: work and PassedWork(work, contexts)
 
     def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
         if about.process_group is not None:  # which this one replaces
@@ -184,6 +186,7 @@ def _hooked(name: str) -> Callable[..., Any]:
     def register(self: DirectGroup, hook_id: int, hook: Callable[..., Any]) -> None:
         while self._direct:
             delattr(self, self._direct.pop())
+        self.operations.passed = lambda work, _: work
         getattr(super(DirectGroup, self), name)(hook_id, hook)
 
     return register

@@ -102,8 +102,8 @@ class Communicator:
 
     @torch.no_grad()
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Return all members' tensors, which have the same shape, concatenated along `dim`."""
-        moved = input_.movedim(dim, 0).contiguous()
+        """Return all members' tensors, which have the same shape, concatenated along `dim`; of scalars, a vector."""
+        moved = input_.reshape(input_.shape or (1,)).movedim(dim, 0).contiguous()
         output = moved.new_empty(self.world_size * moved.shape[0], *moved.shape[1:])
         if self.should_use(input_):
             self.context.ccl.all_gather(output, moved)
@@ -131,7 +131,7 @@ class Communicator:
     @torch.no_grad()
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Return this member's part, along `dim`, of the sum of all members' tensors."""
-        moved = input_.movedim(dim, 0).contiguous()
+        moved = input_.reshape(input_.shape or (1,)).movedim(dim, 0).contiguous()
         if moved.shape[0] % self.world_size:
             raise ArgumentError(f"reduce_scatter: {moved.shape[0]} is no multiple of {self.world_size} members")
         output = moved.new_empty(moved.shape[0] // self.world_size, *moved.shape[1:])
@@ -165,7 +165,7 @@ class Communicator:
         is_root = self.rank_in_group == dst
         parts = [torch.empty_like(input_) for _ in self.ranks] if is_root else None
         dist.gather(input_, parts, self.ranks[dst], group=self.device_group)
-        return None if parts is None else torch.cat(parts, dim)
+        return None if parts is None else torch.cat([each.reshape(each.shape or (1,)) for each in parts], dim)
 
     def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
         """Send a tensor to a member, by its rank in the group; to the next one by default."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
 from iris_core.types import ReduceOp
@@ -126,10 +126,8 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
             if out.data_ptr() != x.data_ptr():
                 out.copy_(x)
             ccl.broadcast(out, how[0], group)
-        elif op in ("all_reduce", "reduce_scatter"):
-            getattr(ccl, op)(out, x, ReduceOp[how[0].upper()], group)
         else:
-            getattr(ccl, op)(out, x, group)
+            getattr(ccl, op)(out, x, *how[:-1], group)
 
     def run(x: torch.Tensor, *how: Any) -> torch.Tensor:
         out = x.new_empty(_shape(op, x, _group(how[-1]).size))
@@ -177,9 +175,9 @@ def _save_how(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _of_sums(op: str, dual: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        kind, group = ctx.how
+        kind, group = ctx.how[0].lower(), ctx.how[1]
         if kind not in ("sum", "avg"):
-            raise NotImplementedError(f"iris::{op}: only sums and averages are differentiated, not {kind!r}")
+            raise UnsupportedError(f"iris::{op}: sums and averages have gradients, not {kind!r}: detach the input")
         return dual(grad.contiguous(), kind, group), None, None
 
     return backward

@@ -95,6 +95,7 @@ class GroupOperations:
         self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
         self._carried: carried.Carried | None = None
         self._methods: dict[tuple[str, str, str], Callable[..., Any]] = {}  # of the groups inside
+        self.passed: Any = lambda work, _: work  # where torch asks works in C++, it knows only those of its own
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -165,7 +166,7 @@ class GroupOperations:
         if self._pending is not None and tensor.is_cuda and not self._is_grouped:
             self.inner("cuda", way)._group_start()
             self._is_grouped = True
-        return self._begun(call(*(each for each in arguments if each is not None)))
+        return self._begun(self.passed(call(*(each for each in arguments if each is not None)), self._contexts))
 
     def _carry(self, name: str, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
@@ -260,6 +261,18 @@ class GroupOperations:
             work.wait()
         return work
 
+    def _fits(self, ccl: Collectives, op: str, parts: Sequence[torch.Tensor], own: Any, *, alike: bool = False) -> bool:
+        """Return whether all parts of a list have the shape of this member's own tensor, as they must if `alike`.
+
+        Refuse the call on all members, as `ctx.ccl` does, unless there is one for each, and this one's has that shape.
+        """
+        is_alike = {each.shape for each in (own, *parts)} == {own.shape}
+        if len(parts) != self._size or not (is_alike or (parts[self._rank].shape == own.shape and not alike)):
+            needed = f"one for each of {self._size} members, {'all' if alike else 'this one'} of {tuple(own.shape)}"
+            text = f"{op}: the list has tensors of the shapes {[tuple(each.shape) for each in parts]}, and not {needed}"
+            ccl._binder.refuse(op, ArgumentError(text), None)
+        return is_alike
+
     # -- reductions ---------------------------------------------------------------------------------------------------
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
         return self._all_reduce("allreduce", tensors, opts)
@@ -308,7 +321,7 @@ class GroupOperations:
 
         def call(ccl: Collectives) -> None:
             given = parts if factor is None else [each * factor for each in parts]
-            if _are_alike([output, *given]):
+            if self._fits(ccl, "reduce_scatter", given, output):
                 ccl.reduce_scatter(output, torch.stack(given), op)
             else:
                 for root, part in enumerate(given):
@@ -352,14 +365,15 @@ class GroupOperations:
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         if not self._serves(inputs[0]):
             return self._pass_on("allgather_coalesced", inputs[0], outputs, inputs, opts)
-        return self._all_gather_lists(list(zip(*outputs, strict=True)), inputs, opts)
+        fitting = [each for each in outputs if len(each) == len(inputs)]
+        return self._all_gather_lists([[each[i] for each in fitting] for i in range(len(inputs))], inputs, opts)
 
     def _all_gather_lists(self, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
         flat = list(itertools.chain(*outputs))
 
         def call(ccl: Collectives) -> None:
             for parts, input in zip(outputs, inputs, strict=True):
-                if _are_alike([input, *parts]):
+                if self._fits(ccl, "all_gather", parts, input):
                     whole = input.new_empty((self._size, *input.shape))
                     ccl.all_gather(whole, input.contiguous())
                     _copy(parts, whole)
@@ -390,11 +404,11 @@ class GroupOperations:
             return self._pass_on("gather", input, outputs, [input], opts)
         root = _option(opts, "rootRank", 0)
         is_root = root == self._rank
-        if is_root and (len(outputs) != 1 or len(outputs[0]) != self._size):
-            raise ArgumentError(f"gather: the root passes one list of {self._size} tensors")
-        parts = outputs[0] if is_root else []
+        parts = [*itertools.chain(*outputs)] if is_root else []
 
         def call(ccl: Collectives) -> None:
+            if is_root:
+                self._fits(ccl, "gather", parts, input, alike=True)
             whole = input.new_empty((self._size, *input.shape)) if is_root else None
             ccl.gather(whole, input.contiguous(), root)
             if whole is not None:
@@ -408,12 +422,12 @@ class GroupOperations:
             return self._pass_on("scatter", output, [output], inputs, opts)
         root = _option(opts, "rootRank", 0)
         is_root = root == self._rank
-        if is_root and (len(inputs) != 1 or len(inputs[0]) != self._size):
-            raise ArgumentError(f"scatter: the root passes one list of {self._size} tensors")
-        parts = inputs[0] if is_root else []
+        parts = [*itertools.chain(*inputs)] if is_root else []
 
         def call(ccl: Collectives) -> None:
-            ccl.scatter(output, torch.stack(list(parts)) if is_root else None, root)
+            if is_root:
+                self._fits(ccl, "scatter", parts, output, alike=True)
+            ccl.scatter(output, torch.stack(parts) if is_root else None, root)
 
         return self._launch("scatter", opts, output.device, [*parts, output], [output], call)
 
@@ -572,15 +586,14 @@ def _option(opts: Any, name: str, default: Any) -> Any:
     return opts if isinstance(opts, int) else getattr(opts, name, default)
 
 
-def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
-    return len({each.shape for each in tensors}) == 1
-
-
 def as_parts(whole: torch.Tensor, part: torch.Tensor, size: int) -> torch.Tensor:
     """View a tensor of all members' elements as (size, ...) of a part; torch looks at the number of elements only."""
-    if whole.numel() != size * part.numel():
-        raise ArgumentError(f"a tensor of {whole.numel()} elements is not {size} times one of {part.numel()}")
-    return whole if whole.shape[1:] == part.shape[1:] and part.dim() else whole.view(size, *part.shape)
+    if whole.shape[1:] == part.shape[1:] and part.dim():
+        return whole
+    try:
+        return whole.view(size, *part.shape)
+    except RuntimeError:
+        return whole  # which `ctx.ccl` refuses, on all members
 
 
 def _copy(parts: Iterable[torch.Tensor], whole: Iterable[torch.Tensor]) -> None:

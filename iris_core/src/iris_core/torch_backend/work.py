@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +12,12 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import timedelta
+
+    from iris_core.api import Iris
+
+_LOOKS, _LOOK_S = 20, 0.1  # for a lost peer, after an error
 
 
 def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:
@@ -153,3 +159,26 @@ class SeveralWorks(DoneWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the works' results; gloo's messages have none, and raise."""
         return torch.futures.collect_all([each.get_future() for each in self._works])
+
+
+class PassedWork(dist.Work):
+    """A work of the group inside; PeerLostError takes the place of its error, if a peer of `contexts` is lost."""
+
+    def __init__(self, work: dist.Work, contexts: Mapping[str, Iris]) -> None:
+        super().__init__()
+        self._work, self._contexts = work, contexts
+
+    def _call(self, name: str, *args: Any, **named: Any) -> Any:
+        try:
+            return getattr(self._work, name)(*args, **named)
+        except RuntimeError:
+            for _ in range(_LOOKS):  # others may have noticed it before
+                for ctx in self._contexts.values():
+                    ctx.heap.check_peers()
+                    time.sleep(_LOOK_S)
+            raise
+
+
+for _name in ("wait", "synchronize", "is_completed", "is_success", "exception", "result", "get_future", "_source_rank",
+              "source_rank", "block_current_stream"):  # fmt: skip
+    setattr(PassedWork, _name, functools.partialmethod(PassedWork._call, _name))

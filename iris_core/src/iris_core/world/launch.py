@@ -60,14 +60,15 @@ def run(
     Inside `fn`, `Iris()` finds the other ranks.  All are ended when one of them raises, or this process dies.
 
     Args:
-        fn: a function that can be pickled by name (defined at the top level of a module).
+        fn: a function, if possible of the top level of a module or script; see below.
         num_ranks: number of ranks, at least 1 and as many as the memory here can hold.
         *args: its arguments, the same on every rank.
         environ: variables to set in the ranks beside those of this process.
         torch_distributed: initialise torch.distributed in the ranks before `fn` is called, for programs that use it
             beside Iris: gloo, and NCCL where there are GPUs.  These listen on TCP, without asking who connects.
 
-    A function of a notebook's cell or of `python -c` is one that new processes cannot import: its ranks are forked off.
+    New processes cannot import functions of a notebook's cell, of `python -c` or of the standard input, nor lambdas and
+    closures: with these, as arguments too, ranks are forked off.
 
     Raises:
         ArgumentError: this machine cannot hold these ranks.
@@ -80,23 +81,34 @@ def run(
         >>> iris_core.run(os.getenv, 2, "RANK")
         ['0', '1']
     """
-    main, forked = sys.modules["__main__"], None
-    if fn.__module__ == "__main__" and not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None:
-        forked = os.getpid()
+    forked: Any = None
+    if not _is_importable((fn, args)):
+        name = getattr(fn, "__name__", str(fn))
         if _uses_cuda():
             raise UnsupportedError(
-                f"{fn.__qualname__} belongs to an interactive session that uses CUDA already: its ranks can be neither "
-                "started anew nor forked off; put it into a module and import it, or call run before CUDA is used"
+                f"{name} or an argument is none that a new process can import, and this one uses CUDA, so its ranks "
+                "cannot be forked off: put it into a module and import it, or call run before CUDA is used"
             )
+        forked = os.getpid(), (fn, args)
 
     def start(rank: int) -> RankProcess:
-        new = forked is None
-        context = multiprocessing.get_context("spawn") if new else multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("spawn")
         arguments = dict(environ or {}), torch_distributed, forked
         return RankProcess(context, _main, *arguments, name=_BoundName(f"iris rank {rank}"))
 
-    with RankProcesses(start) as processes:
+    with RankProcesses(start, pickles=not forked) as processes:
         return processes.run(fn, num_ranks, *args)
+
+
+def _is_importable(call: Any) -> bool:
+    """Return whether new processes can unpickle a call; they import the main module, if it has a file."""
+    try:
+        pickled = pickle.dumps(call)
+    except Exception:  # noqa: BLE001 - pickling runs the arguments' own code, which may raise anything
+        return False
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    return b"__main__" not in pickled if file is None else main.__spec__ is not None or os.path.exists(file)
 
 
 def check_num_ranks(num_ranks: int, name: str = "num_ranks", least: int = 1) -> None:
@@ -118,12 +130,14 @@ class RankProcesses:
         start: starts the process of a rank.
         timeout_s: bound of one job in seconds.
         grace_s: how long the other ranks may take after the first failure.
+        pickles: send what a job calls; else the processes have it.
     """
 
     def __init__(
-        self, start: Callable[[int], RankProcess], timeout_s: float = float("inf"), grace_s: float = _GRACE_S
-    ) -> None:
-        self._start, self._timeout_s, self._grace_s = start, timeout_s, grace_s
+        self, start: Callable[[int], RankProcess], timeout_s: float = float("inf"), grace_s: float = _GRACE_S,
+        pickles: bool = True,
+    ) -> None:  # fmt: skip
+        self._start, self._timeout_s, self._grace_s, self._pickles = start, timeout_s, grace_s, pickles
         self._processes: dict[int, RankProcess] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="iris-ranks-")
         self._worlds = self._size = 0  # worlds so far, and the size of the one that the processes are in now
@@ -159,7 +173,8 @@ class RankProcesses:
             with contextlib.closing(Folder(folder)) as opened:
                 for rank, each in enumerate(processes):
                     opened.announce(rank, each.process.pid or 0)  # if it dies before it does so, the others know it
-                    each.send((folder, rank, num_ranks, bytes(ForkingPickler.dumps((fn, args)))))
+                    call = bytes(ForkingPickler.dumps((fn, args))) if self._pickles else b""
+                    each.send((folder, rank, num_ranks, call))
             name = getattr(fn, "__name__", str(fn))
             return _collect(processes, name, timeout_s or self._timeout_s, self._grace_s, folder)
         except BaseException:
@@ -255,17 +270,21 @@ def _end_with(launcher: int) -> str:
     return f"({end}, __import__('os').getppid() == {launcher} or __import__('os')._exit(1))"
 
 
-def _main(pipe: Connection, environ: Mapping[str, str], torch_distributed: bool, forked: int | None) -> None:
-    if forked is not None:
-        eval(_end_with(forked))  # what a new process unpickles with its name
+def _main(pipe: Connection, environ: Mapping[str, str], torch_distributed: bool, forked: Any) -> None:
+    launcher, call = forked or (None, None)
+    if launcher is not None:
+        eval(_end_with(launcher))  # what a new process unpickles with its name
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)  # the threads that it had are the launcher's
     os.environ.update(environ)
-    serve(pipe, torch_distributed)
+    serve(pipe, torch_distributed, call)
 
 
-def serve(pipe: Connection, torch_distributed: bool) -> None:
-    """Run the jobs that come through a pipe, each as a rank of the world that it names, until there are no more."""
+def serve(pipe: Connection, torch_distributed: bool, inherited: Any = None) -> None:
+    """Run the jobs that come through a pipe, each as a rank of the world that it names, until there are no more.
+
+    What they call is `inherited`, a function and its arguments, if this process has that from its launcher.
+    """
     joined = ""
     while True:
         try:
@@ -285,7 +304,7 @@ def serve(pipe: Connection, torch_distributed: bool) -> None:
                 faulthandler.register(_STACK_SIGNAL, stacks)
                 join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
                 joined = folder
-            fn, args = pickle.loads(call)  # only now: that may import torch, which takes seconds
+            fn, args = inherited or pickle.loads(call)  # only now: that may import torch, which takes seconds
             answer = False, _success(fn(*args))
         except BaseException:  # noqa: BLE001 - whatever it was, the launcher has to hear of it
             # an error inside a kernel stays with the process: each later call of the driver would report it again; and
