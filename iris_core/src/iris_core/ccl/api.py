@@ -289,8 +289,9 @@ class Collectives(Calls):
         self, op: str, out: Tensor | None, inp: Tensor | None, group: Group, async_op: bool,
         config: Config | None, first: Any = None, second: Any = None,
     ) -> Work | None:  # fmt: skip
-        if is_compiling() and trace(self._binder, op, (out, inp), (group, config, first, second), bool(async_op)):
-            return None
+        if is_compiling():
+            how = group, config, first, second
+            return trace(self._binder, op, (out, inp), how, bool(async_op))  # type: ignore[no-any-return]
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
