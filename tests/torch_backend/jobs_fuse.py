@@ -275,7 +275,7 @@ def reduce_overhead():
 def refusals():
     """What compiled functions say that call where torch would have to record, or with a config of their own.
 
-    And those that must be one graph, where a call cannot be in one.
+    And those that must be one graph, where a call cannot be in one; and what an asynchronous call gives beside graphs.
     """
     with Iris("1MiB", device="cpu") as ctx:
         x, y, w = torch.ones(4, requires_grad=True), torch.zeros(4), torch.ones(4, 4, requires_grad=True)
@@ -296,6 +296,15 @@ def refusals():
             "maximum": lambda x: torch.ops.iris.all_reduce(x, "max", group),
         }  # fmt: skip
         said = [said_by(torch.compile(step, backend="aot_eager"), x) for step in (recorded, configured)]
-        return said, {
-            name: said_by(torch.compile(f, backend="aot_eager", fullgraph=True), x) for name, f in whole.items()
-        }
+        product = ctx.zeros(4, 4)
+
+        def beside(x):
+            ctx.ops.matmul_all_reduce(product, x.outer(x), x.outer(x), async_op=True).wait()
+            return product + x
+
+        total = torch.compile(beside, backend="aot_eager")(x.detach() + 1).sum().item()
+        return (
+            said,
+            total,
+            {name: said_by(torch.compile(f, backend="aot_eager", fullgraph=True), x) for name, f in whole.items()},
+        )

@@ -154,7 +154,8 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
     assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
     words = "writes into its output, which has no gradient; use torch.ops.iris"
-    for (recorded, configured), whole in ranks.run(jobs_fuse.refusals, 2):
+    for (recorded, configured), total, whole in ranks.run(jobs_fuse.refusals, 2):
+        assert total == 16 * (2 * 4 * 16 + 2)  # each of 2 ranks adds 4 products of 4 and 4
         assert recorded.startswith(f"ArgumentError: all_reduce: {words}")
         assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured
         assert f"all_reduce: {words}" in whole["recorded"]

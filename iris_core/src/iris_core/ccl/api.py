@@ -301,8 +301,9 @@ class Collectives(Calls):
         config: Config | None, first: Any = None, second: Any = None, splits: tuple[Any, ...] = (),
     ) -> Work | None:  # fmt: skip
         tensors = (out, inp, *splits) if splits else (out, inp)
-        if is_compiling() and trace(self._binder, op, tensors, (group, config, first, second), bool(async_op)):
-            return None
+        if is_compiling():
+            how = group, config, first, second
+            return trace(self._binder, op, tensors, how, bool(async_op))  # type: ignore[no-any-return]
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):

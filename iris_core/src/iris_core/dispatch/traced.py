@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
@@ -23,8 +24,8 @@ _LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-unt
 _calls: dict[str, tuple[Any, ...]] = {}
 
 
-def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...], async_op: bool | None) -> bool:
-    """Put a call into the graph that is being traced: `_run(written..., read, name)`; return whether it was put there.
+def trace(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
+    """Put a call into the graph that is being traced: `_run(written..., read, name)`; return its workspace.
 
     Others break the graph, and say why if it must be whole (fullgraph=True): one that writes nothing could be dropped
     from a graph, and one that torch would have to record for gradients is refused where it is made.  Split sizes that
@@ -36,15 +37,16 @@ def trace(binder: Any, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...], 
     if recorded or out is None or async_op is not False:
         why = UNRECORDED if recorded else "in a graph it needs an output, and no async_op"
         torch._dynamo.graph_break(msg=f"{op}: {why}")
-        return False
-    taken = others.pop() if op == "all_to_all" and len(others) > 1 else None
-    residual, *read, scales = others if op == NORM else (taken, *others, None)
+        return _eagerly(binder, op, tensors, how, async_op, workspace)
+    has_splits = op == "all_to_all" and len(others) > 1
+    written, read = (others[-1], others[:-1]) if has_splits else (None, others)
+    residual, *read, scales = others if op == NORM else (written, *read, None)
     if in_place := op != NORM and read[0] is out:
         read[0] = None
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
     name = _name(binder.name, op, in_place, number, group, *more)
     torch.ops.iris.call(out, residual, scales, read, name)
-    return True
+    return workspace  # that of the caller; the call's own is not known while it is traced
 
 
 def _name(binder: str, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:
@@ -70,18 +72,23 @@ def _run(
     binder = BINDERS.get(known)
     if binder is None:
         raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
-    context, given = binder.open(), (out, *read) if op != NORM else (out, residual, *read, scales)
+    splits = () if residual is None else (residual,)
+    given = (out, residual, *read, scales) if op == NORM else (out, *read, *splits)
     tensors = [None if each is None else each.detach() for each in given]
     if in_place:
         tensors[1] = tensors[0]
-    if op in OPS:
-        group, config, *more = how
-        splits = () if residual is None else (*tensors[2:], residual)
-        context.ccl._run(op, *tensors[:2], group, False, config, *more, splits)
-    else:
-        context.ops._run(op, tuple(tensors), tuple(how), False)
+    _call(binder, op, tuple(tensors), tuple(how))
 
 
+def _call(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None = False, workspace: Any = None) -> Any:
+    context = binder.open()
+    if op not in OPS:
+        return context.ops._run(op, tensors, how, async_op, workspace)
+    group, config, *more = how
+    return context.ccl._run(op, *tensors[:2], group, async_op, config, *more, tensors[2:])
+
+
+_eagerly: Any = _disable_dynamo(_call)  # the compiler leaves what it calls alone, too
 _LIBRARY.define("call(Tensor(a!) out, Tensor(b!)? residual, Tensor(c!)? scales, Tensor?[] read, str call) -> ()")
 _LIBRARY.impl("call", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("iris::call", lambda *_: None, lib=_LIBRARY)

@@ -470,8 +470,8 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
     ) -> FusedWorkspace | Work:  # fmt: skip
         binder = self._binder
-        if is_compiling() and trace(binder, op, tensors, how, async_op):
-            return workspace  # type: ignore[return-value]  # the call's own is not known while it is traced
+        if is_compiling():
+            return trace(binder, op, tensors, how, async_op, workspace)  # type: ignore[no-any-return]
         gpu = binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):

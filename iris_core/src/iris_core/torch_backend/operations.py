@@ -170,10 +170,10 @@ class GroupOperations:
 
     def _carry(self, name: str, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
-        if self._carried is None or self._pending is not None:
+        if (found := self._carried) is None or self._pending is not None:
             return None
-        work = self._carried.call(name, whole, part, opts, *arguments)
-        self._calls += work is not None
+        if (work := found.call(name, whole, part, opts, *arguments)) is not None:
+            self._calls += 1
         return work
 
     def _pass_on_each(self, name: str, outputs: Any, inputs: Any, opts: Any) -> dist.Work:
@@ -281,9 +281,8 @@ class GroupOperations:
         return self._all_reduce("allreduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
-        tensors = _listed(tensors)
-        first = tensors[0]
-        is_carried = getattr(opts, "asyncOp", False) and len(tensors) == 1
+        first, *others = tensors = _listed(tensors)
+        is_carried = not others and getattr(opts, "asyncOp", False)
         if is_carried and (work := self._carry("allreduce", first, first, opts, tensors)):
             return work
         op, factor = reduction(opts)
