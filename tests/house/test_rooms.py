@@ -76,7 +76,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2400, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2450, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2500,
         (
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4400, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_611
+REST = 41_746
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

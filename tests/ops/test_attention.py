@@ -152,7 +152,7 @@ def refused():
             (r"ArgumentError: .*k must be \(1, 4, 16\)", lambda: rows(x, x, x)),
             ("ArgumentError: .*pass gradients=True",
              lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
-            ("ArgumentError: .*gradients", lambda: made(q.clone().requires_grad_(), k, k, n)),
+            ("ArgumentError: .*gradient", lambda: made(q.clone().requires_grad_(), k, k, n)),
         )  # fmt: skip
     return wrong + unlike(("HeapClosedError", lambda: made(q, k, k, n)))
 
