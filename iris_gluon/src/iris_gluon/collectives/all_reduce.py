@@ -19,7 +19,7 @@ from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, send, sent, sent_second
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import item_nbytes
-from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of, pieces, rounded_up
+from iris_triton.collectives.parts.sizes import item_of, layout_arguments, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -133,7 +133,7 @@ class TwoShot(GluonCollective):
         direct_in, direct_out = request.direct_in, request.direct_out
         number, halves = team.size * ((not direct_in) + (not direct_out)), 2 if direct_in else 1
         blocks = self._blocks(request, team, shard, item, reduces=True)
-        arguments = barrier_arguments(team) | layout_arguments(*layouts_of(request))
+        arguments = barrier_arguments(team) | layout_arguments(request)
         arguments |= pieces(team, shard, item, number, halves=halves, name=LANDING, needed=number > 0)
         arguments |= {"OP": op, "count": count, "shard": shard, "IN_DIRECT": direct_in, "OUT_DIRECT": direct_out}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -18,28 +18,10 @@ import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
 from iris_core.dispatch.team import lasting
-from iris_triton.collectives.parts.barrier import (
-    barrier,
-    compare_kinds,
-    last_barrier,
-    last_epoch,
-    members_of,
-    report_difference,
-    row_of,
-    send,
-    send_kind,
-    sent,
-    sent_second,
-)
+from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.parts.sizes import (
-    blocks_for,
-    carrier_of,
-    layout_arguments,
-    layouts_of,
-    pieces,
-)
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,12 +58,12 @@ def _from_member(table, member, out_step, taken, giver, SIZE: tl.constexpr):
 def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr):
     """Report a member whose number of elements for this rank is not the expected one (blocks over members)."""
     if tl.program_id(0) == 0:
-        members = members_of(SIZE)
+        members = sync.members_of(SIZE)
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
         if peer >= 0:
             ours = tl.max(tl.where(members == peer, expected, 0), axis=0)
             theirs = tl.max(tl.where(members == peer, said, 0), axis=0)
-            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, 0, 0, _SPLITS)
+            sync.report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, 0, 0, _SPLITS)
 
 
 @triton.jit(do_not_specialize=(*RUNTIME, *_PARTS), do_not_specialize_on_alignment=PER_CALL)
@@ -121,9 +103,8 @@ def pull(
     out = as_words(out)
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     PIECES: tl.constexpr = 1 if SHARED else SIZE
-    members = members_of(SIZE)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
+    members = sync.members_of(SIZE)
+    row, epoch = sync.enter(control, bases, me, kind, SIZE)
     own = tl.load(bases + me)
     staging = stage.to(tl.int64) - own  # the same in every heap
     capacity = tl.cast(capacity, tl.int64)
@@ -145,24 +126,23 @@ def pull(
                 place += inp.to(tl.int64) - own + begin * ITEM
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
-            send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
-            send_kind(row, bases, me, kind, SIZE)
+            sync.send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
         epoch += 1
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
-            longest = tl.max(-1 - sent(row, members, SIZE), axis=0)
-            said = sent_second(row, members, SIZE)
-            compare_kinds(row, kind, status, rank, SIZE)
+            longest = tl.max(-1 - sync.sent(row, members, SIZE), axis=0)
+            said = sync.sent_second(row, members, SIZE)
+            sync.compare_kinds(row, kind, status, rank, SIZE)
             if table is not None:
                 begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
                 _compare_numbers(row, number, said & ((1 << _NUMBER_BITS) - 1), status, rank, SIZE)
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
-            said = sent_second(row, member, SIZE)
+            said = sync.sent_second(row, member, SIZE)
             number = tl.minimum(number, said & ((1 << _NUMBER_BITS) - 1))  # never more than the member has
             number = tl.where(said >> _NUMBER_BITS == kind, number, 0)  # and nothing of another call
-            place = sent(row, member, SIZE)
+            place = sync.sent(row, member, SIZE)
             if place < 0:
                 place = staging + half
                 if not SHARED:
@@ -178,7 +158,7 @@ def pull(
             copy(out, begin, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
         half = PIECES * capacity * ITEM - half
-    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    sync.last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
@@ -219,7 +199,7 @@ class Pull(KernelCollective):
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request, carrier))
+        arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
         arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
         return self.bind(pull, team, blocks, arguments, carrier, table)

@@ -16,7 +16,7 @@ import triton.language as tl
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, layout_arguments, layouts_of, pieces
+from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, pieces
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -100,7 +100,7 @@ class PullReduce(KernelCollective):
         count = math.prod(request.shape) // (team.size if scatters else 1)
         direct = self._is_direct(request)
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments = self.arguments(request, team)
         arguments |= pieces(team, count, item, team.size if scatters else 1, needed=not direct)
         arguments |= {
             "OP": op,

@@ -19,15 +19,7 @@ from iris_core.types import DeviceType
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
-from iris_triton.collectives.parts.sizes import (
-    MOST_PROGRAMS,
-    Blocks,
-    blocks_for,
-    carrier_of,
-    layout_arguments,
-    layout_of,
-    pieces,
-)
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, pieces
 from iris_triton.collectives.pull import received_nbytes
 
 if TYPE_CHECKING:
@@ -229,15 +221,13 @@ class Push(KernelCollective):
         return offered
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        carrier, options = carrier_of(request.dtype), request.options
-        item, sharded = carrier.dtype.itemsize, self.op == "all_to_all"
+        carrier, sharded = carrier_of(request.dtype), self.op == "all_to_all"
+        item = carrier.dtype.itemsize
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
         blocks = blocks_for(request, team, count, item, reduces=False)
         if self.name == "partitioned":
             blocks = self._divided(request, team, count, blocks)
-        inner = layout_of(*carrier.extend(request.shape, options["in_stride"]))
-        outer = layout_of(*carrier.extend(options["out_shape"], options["out_stride"]))
-        arguments = self.arguments(request, team) | layout_arguments(inner, outer)
+        arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, count, item, team.size, name="pushed", needed=not request.direct_out)
         arguments |= {"count": count, "DIRECT": request.direct_out, "SHARDED": sharded, "FORM": FORMS[self.name]}
         return self.bind(push, team, blocks, arguments, carrier)

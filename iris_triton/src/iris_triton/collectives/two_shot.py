@@ -17,7 +17,7 @@ import triton.language as tl
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces, rounded_up
+from iris_triton.collectives.parts.sizes import blocks_for, item_of, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -113,7 +113,7 @@ class TwoShot(KernelCollective):
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
         direct, staged = request.direct_in and request.direct_out, not request.direct_in
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments = self.arguments(request, team)
         arguments |= pieces(team, shard, item, 1 + team.size * staged, halves=1, needed=not direct)
         arguments |= {"count": count, "shard": shard, "OP": op, "DIRECT": direct, "IN_STAGED": staged}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -66,7 +66,7 @@ class PacketCollective(KernelCollective):
         if self._reduces:
             op, carrier = self.reduction(request)
             element = tl.uint8 if carrier is not None else getattr(tl, request.dtype)
-        return layout_arguments(inner, outer) | {
+        return layout_arguments(request) | {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
             "part": part,
             "me": team.rank,

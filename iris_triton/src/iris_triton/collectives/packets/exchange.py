@@ -17,23 +17,11 @@ import triton
 import triton.language as tl
 
 from iris_core.types import CollectiveRequest, DeviceType
+from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import ROOTS, PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
-from iris_triton.collectives.packets.mailbox import (
-    MAX_PROGRAMS,
-    PACKET,
-    RUNTIME,
-    advance,
-    confirm,
-    end,
-    look,
-    looks_of,
-    mailbox_for,
-    mark_of,
-    packets_for,
-    power_of_2,
-)
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, RUNTIME
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
@@ -200,11 +188,11 @@ def exchange(
         words = _gather_parts(
             origin, me, offset, sent, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch, found = look(counters, 1, me, N, LOOKS)
-        mark = mark_of(epoch)
+        epoch, found = boxes.look(counters, 1, me, N, LOOKS)
+        mark = boxes.mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         _push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         if HOPS == 2:
             _forward(
                 peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
@@ -212,21 +200,21 @@ def exchange(
             place += N * slot
         mine = peers[N - 1] + place
         came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        end(counters, epoch + 1)
+        boxes.end(counters, epoch + 1)
         let_next_start(EARLY)
         _deliver(
             to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT, OP, EVEN,
             OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
         _leave(mine, slot, mask, N, ENC)
-        confirm(counters, claimed, epoch, me, status, rank)
+        boxes.confirm(counters, claimed, epoch, me, status, rank)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch, found = look(counters, pieces, me, N, LOOKS)
-        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
+        epoch, found = boxes.look(counters, pieces, me, N, LOOKS)
+        claimed = boxes.advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-            mark = mark_of(epoch + piece)
+            mark = boxes.mark_of(epoch + piece)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -259,8 +247,8 @@ def exchange(
                     OP, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
                 )  # fmt: skip
                 _leave(mine, slot, mask, N, ENC)
-        end(counters, epoch + pieces)
-        confirm(counters, claimed, epoch, me, status, rank)
+        boxes.end(counters, epoch + pieces)
+        boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
 # -- how a launch is divided ------------------------------------------------------------------------------------------
@@ -309,11 +297,11 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
 def _warps_for(packets: int, encoding: str, form: str) -> int:
     usual = 2
     if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
-        wide = power_of_2(-(-packets // (128 * 32)), 16)
+        wide = boxes.power_of_2(-(-packets // (128 * 32)), 16)
         usual = wide if wide <= 8 else 4
     elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
         usual = 4
-    return max(usual, power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+    return max(usual, boxes.power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
 
 
 class Exchange(PacketCollective):
@@ -340,8 +328,8 @@ class Exchange(PacketCollective):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         packets = self._packets(request)
         shape = shape_for(request, packets, self._encoding, self._form)
-        mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
-        early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
+        mailbox = boxes.mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
+        early = early_launch(team.device) if packets <= boxes.packets_for(_EARLY_NBYTES, self._encoding) else {}
         # That a peer's next packet comes after a place was cleared is sure only if a kernel has ended in between.
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
         arguments = self._through(mailbox, request, team)
@@ -359,7 +347,7 @@ class Exchange(PacketCollective):
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,
             "EARLY": bool(early),
-            "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
+            "LOOKS": boxes.looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
         blocks = replace(shape, options={**shape.options, **early})
         firsts = [i * mailbox.cap for i in range(launches)]

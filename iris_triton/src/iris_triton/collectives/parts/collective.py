@@ -10,7 +10,7 @@ import torch
 from iris_core.dispatch.requests import REDUCING
 from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
 from iris_triton.collectives.parts.barrier import barrier_alone
-from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem
+from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem, layout_arguments
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
@@ -169,9 +169,10 @@ class KernelCollective:
         return barriers * barrier_s + moved / (link if on_cpu else link * link_share) + copied / memory
 
     @staticmethod
-    def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
-        """Return the arguments of kernels that compare the members' call signatures."""
-        return barrier_arguments(team) | {"kind": request.options.get("kind", 0)}
+    def arguments(request: CollectiveRequest, team: Team, carrier: Carrier | None = None) -> dict[str, Any]:
+        """Return the arguments of kernels that compare the members' call signatures, and those for layouts."""
+        given = barrier_arguments(team) | layout_arguments(request, carrier)
+        return given | {"kind": request.options.get("kind", 0)}
 
     @staticmethod
     def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:

@@ -96,11 +96,9 @@ class Carrier:
         return (*shape, self.parts), (*(self.parts * step for step in stride), 1)
 
 
-_OTHERS = (
-    "uint16 uint32 uint64 complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
-)
-
-MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} float8_e8m0fnu".split() if hasattr(torch, name)))
+_OTHERS = "uint16 uint32 uint64 complex32 complex64 complex128"
+_FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} {_FP8}".split() if hasattr(torch, name)))
 """torch's names of the element types that can be moved."""
 
 
@@ -190,8 +188,9 @@ def pieces(
     return {"stage": region.tensor, "capacity": capacity}
 
 
-def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
-    """Return the arguments for the layouts of the input and of the output."""
+def layout_arguments(request: CollectiveRequest, carrier: Carrier | None = None) -> dict[str, Any]:
+    """Return the arguments for the layouts of the input and of the output; see `layouts_of`."""
+    inner, outer = layouts_of(request, carrier)
     return {
         "in_sizes": inner.sizes,
         "in_strides": inner.strides,
