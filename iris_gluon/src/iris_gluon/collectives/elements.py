@@ -12,16 +12,10 @@ from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.elements import ANEW, combine, finished, strided, widened
+from iris_triton.collectives.parts.elements import ANEW, combine, finished, item_nbytes, strided, widened
 
 _NARROW_BLOCK = 1024
 """Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
-
-
-@gluon.constexpr_function
-def _per_vector(pointer_type):
-    """Elements in a vector."""
-    return 128 // pointer_type.element_ty.primitive_bitwidth
 
 
 @gluon.constexpr_function
@@ -68,7 +62,7 @@ def copy(
         count, part, parts: see `iris_triton.collectives.parts.elements.copy_part`.
         BLOCK: elements of a block; a power of two, and a vector or more.
     """
-    VEC: gl.constexpr = _per_vector(dst.dtype)
+    VEC: gl.constexpr = 16 // item_nbytes(dst.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
     count = gl.maximum(count, 0)
     vectors = count * 0
@@ -138,7 +132,7 @@ def reduce_to(targets, sources, like, count, part, parts, OP: gl.constexpr, SIZE
         OP: the reduction's name.
         BLOCK: as in `copy`.
     """
-    VEC: gl.constexpr = _per_vector(like.dtype)
+    VEC: gl.constexpr = 16 // item_nbytes(like.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
     count = gl.maximum(count, 0)
     vectors = count // VEC

@@ -53,7 +53,4 @@ def fast_collectives() -> list[Collective]:
         ("reduce", "mailbox", ("ll", "ll128", "sentinel")),
         *((op, "mailbox", ("ll", "ll128")) for op in ("broadcast", "gather", "scatter")),
     )
-    return [
-        *(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings),
-        Split(),
-    ]
+    return [*(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings), Split()]

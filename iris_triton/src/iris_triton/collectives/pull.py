@@ -79,9 +79,7 @@ def pull(
     with what it expects.  Each rank treats its own input as SOURCE says; all make as many rounds as the longest needs.
 
     Args:
-        out, inp: the tensors.
-        control: the team's control region (int64).
-        stage: the team's staging region.
+        control, stage: the team's control region (int64), and its staging region.
         table: int64[4 * SIZE] if parts differ, else None: for each member, begin and number of the elements sent to
             it in the input, then begin and number of those received from it in the output.
         bases: int64[SIZE], the members' heaps.
@@ -92,9 +90,7 @@ def pull(
         giver: the only member that sends; -1 if all do.
         capacity: elements of a piece; half of the staging region holds one for each member, or one for all if SHARED.
         timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
-        out_sizes, out_strides: of the output, OUT_DIMS of them.
-        SIZE: number of members.
+        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.  Likewise for the output.
         SOURCE: "direct" if the input is dense and on the heap, "staged" if not, "none" if the rank has none.
         SHARED: whether all members get the same from a rank.
         BLOCK: elements that a program moves at a time.

@@ -66,11 +66,6 @@ def _lowest(element_type):
     return -(2 ** (element_type.primitive_bitwidth - 1)) if element_type.is_int_signed() else 0
 
 
-@triton.constexpr_function
-def _power_of_2(n):
-    return 1 << (n - 1).bit_length()
-
-
 @triton.jit
 def lanes_for(count: tl.constexpr):
     """Return 0, 1, 2, ... for a block of at least `count` flags: on NVIDIA at least one for each thread.
@@ -78,9 +73,9 @@ def lanes_for(count: tl.constexpr):
     An element held by several threads would be stored, or polled, by each of them.
     """
     if is_cuda():
-        return lanes(max(_power_of_2(count), num_threads()))
+        return lanes(max(triton.next_power_of_2(count), num_threads()))
     else:
-        return lanes(_power_of_2(count))
+        return lanes(triton.next_power_of_2(count))
 
 
 # -- storing ----------------------------------------------------------------------------------------------------------
@@ -429,26 +424,16 @@ def spin(
         if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
             if polls % _polls_per_clock(is_cuda() or is_hip()) == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
+                if late & (timeout_ns < 0):  # again after each interval: the host sees that the wait continues
+                    report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER)
+                    late, start = late & False, start * 0
         now = poll(pointer, sem, scope)
         place = _place(now, expected, cmp, ANY)
         if not pointer.type.is_block():
             seen = now
     if timeout_ns != 0:  # noqa: SIM102
         if late:
-            if timeout_ns > 0:
-                report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
-            else:
-                while place == _count(pointer):
-                    if late:  # again after each interval: the host sees that the wait continues
-                        report_wait(
-                            status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER
-                        )
-                        start = tl.cast(0, tl.int64)
-                    late, start = look_at_clock(start, timeout_ns, status_word)
-                    now = poll(pointer, sem, scope)
-                    place = _place(now, expected, cmp, ANY)
-                    if not pointer.type.is_block():
-                        seen = now
+            report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
     return place, seen
 
 

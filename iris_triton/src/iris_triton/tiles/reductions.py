@@ -27,7 +27,7 @@ from iris_triton.language.flags import await_flag, is_counter
 from iris_triton.language.memory import load, store
 from iris_triton.language.sync import gather_stores, signal
 from iris_triton.tiles.locks import VARIANTS
-from iris_triton.tiles.moves import Moves
+from iris_triton.tiles.moves import Moves, store_to_all
 from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_end, await_raised, begin, wait_bound
 from iris_triton.tiles.views import Tile, number_of
 
@@ -83,9 +83,7 @@ def _sum(tile, src_view, ctx):
 @triton.jit
 def _store_to_all(tile, dst_view, value, ctx):
     ptr, mask = dst_view.tile_ptr(tile)
-    result = value.to(dst_view.ptr.dtype.element_ty)
-    for step in range(ctx.world_size):  # the next rank first
-        store(ptr, result, ctx.rank, (ctx.rank + 1 + step) % ctx.world_size, ctx.heap_bases, mask)
+    store_to_all(ptr, value.to(dst_view.ptr.dtype.element_ty), mask, ctx)
 
 
 @triton.jit

@@ -76,13 +76,6 @@ def _push_all(
 
 
 @triton.jit
-def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
-    """Clear the packets' slots, last: no peer waits for it, and the data no longer occupies registers."""
-    if ENC == "sentinel":
-        clear(mine, slot, mask, N)
-
-
-@triton.jit
 def _forward(
     peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
@@ -92,7 +85,8 @@ def _forward(
     came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
     result = reduced(decode(came, N, ENC), N, data_words(ENC), DT, OP)
     _push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
-    _leave(mine, slot, mask, N, ENC)
+    if ENC == "sentinel":  # last: no peer waits for it, and the data no longer occupies registers
+        clear(mine, slot, mask, N)
 
 
 @triton.jit
@@ -138,9 +132,9 @@ def exchange(
 
     In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
     (each member reduces the same in the same order), a reduce_scatter with both; with ROOT "from" a broadcast or a
-    scatter, with "to" a gather or a reduce.  In two hops it is an all_reduce: each
-    member reduces its part of all inputs, and sends the result to all.  Every thread takes its own packets through both
-    hops, so no program waits for another one of its rank.
+    scatter, with "to" a gather or a reduce.  In two hops it is an all_reduce: each member reduces its part of all
+    inputs, and sends the result to all.  Every thread takes its own packets through both hops: no program waits for
+    another one of its rank.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         counters: int32[WORDS], the mailbox's.
@@ -152,9 +146,7 @@ def exchange(
         cap: packets of a piece; of whole lines.
         pieces: how many pieces this launch has; one, if the encoding is "sentinel".
         box, half: byte of the heap at which the mailbox begins; bytes of a half of it.
-        N: number of members.
-        ENC: the encoding, see `iris_triton.collectives.packets.packet`.
-        HOPS: 1 or 2.
+        N, ENC: number of members; the encoding, see `iris_triton.collectives.packets.packet`.
         SHARDED: the input has a part for each member, as in two hops; else all get the same.
         REDUCES: whether what came in the last hop is reduced.
         ROOT: "from" where only the root sends data, "to" where only it stores what came; else "".
@@ -206,7 +198,8 @@ def exchange(
             to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT, OP, EVEN,
             OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
-        _leave(mine, slot, mask, N, ENC)
+        if ENC == "sentinel":
+            clear(mine, slot, mask, N)
         boxes.confirm(counters, claimed, epoch, me, status, rank)
     else:
         step = tl.num_programs(0) * BLOCK
@@ -246,7 +239,8 @@ def exchange(
                     to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT,
                     OP, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
                 )  # fmt: skip
-                _leave(mine, slot, mask, N, ENC)
+                if ENC == "sentinel":
+                    clear(mine, slot, mask, N)
         boxes.end(counters, epoch + pieces)
         boxes.confirm(counters, claimed, epoch, me, status, rank)
 

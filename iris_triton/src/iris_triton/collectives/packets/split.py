@@ -60,9 +60,7 @@ def split(
         first: packet of each part with which this launch begins.
         cap: packets of each part in this launch.
         slots: packets between what comes from two members in the mailbox.
-        N: number of members, two at least.
-        BLOCK: packets that a pushing program handles at a time.
-        SUB: packets that a reducing program handles at a time; BLOCK is a multiple of it.
+        BLOCK, SUB: packets that a pushing, and a reducing, program handles at a time; BLOCK is a multiple of SUB.
         ITER: blocks of a chunk.
     """
     program = tl.program_id(0)

@@ -123,20 +123,14 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 
 @triton.jit
-def send_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Send the ID of the call signature before the first barrier; only the first program does so."""
-    if tl.program_id(0) == 0:
-        lanes = lanes_for(SIZE)
-        number = members_of(SIZE).to(tl.int64) * 0 + kind
-        tl.store(at_member(row + 3 * SIZE + me, bases, me, members_of(SIZE)), number, mask=lanes < SIZE)
-
-
-@triton.jit
 def enter(control, bases, me, kind, SIZE: tl.constexpr):
-    """Begin a call and publish its signature; return this program's row and the epoch of the last barrier."""
+    """Begin a call; return this program's row and the epoch of the last barrier.  The first one sends the signature."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
-    send_kind(row, bases, me, kind, SIZE)
+    if tl.program_id(0) == 0:
+        number = members_of(SIZE).to(tl.int64) * 0 + kind
+        place = at_member(row + 3 * SIZE + me, bases, me, members_of(SIZE))
+        tl.store(place, number, mask=lanes_for(SIZE) < SIZE)
     return row, epoch
 
 
@@ -238,10 +232,7 @@ def await_members(ctx, flags, value, members, me, SIZE: tl.constexpr, step=1):
     is_there = (lanes < SIZE) & (tl.load(members + lanes % SIZE) >= 0)
     places = tl.where(is_there, lanes, me)
     timeout_ns, status = ctx._bound()
-    status_word = status.to(tl.int64)
-    await_flags(
-        flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status_word, ctx.rank
-    )  # fmt: skip
+    await_flags(flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status, ctx.rank)
 
 
 @triton.jit

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 WORD_NBYTES = 4
 _WORDS_NBYTES = 256  # memory for words is asked for in multiples of it, so that few sizes are there
 
-_FIRST = -1
-"""Priority of the second stream: before all that say nothing."""
-
 
 @triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
 def await_word(words, index, rank, timeout_ns, status):
@@ -87,7 +84,7 @@ class Side:
         address, raw = handles(device)
         side = cls(bind_alone(team), copier(device), flag_writer(device), address)
         if device is not DeviceType.CPU:
-            side.stream = torch.cuda.Stream(target.index, priority=_FIRST)
+            side.stream = torch.cuda.Stream(target.index, priority=-1)  # before all that say nothing
             side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
         return side
 
