@@ -63,7 +63,7 @@ BUDGETS = {
     "iris_triton/checker": 4000,
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2507,
-    "iris_triton/interpreter": 3794,
+    "iris_triton/interpreter": 3777,
     "iris_triton/language": 1912,
     "iris_triton/rocm_iris": 1085,
     "iris_triton/testing": 599,
@@ -71,7 +71,7 @@ BUDGETS = {
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 529,
     "iris_gluon/gemm": 1294,
-    "iris_gluon/interpreter": 1569,
+    "iris_gluon/interpreter": 1557,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -318,8 +318,7 @@ class Scheduler:
         return DeadlockError(message, kernel=self._kernel, program=program.pid, elsewhere=elsewhere, **known)
 
 
-_running: set[Scheduler] = set()
-"""The launches of this process, by any thread."""
+_running: set[Scheduler] = set()  # the launches of this process, by any thread
 
 
 class _Threads:

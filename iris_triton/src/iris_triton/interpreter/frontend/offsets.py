@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from iris_triton.interpreter.frontend.values import Array
 
-WRAPPED = np.uint64(1 << 60)
-"""Added to pointers that an offset which has wrapped leads to."""
-
+WRAPPED = np.uint64(1 << 60)  # added to pointers that an offset which has wrapped leads to
 _INT32 = np.dtype(np.int32)
 _OPERATORS = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply}
 

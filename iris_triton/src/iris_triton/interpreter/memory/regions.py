@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-OFF_HEAP = 1 << 62
-"""Added to pointers that are translated and do not lie on the heap; no address is as high."""
-
+OFF_HEAP = 1 << 62  # added to pointers that are translated and do not lie on the heap; no address is as high
 FAR, RANK_BIT = 1 << 61, 48
 """Added to pointers that are translated to ranks of other nodes, with the rank in the bits from RANK_BIT."""
 
