@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
 """Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic.  Atomics have a `form` beside."""
 
-INTEGER, FLOAT = 1, 2
-"""What an atomic adds or exchanges; 0 for others, which look at bits."""
-
-ALL = 0xF
-"""All bytes of a granule."""
-
+INTEGER, FLOAT = 1, 2  # what an atomic adds or exchanges; 0 for others, which look at bits
+ALL = 0xF  # all bytes of a granule
 UNKNOWN, UNWRITTEN = 0, 1
 """Histories without accesses: of memory that is taken for written, and of a block that is not written yet."""
 
@@ -54,8 +50,7 @@ class Conflict(NamedTuple):
     side: Side
 
 
-WIDE = 64
-"""Of an atomic: its scope is the system; else it is atomic to others of its own rank only."""
+WIDE = 64  # of an atomic: its scope is the system; else it is atomic to others of its own rank only
 
 
 def form(itemsize: int, number: int, *, is_wide: bool) -> int:
@@ -136,7 +131,11 @@ class Histories:
         writes = {k: m for k, m in history.writes.items() if k[0] & gone}
         reads = {k: m for k, m in history.reads.items() if k[0] & gone}
         writes[key] = me
-        return self._new(strand, writes, reads, written)
+        members = "new", tuple(writes.items()), tuple(reads.items()), written
+        found = strand.next.get(members)  # the same as before in this epoch
+        if found is None:
+            found = strand.next[members] = self._write(writes, reads, written)
+        return found
 
     def _add(self, number: int, history: History, key: tuple[int, int], me: Member, written: int) -> int:
         if history.depth > 2 * (len(history.writes) + len(history.reads)) + _SPARE_ROWS:
@@ -146,14 +145,6 @@ class Histories:
         row = self._tables.take(HISTORIES)
         self._tables.histories[row] = (number, key[0], key[1], *me, written)
         return row
-
-    def _new(self, strand: Strand, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
-        """Return the number of a history with these members, the same as before in this epoch."""
-        key = "new", tuple(writes.items()), tuple(reads.items()), written
-        found = strand.next.get(key)
-        if found is None:
-            found = strand.next[key] = self._write(writes, reads, written)
-        return found
 
     def _write(self, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
         members = [*writes.items(), *reads.items()]

@@ -185,8 +185,6 @@ class Accesses:
 
 
 # -- signals and waits ------------------------------------------------------------------------------------------------
-
-
 def _during(operation: Callable[..., Any], function: Any) -> Callable[..., Any]:
     def around(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         strand = Watcher.strand()
@@ -203,25 +201,18 @@ def _during(operation: Callable[..., Any], function: Any) -> Callable[..., Any]:
     return around
 
 
-def _numbers(value: Any) -> Any:
+def _condition(what: str, cmp: Any, value: Any) -> tuple[str, str, Any]:
     value = unwrap(value)
-    return np.asarray(value.handle.data if hasattr(value, "handle") else value).reshape(-1)
-
-
-def _spin(given: dict[str, Any]) -> Any:
-    return "any" if unwrap(given["ANY"]) else "wait", unwrap(given["cmp"]), _numbers(given["expected"])
-
-
-def _test(given: dict[str, Any]) -> Any:
-    return "test", unwrap(given["cmp"]), _numbers(given["value"])
+    numbers = np.asarray(value.handle.data if hasattr(value, "handle") else value)
+    return what, unwrap(cmp), numbers.reshape(-1)
 
 
 _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (
     (flags.set_flag, lambda given: ("set",)),
     (flags.set_flags, lambda given: ("set",)),
     (flags.poll, lambda given: ("load",)),
-    (flags.spin, _spin),
-    (sync.test, _test),
+    (flags.spin, lambda given: _condition("any" if unwrap(given["ANY"]) else "wait", given["cmp"], given["expected"])),
+    (sync.test, lambda given: _condition("test", given["cmp"], given["value"])),
 )
 
 
@@ -229,7 +220,7 @@ _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (
 def as_operations() -> Iterator[None]:
     """Let these functions say what they are, within a `with` block."""
     for function, operation in _OPERATIONS:
-        entries.run_around(function, functools.partial(_during(operation, function)))
+        entries.run_around(function, _during(operation, function))
     try:
         yield
     finally:

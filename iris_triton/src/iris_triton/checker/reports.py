@@ -179,9 +179,13 @@ class BenignRange:
     reason: str
     count: int = 0
 
+    def as_json(self, rank: int) -> str:
+        """Return the range of a rank as one line of JSON."""
+        fields = {"reason": self.reason, "nbytes": self.nbytes, "races": self.count, "rank": rank}
+        return json.dumps({"kind": "benign", **fields})
 
-benign_ranges: list[BenignRange] = []
-"""What this process has declared, in the order of the calls."""
+
+benign_ranges: list[BenignRange] = []  # what this process has declared, in the order of the calls
 
 
 def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
@@ -213,12 +217,6 @@ def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
     return found
 
 
-def benign_as_json(benign: BenignRange, rank: int) -> str:
-    """Return a benign range of a rank as one line of JSON."""
-    fields = {"reason": benign.reason, "nbytes": benign.nbytes, "races": benign.count, "rank": rank}
-    return json.dumps({"kind": "benign", **fields})
-
-
 class Steps:
     """The last accesses of this rank, and where its findings were made among them: rows for a picture."""
 
@@ -241,8 +239,8 @@ class Steps:
         for at, *row in self._rows:
             if len(row) == 1:
                 rows.append({"ns": at, "finding": json.loads(row[0].as_json())})
-                continue
-            program, site, owner, first, last = row
-            who = None if program == HOST else program
-            rows.append({"ns": at, "program": who, **describe(site), "owner": owner, "first": first, "last": last})
+            else:
+                program, site, owner, first, last = row
+                who = None if program == HOST else program
+                rows.append({"ns": at, "program": who, **describe(site), "owner": owner, "first": first, "last": last})
         return json.dumps({"kind": "timeline", "rank": rank, "rows": rows})

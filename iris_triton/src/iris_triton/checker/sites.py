@@ -80,11 +80,8 @@ class Sites:
 
 
 _INTEGER = 0x3A3A3A3A
-_PAYLOAD = 0x55
-"""The seven highest bits of the payload, all that bfloat16 has."""
-
-_SITES = 1 << 13
-"""Lines that the lowest bits of float32 tell apart."""
+_PAYLOAD = 0x55  # the seven highest bits of the payload, all that bfloat16 has
+_SITES = 1 << 13  # lines that the lowest bits of float32 tell apart
 
 
 _FORMS = {

@@ -35,7 +35,7 @@ class Explorer(Accesses):
     def __init__(self, turns: Turns, memory: Any, tables: Tables, world: World, watcher: Watcher | None) -> None:
         super().__init__(watcher)
         self.turns, self._tables, self._world = turns, tables, world
-        self.memory: WeakMemory = memory
+        self.memory: WeakMemory = memory  # None in `orders`
         self._host = Host(tables, world)
         self.gpu_of: Sequence[int] = ()
         """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
@@ -68,19 +68,17 @@ class Explorer(Accesses):
         begun = self._host.before_exchange(world)
         if begun is None:
             return None
-        if self.turns.begin_exchange(*begun) and world.world_size == self._world.world_size:
-            self._all_known()
+        is_last = self.turns.begin_exchange(*begun)
+        if is_last and self.memory is not None and world.world_size == self._world.world_size:
+            self.memory.forget()
         return watched, begun
-
-    def _all_known(self) -> None:
-        self.memory.forget()
 
     def after_exchange(self, begun: Any) -> None:
         """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is None:
             return
         watched, own = begun
-        self.turns.end_exchange()
+        self.turns.ensure()
         self._host.after_exchange(own)
         if self._watcher is not None:
             self._watcher.after_exchange(watched)
@@ -164,7 +162,6 @@ class Explorer(Accesses):
         return run
 
     def fence(self, assembly: str) -> None:
-        """Record a fence."""
         thread = self._begin(often=True)
         scope = fence_scope(assembly)
         if scope is not None:

@@ -90,14 +90,7 @@ class LaunchThreads(LaunchStrands):
 
 
 class WeakMemory:
-    """The buffers, the log, and what the seed makes of them.
-
-    Args:
-        turns: the seed's decisions.
-        tables: clocks that all ranks share.
-        heaps: where the heaps are.
-        arrays: "log", "arena" and "fences", shared, too.
-    """
+    """The buffers, the log, and what the seed makes of them; `arrays` are "log", "arena" and "fences", shared."""
 
     def __init__(self, turns: Turns, tables: Tables, heaps: Heaps, arrays: dict[str, Any]) -> None:
         self.turns, self._tables, self._heaps = turns, tables, heaps
