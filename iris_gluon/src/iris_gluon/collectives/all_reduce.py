@@ -40,9 +40,7 @@ def two_shot(
     that results are fetched before the next ones arrive; otherwise results are double-buffered.
 
     Args (beside those of `iris_gluon.collectives.push.push`):
-        count: number of elements.
-        OP: the reduction's name.
-        shard: elements of a shard; the last ones may be shorter, or empty.
+        count, shard: elements of the whole, and of a shard; the last ones may be shorter, or empty.
         capacity: elements of a piece; a shard's, if everything is direct.
         IN_DIRECT, OUT_DIRECT: whether peers can address the input, and the output; the same on all members.
     """

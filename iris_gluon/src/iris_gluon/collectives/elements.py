@@ -127,10 +127,7 @@ def reduce_to(targets, sources, like, count, part, parts, OP: gl.constexpr, SIZE
     Args:
         targets, sources: tuples of SIZE addresses (int64).
         like: a pointer of the elements' type.
-        count: number of elements (int64); nothing is done if it is negative.
-        part, parts: this program, and how many programs share the work (int64).
-        OP: the reduction's name.
-        BLOCK: as in `copy`.
+        count, part, parts, BLOCK: as in `copy`.
     """
     VEC: gl.constexpr = 16 // item_nbytes(like.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
     from iris_triton.launcher import BoundKernel
 
-COPIED = ("all_gather", "all_to_all")
-"""Operations that it serves."""
-
+COPIED = ("all_gather", "all_to_all")  # operations that it serves
 _LINK_SHARE = 1.25  # of the model: a copy engine's bandwidth
 _COPY_S = 1e-5  # of the model
 

@@ -157,9 +157,7 @@ def pull(
     sync.last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
-"""Operations that pulling serves."""
-
+MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")  # operations that pulling serves
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
 
 

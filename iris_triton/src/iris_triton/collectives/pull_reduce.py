@@ -37,7 +37,6 @@ def pull_reduce(
         count, wanted: elements of a part; the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
         tiles, STRIDING: which elements this rank gets, see `_owner`; None for all.
-        OP: the reduction's name.
         SHARED: whether `apart` is 0.
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)

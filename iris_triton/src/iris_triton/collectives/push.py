@@ -129,7 +129,6 @@ def push(
     Args (beside those of `iris_triton.collectives.pull.pull`):
         stage: the team's staging region; half of it holds a piece from each member.
         count: elements that go to a member.
-        capacity: elements of a piece.
         DIRECT: outputs are dense and on the heap; they need no staging.
         SHARDED: the input has a part for each member; else all get the same.
         FORM: see `_push`; with "divided", SIZE divides the number of programs.
@@ -182,9 +181,7 @@ def push(
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-PUSHED = ("all_gather", "all_to_all")
-"""Operations that pushing serves."""
-
+PUSHED = ("all_gather", "all_to_all")  # operations that pushing serves
 FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
 """Algorithms that push, and their forms as the kernels call them; the last two are variants of AMD's Iris."""
 

@@ -70,15 +70,12 @@ def move(
 
     Args:
         words, boxes: this rank's words (int64), and its inboxes.
-        bases: int64, heap of every rank.
         me, peer: ranks of the world.
         apart: bytes of an inbox's part.
         count, element: number of elements; number of their type.
         piece: elements of a piece; two fit into a part.
-        timeout_ns, status: bound of waits, and where they report.
         sizes, strides: of the tensor, DIMS of them; none if it is dense.
         PARTS: parts of an inbox, the same on both sides; at least the number of programs.
-        BLOCK: elements that a program moves at a time.
     """
     tensor = as_words(tensor)
     COUNTER: tl.constexpr = SENT if SENDS else RECEIVED

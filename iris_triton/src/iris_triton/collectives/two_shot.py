@@ -38,10 +38,7 @@ def two_shot(
     ready.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
-        count: elements of the whole.
-        shard: elements of a shard; the last ones may be shorter, or empty.
-        capacity: elements of a piece.
-        OP: the reduction's name.
+        count, shard: elements of the whole, and of a shard; the last ones may be shorter, or empty.
         DIRECT: inputs and outputs are dense and on the heap, and results are pushed into all outputs.
         IN_STAGED: inputs are not.
     """

@@ -34,8 +34,7 @@ class PacketCollective(KernelCollective):
 
     uses = ("comm_sms", "num_warps")
 
-    tried: tuple[dict[str, int], ...]
-    """Configs that may be worth measuring."""
+    tried: tuple[dict[str, int], ...]  # configs that may be worth measuring
 
     def __init__(self, op: str, form: str, encoding: str) -> None:
         super().__init__(op, f"{encoding}_{form}", ("torch", COLUMNS) if op == "all_to_all" else ("torch",))

@@ -17,9 +17,7 @@ import triton.language as tl
 
 from iris_triton.collectives.packets.assembly import clear_assembly, poll_assembly, push_assembly, run_assembly
 
-EMPTY = tl.constexpr(-1)
-"""A word that has not arrived, of a sentinel packet: two NaNs of 16 bits, or one of 32."""
-
+EMPTY = tl.constexpr(-1)  # a word that has not arrived, of a sentinel packet: two NaNs of 16 bits, or one of 32
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
 
 

@@ -104,10 +104,8 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
     Args:
         status: address of the status words; 0 for none.
-        rank: the caller in the world.
-        address: of a word of the team.
-        peer, ours, theirs, our_kind, their_kind: see `iris_core.device.context_words.Mismatch`.
-        CODE: a MismatchCode.
+        rank, address: the caller in the world; of a word of the team.
+        peer, ours, theirs, our_kind, their_kind, CODE: see `iris_core.device.context_words.Mismatch`.
     """
     status_word = tl.cast(status, tl.int64)
     row = begin_report(status_word, _PART)
@@ -242,12 +240,9 @@ def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr)
     Earlier stores by any thread of the members' programs of this number are visible to all threads afterwards.
 
     Args:
-        row: see `row_of`.
-        bases: int64[SIZE], the members' heaps.
-        me: the caller's index among the members.
-        epoch: one more than at the last barrier.
+        row, epoch: see `row_of`; one more than at the last barrier.
+        bases, me: int64[SIZE], the members' heaps; the caller's index among them.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`; `rank` is the caller's in the world.
-        SIZE: number of members.
     """
     arrive(row, bases, me, epoch, SIZE)
     claim(row, me, epoch, status, rank, SIZE)  # while the others' flags are on their way

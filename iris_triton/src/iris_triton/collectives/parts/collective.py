@@ -27,9 +27,7 @@ RUNTIME = (
 )  # fmt: skip
 """Arguments for whose values kernels are not compiled anew."""
 
-PER_CALL = ("out", "inp")
-"""Arguments that may lie anywhere."""
-
+PER_CALL = ("out", "inp")  # arguments that may lie anywhere
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
 """Reductions of bool, as those of bytes that are 0 or 1."""
 
@@ -66,10 +64,7 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
 def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKernel:
     """Return a kernel of one program and warp without tensors of a call, for use between copies on a stream.
 
-    Args:
-        team: gives the arguments of every kernel with barriers.
-        kernel: the kernel; a barrier where none is given.
-        **more: its other arguments.
+    `more` are its arguments beside those of kernels with barriers.
     """
     given = barrier_arguments(team) | more
     options = {} if team.device == "cpu" else {"num_warps": 1}
@@ -77,24 +72,13 @@ def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKer
 
 
 class KernelCollective:
-    """One operation by one algorithm; satisfies `iris_core.protocols.Collective`.
-
-    Args:
-        op: the operation.
-        name: the algorithm.
-        layouts: that it serves.
-    """
+    """One operation by one algorithm, in some layouts; satisfies `iris_core.protocols.Collective`."""
 
     info: PluginInfo = TRITON_INFO
 
-    uses: tuple[str, ...] = USED_CONFIG
-    """Fields of the config that it fulfils."""
-
-    uneven = False
-    """Whether it serves parts of different sizes."""
-
-    drops_plans = True
-    """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
+    uses: tuple[str, ...] = USED_CONFIG  # fields of the config that it fulfils
+    uneven = False  # whether it serves parts of different sizes
+    drops_plans = True  # a plan has no memory of its own but `Plan.memory`, so it can be dropped and made again
 
     def __init__(self, op: str, name: str, layouts: tuple[str, ...] = ("torch",)) -> None:
         self.op = op

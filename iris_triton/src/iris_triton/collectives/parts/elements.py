@@ -107,12 +107,9 @@ def copy_part(
     """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another; one of them is dense.
 
     Args:
-        dst, src: pointers to the tensors.
-        dst_at, src_at: linear indices.
         sizes, strides: of the one that is not dense; tuples of DST_DIMS or SRC_DIMS numbers, the other is 0.
         count: number of elements (int64); nothing is done if it is negative.
         part, parts: this program, and how many programs share the work (int64).
-        BLOCK: elements of a block.
     """
     tl.static_assert(DST_DIMS == 0 or SRC_DIMS == 0, "one of the tensors is dense")
     UNIT: tl.constexpr = 16 // item_nbytes(dst.dtype)

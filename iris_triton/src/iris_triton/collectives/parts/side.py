@@ -30,13 +30,7 @@ _WORDS_NBYTES = 256  # memory for words is asked for in multiples of it, so that
 
 @triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
 def await_word(words, index, rank, timeout_ns, status):
-    """Wait until a word is 1, and clear it.  One program; later work of the stream sees the data before the flag.
-
-    Args:
-        words: int32 words in own memory.
-        index: which of them.
-        rank, timeout_ns, status: the caller in the world; bound of the wait, and where it reports.
-    """
+    """Wait until one of some int32 words is 1, and clear it; later work of the stream sees the data before the flag."""
     word = words + index
     one = tl.cast(index, tl.int32) * 0 + 1
     await_flag(word, one, "eq", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
@@ -44,12 +38,7 @@ def await_word(words, index, rank, timeout_ns, status):
 
 
 def words_of(team: Team, name: str, number: int) -> torch.Tensor:
-    """Return words of symmetric memory for `await_word`, int32, 0 between calls.  Collective.
-
-    Args:
-        team, name: owner and name of the region.
-        number: of words.
-    """
+    """Return int32 words of symmetric memory, a region by its name, for `await_word`: 0 between calls.  Collective."""
     nbytes = number * WORD_NBYTES
     return team.region(name, -(-nbytes // _WORDS_NBYTES) * _WORDS_NBYTES).tensor[:nbytes].view(torch.int32)
 

@@ -20,14 +20,10 @@ if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-VECTOR_NBYTES = 16
-"""Widest access of a thread; pieces begin at multiples of it."""
-
+VECTOR_NBYTES = 16  # widest access of a thread; pieces begin at multiples of it
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
 
-MOST_PROGRAMS = 64
-"""Programs of a launch on a GPU, if the config does not say how many."""
-
+MOST_PROGRAMS = 64  # programs of a launch on a GPU, if the config does not say how many
 _GPU_WARPS = 8
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
