@@ -7,9 +7,7 @@ import triton.language as tl
 from iris_triton._compat import core
 from iris_triton.interpreter.entries import cpu_entry
 
-HEAP_ALIGNMENT = 4096
-"""Bytes of which every heap base is a multiple; the host checks it, `translate` builds on it."""
-
+HEAP_ALIGNMENT = 4096  # bytes of which every heap base is a multiple; the host checks it, `translate` builds on it
 _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 
 

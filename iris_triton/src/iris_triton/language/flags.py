@@ -19,11 +19,8 @@ from iris_core.device import context_words as _layout
 from iris_triton.language.asm import wait_clock_ns
 from iris_triton.language.blocks import lanes, num_threads, places_in, spread
 
-POLLS_PER_CLOCK = tl.constexpr(64)
-"""Polls between two looks at the clock, of those waits that are bounded."""
-
-_POLLING_LANES = tl.constexpr(32)
-"""Lanes that poll a single flag: one warp, whose loads of one address are one."""
+POLLS_PER_CLOCK = tl.constexpr(64)  # polls between two looks at the clock, of those waits that are bounded
+_POLLING_LANES = tl.constexpr(32)  # lanes that poll a single flag: one warp, whose loads of one address are one
 
 TIMED_OUT, _RANK, _PROGRAM, _ADDRESS, _EXPECTED, _LAST, _COMPARISON, _SENDER = (
     tl.constexpr(int(field)) for field in _layout.Status
