@@ -64,7 +64,6 @@ class AllReduceConfig:
         self.locks_ptr = locks_ptr if isinstance(locks_ptr, tl.tensor) else tl.constexpr(locks_ptr)
 
 
-# -- parts and results ------------------------------------------------------------------------------------------------
 @triton.jit
 def _sum(tile, src_view, ctx):
     """Return the sum of all ranks' parts, in rank order; the next part is prefetched while one is added."""
@@ -132,7 +131,6 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
         row.end()
 
 
-# -- ring -------------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _carrier(part, sums, result):
     """Return the view that stores partial sums without rounding: "src", "dst" or "both"."""
@@ -184,7 +182,6 @@ def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
         return ((high << 16) | (low & 0xFFFF)).to(sums, bitcast=True)
 
 
-# -- without parts in memory ------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _can_add(element):
     """Return whether there are atomic additions of an element type."""
@@ -213,7 +210,6 @@ def _with_data(tile, src_view):
     return Tile(tile.pid_m, tile.pid_n, tile.block_m, tile.block_n, tile.partial(src_view))
 
 
-# -- algorithms -------------------------------------------------------------------------------------------------------
 class Reductions(Moves):
     """Methods of every device context that reduce tiles, beside those that move them."""
 
