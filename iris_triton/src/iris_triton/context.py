@@ -289,10 +289,7 @@ class DeviceContext(DeviceMethods):
     def from_tensor(context_tensor, world_size: tl.constexpr, tracing: tl.constexpr = False):
         """Decode the context tensor and read the rank from it at run time, so that one binary serves all ranks.
 
-        Args:
-            context_tensor: what `ctx.get_device_context()` returns.
-            world_size: number of ranks.
-            tracing: see `initialize`.
+        The arguments are those of `initialize`.
         """
         rank = tl.load(context_tensor).to(tl.int32)
         return DeviceContext.initialize(context_tensor, rank, world_size, tracing)

@@ -33,7 +33,6 @@ _STAMP_PART, _PART_WORDS = tl.constexpr(_layout.STAMP_PART), tl.constexpr(_layou
 _INT64_MAX, _INT64_MIN = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
 
 
-# -- what is allowed --------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def is_flag(element_type):
     """Return whether a word of this type can be a flag."""
@@ -75,7 +74,6 @@ def lanes_for(count: tl.constexpr):
         return lanes(triton.next_power_of_2(count))
 
 
-# -- storing ----------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _store_assembly(bits, sem, scope):
     return f"{{ .reg .pred q; setp.ne.b32 q, $3, 0; @q st.{sem}.{scope}.global.b{bits} [$1], $2; mov.u32 $0, 0; }}"
@@ -275,16 +273,6 @@ def missing_flags(seen, expected, cmp: tl.constexpr):
 
 
 @triton.jit
-def _given_up(status_word):
-    """Return whether a wait of this rank has timed out before: results are invalid, so later waits end early."""
-    given_up = status_word != 0
-    if given_up:
-        status = status_word.to(tl.pointer_type(tl.int64))
-        given_up = tl.atomic_add(status + TIMED_OUT, 0, sem="relaxed", scope="sys") != 0
-    return given_up
-
-
-@triton.jit
 def _order_stores(word):
     """Order earlier stores of this program before later ones, for all devices; `word`, a local int64, is unchanged."""
     if is_cuda():
@@ -373,8 +361,10 @@ def look_at_clock(start, timeout_ns, status_word):
     if start == 0:
         start = now
     late = now - start > tl.abs(bound)
-    if bound > 0:
-        late = late | _given_up(status_word)
+    if (bound > 0) & (status_word != 0):
+        # A wait of this rank may have timed out before: results are invalid then, so later waits end early.
+        status = status_word.to(tl.pointer_type(tl.int64))
+        late = late | (tl.atomic_add(status + TIMED_OUT, 0, sem="relaxed", scope="sys") != 0)
     return late, start
 
 
@@ -395,10 +385,7 @@ def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
 @triton.jit
 def _last(pointer, seen, scope: tl.constexpr):
     """Return the last value seen of a flag, or the current values of a block."""
-    if pointer.type.is_block():
-        return poll(pointer, "relaxed", scope)
-    else:
-        return seen
+    return poll(pointer, "relaxed", scope) if pointer.type.is_block() else seen
 
 
 @triton.jit
@@ -434,7 +421,6 @@ def spin(
     return place, seen
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def await_flag(
     pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
@@ -445,10 +431,8 @@ def await_flag(
 
     Args:
         pointer: the flag (scalar pointer to a 32- or 64-bit integer in own memory).
-        expected: what to compare with, of the flag's type.
-        cmp: a comparison, see `is_comparison`.
-        sem: "acquire" or "relaxed".
-        scope: "sys" or "gpu".
+        expected, cmp: what to compare with, of the flag's type; a comparison, see `is_comparison`.
+        sem, scope: "acquire" or "relaxed"; "sys" or "gpu".
         timeout_ns: bound in nanoseconds; 0 for none; after a negative one the wait describes itself and goes on.
         status_word: address of the status words as int64, 0 for none.
         rank: the caller, for the report.
@@ -492,12 +476,3 @@ def await_flags(
         tl.debug_barrier()
     else:
         spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
-
-
-@triton.jit
-def await_any(
-    pointers, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
-):
-    """Wait for one of a block of flags, as `await_flags`; returns which (int32), -1 if the time was over first."""
-    place, _ = spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
-    return tl.where(place == pointers.shape[0], -1, place)

@@ -35,7 +35,6 @@ _OLD = tl.constexpr(
     "to get from other nodes, and to add to words of their heaps, NCCL 2.30 has no way: install nvidia-nccl-cu13>=2.32"
 )
 
-
 _SHIMS = pathlib.Path(__file__).with_name("nccl")
 
 

@@ -20,7 +20,6 @@ GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
 _MEMBERS = tl.constexpr(32)  # ranks that a barrier signals and awaits at a time, at least
 
 
-# -- sending ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def gather_stores():
     """Order earlier loads and stores of all threads of this program before the next release of any of its threads."""
@@ -86,7 +85,6 @@ def put_signal(
     signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
 
 
-# -- receiving --------------------------------------------------------------------------------------------------------
 @triton.jit
 def _address(pointer):
     """Convert an optional pointer to int64, 0 for None."""
@@ -160,7 +158,8 @@ def wait_any(
     _check_flags(pointer, cmp, sem, scope)
     tl.static_assert(pointer.type.is_block(), "wait_any takes a block of flags; wait takes one")
     expected = tl.cast(value, pointer.dtype.element_ty)
-    return _flags.await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
+    place, _ = _flags.spin(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank, True)
+    return tl.where(place == pointer.shape[0], -1, place)
 
 
 @triton.jit
