@@ -86,10 +86,7 @@ def two_shot(
                 src = stage.to(gl.int64) + i * capacity * ITEM
             member = (me + 1 + i) % SIZE
             to = gl.load(bases + member) + sent_second(row, member, SIZE)
-            if OUT_DIRECT:
-                to += (begin + done) * ITEM
-            else:
-                to += half + me * capacity * ITEM
+            to += (begin + done) * ITEM if OUT_DIRECT else half + me * capacity * ITEM
             sources = sources + (src,)  # noqa: RUF005
             targets = targets + (to,)  # noqa: RUF005
         piece = gl.minimum(gl.minimum(count - begin, shard) - done, capacity)

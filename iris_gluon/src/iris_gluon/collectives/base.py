@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_for
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 LANDING = "gluon landing"
 """Name of the region for what peers cannot address; before others store into it there is a barrier, so all share it."""

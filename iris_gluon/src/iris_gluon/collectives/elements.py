@@ -85,15 +85,11 @@ def copy(
         for at in range(block, gl.minimum(block + BLOCK, count), NARROW):
             index = at + each
             mask = (index >= vectors * VEC) & (index < count)
-            to, origin = dst_at + index, src_at + index
-            if DST_DIMS > 0:
-                to = strided(to, dst_sizes, dst_strides, DST_DIMS)
-            if SRC_DIMS > 0:
-                origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+            to = strided(dst_at + index, dst_sizes, dst_strides, DST_DIMS)
+            origin = strided(src_at + index, src_sizes, src_strides, SRC_DIMS)
             gl.store(dst + to, gl.load(src + origin, mask=mask), mask=mask)
 
 
-# -- reducing ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr):
     """Read a block of elements at each of SIZE addresses, and reduce them in that order."""

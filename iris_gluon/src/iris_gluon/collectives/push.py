@@ -15,7 +15,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.dispatch.team import lasting
+from iris_core.dispatch.team import Team, lasting
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts import barrier as sync
@@ -25,7 +25,6 @@ from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, pi
 from iris_triton.collectives.pull import begins, received_nbytes, splits_table
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _ROUNDS_AT = gl.constexpr(43)

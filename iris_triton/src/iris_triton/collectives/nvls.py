@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
@@ -25,7 +25,6 @@ from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, 
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @triton.jit
@@ -92,12 +91,10 @@ def nvls(
         if DIRECT:
             sync.send(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
         else:
-            for i in range(SIZE):
+            for i in range(0 if SUMS else me, SIZE if SUMS else me + 1):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
-                if SUMS:
-                    _stage(mine + i * capacity, inp, i * shard + done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
-                elif i == me:
-                    _stage(mine + i * capacity, inp, done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
+                first = i * shard + done if SUMS else done
+                _stage(mine + i * capacity, inp, first, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
         epoch += 1
         sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are there, results taken
         if done == 0:
@@ -124,13 +121,10 @@ def nvls(
         sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # results are there, the stage is free
         if not DIRECT:
             multimem_fence()
-            for i in range(SIZE):
+            for i in range(0 if TO_ALL else me, SIZE if TO_ALL else me + 1):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
-                part = mine + i * capacity
-                if TO_ALL:
-                    copy(out, i * shard + done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
-                elif i == me:
-                    copy(out, done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
+                first = i * shard + done if TO_ALL else done
+                copy(out, first, mine + i * capacity, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
         done += capacity
     sync.leave(row, epoch, SIZE)
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
-from iris_core.dispatch.team import lasting
+from iris_core.dispatch.team import Team, lasting
 from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
@@ -26,7 +26,6 @@ from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
@@ -100,7 +99,8 @@ def pull(
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     PIECES: tl.constexpr = 1 if SHARED else SIZE
     members = sync.members_of(SIZE)
-    row, epoch = sync.enter(control, bases, me, kind, SIZE)
+    row = sync.row_of(control, SIZE)
+    epoch = sync.last_epoch(row, SIZE)
     own = tl.load(bases + me)
     staging = stage.to(tl.int64) - own  # the same in every heap
     capacity = tl.cast(capacity, tl.int64)
@@ -123,6 +123,7 @@ def pull(
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
             sync.send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
+            sync.enter(control, bases, me, kind, SIZE)  # at the beginning, it would take more registers
         epoch += 1
         sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:

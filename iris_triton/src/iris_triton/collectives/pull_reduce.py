@@ -56,12 +56,8 @@ def pull_reduce(
                 copy(mine, 0, inp, i * apart + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
             members = members_of(SIZE).to(tl.int64)
-            if not STAGED:
-                send(row, bases, me, inp.to(tl.int64) - own + members * apart * ITEM, members, SIZE)
-            elif SHARED:
-                send(row, bases, me, stage.to(tl.int64) - own + members * 0, members, SIZE)
-            else:
-                send(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
+            origin, step = (stage, 0 if SHARED else capacity) if STAGED else (inp, apart)
+            send(row, bases, me, origin.to(tl.int64) - own + members * step * ITEM, members, SIZE)
         epoch += 1
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
@@ -24,7 +24,6 @@ from iris_triton.collectives.pull import received_nbytes
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @triton.jit
@@ -68,9 +67,7 @@ def _push_tiles(
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
-            index = begin + member * apart + at + lanes
-            if IN_DIMS > 0:
-                index = strided(index, in_sizes, in_strides, IN_DIMS)
+            index = strided(begin + member * apart + at + lanes, in_sizes, in_strides, IN_DIMS)
             tl.store(there + at + lanes, tl.load(inp + index, mask=mask), mask=mask)
         at += step
 

@@ -76,10 +76,7 @@ def two_shot(
             if done == 0:
                 compare_kinds(row, kind, status, rank, SIZE)
             piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
-            if IN_STAGED:
-                shift = done * 0
-            else:
-                shift = done * ITEM
+            shift = done * 0 if IN_STAGED else done * ITEM
             reduce_to(mine, 0, row, bases, shift, piece, out_sizes, out_strides, 0, OP, SIZE, BLOCK)
             epoch += 1
             barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import triton.language as tl
 
 from iris_core.dispatch.requests import COLUMNS, REDUCING
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
 from iris_triton.collectives.packets.packet import alignment
@@ -18,7 +18,6 @@ from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layou
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}
 """Operations in which only the root sends data, and those in which only it stores any."""

@@ -93,10 +93,7 @@ def load_data(
     elif WHOLE and is_cuda():
         first, second = _halves(offset, limit, flags)
         words = run_assembly(load_assembly(ENC), (base + begin + offset, first, second), 4, 1, 2)
-        if data_words(ENC) == 4:
-            return words
-        else:
-            return words[0], words[1]
+        return words if data_words(ENC) == 4 else (words[0], words[1])
     else:
         words = ()
         for k in tl.static_range(data_words(ENC)):
@@ -135,7 +132,4 @@ def store_data(
 @triton.jit
 def limit_of(total, part, member, EVEN: tl.constexpr):
     """Bytes of a member's part, where parts are equal but the last ones may be short; EVEN: none is."""
-    if EVEN:
-        return part
-    else:
-        return tl.maximum(tl.minimum(total - member * part, part), 0)
+    return part if EVEN else tl.maximum(tl.minimum(total - member * part, part), 0)

@@ -245,18 +245,12 @@ def exchange(
         boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
-# -- how a launch is divided ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Shape(Blocks):
-    """Grid of a launch; `options` bound registers where more would prevent all programs from being resident.
+    """Grid of a launch; `options` bound registers where more would prevent all programs from being resident."""
 
-    Attributes:
-        step: the warps of a program go from peer to peer together.
-        nap_ns: nanoseconds to sleep between two looks at packets.
-    """
-
-    step: bool = False
-    nap_ns: int = 0
+    step: bool = False  # the warps of a program go from peer to peer together
+    nap_ns: int = 0  # nanoseconds to sleep between two looks at packets
 
 
 _CPU_BLOCK, _CPU_PROGRAMS = 256, 4
@@ -276,9 +270,15 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
     if request.target.type is DeviceType.CPU:
         block = 32 * config["num_warps"] if "num_warps" in config else _CPU_BLOCK
         return Shape(max(1, min(config.get("comm_sms", _CPU_PROGRAMS), -(-packets // block))), block, {})
-    warps = config.get("num_warps", _warps_for(packets, encoding, form))
-    block = 32 * warps
-    most, nbytes = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS), packets * PACKET
+    nbytes, usual = packets * PACKET, 2
+    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
+        wide = boxes.power_of_2(-(-packets // (128 * 32)), 16)
+        usual = wide if wide <= 8 else 4
+    elif form == "mailbox" and nbytes >= _STEP_NBYTES:
+        usual = 4
+    usual = max(usual, boxes.power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+    warps = config.get("num_warps", usual)
+    block, most = 32 * warps, min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
     return Shape(
         max(1, min(most, -(-packets // block))),
         block,
@@ -286,16 +286,6 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
         step=form != "one_shot" and nbytes >= _STEP_NBYTES,
         nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
     )
-
-
-def _warps_for(packets: int, encoding: str, form: str) -> int:
-    usual = 2
-    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
-        wide = boxes.power_of_2(-(-packets // (128 * 32)), 16)
-        usual = wide if wide <= 8 else 4
-    elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
-        usual = 4
-    return max(usual, boxes.power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
 
 
 class Exchange(PacketCollective):

@@ -75,9 +75,8 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
     """Advance the epoch, in program 0 also the epochs of unused programs; return what `confirm` reports.
 
     Reports if another member's previous launch had another call signature than this rank's.  Calls that differ in
-    their tensors only have the same signature.
-
-    Two launches that begin together have the same epoch, which only one of their first programs can claim.
+    their tensors only have the same signature.  Two launches that begin together have the same epoch, which only one
+    of their first programs can claim.
 
     `found` and `epoch` are from `look`, `count` are the epochs of this launch; the others are those of `exchange`.
     """

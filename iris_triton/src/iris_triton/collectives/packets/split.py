@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective
@@ -29,7 +29,6 @@ from iris_triton.language.flags import await_flag, set_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 ENC = tl.constexpr("sentinel")
 _NAP_NS = tl.constexpr(100)  # between two looks at packets of all members
@@ -54,11 +53,8 @@ def split(
     packet of a thread at a time, from all members, and hands every chunk of results over by a flag of this rank.
 
     Args (beside those of `iris_triton.collectives.packets.exchange.exchange`):
-        control: the team's control region (int64).
         local: int32, a word of this rank for each pair; 0 between launches.
-        bases: int64[N], the members' heaps.
-        first: packet of each part with which this launch begins.
-        cap: packets of each part in this launch.
+        first, cap: packet of each part with which this launch begins; packets of each part in it.
         slots: packets between what comes from two members in the mailbox.
         BLOCK, SUB: packets that a pushing, and a reducing, program handles at a time; BLOCK is a multiple of SUB.
         ITER: blocks of a chunk.

@@ -195,10 +195,7 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 @triton.jit
 def is_last(done, number):
-    """Return whether this is the last one of `number` programs that come here; what they have stored is seen then.
-
-    `done`: int32[1], 0: programs that have come.
-    """
+    """Count programs in `done` (int32, 0); return whether all `number` have come, whose stores are then visible."""
     tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
     last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == number - 1
     if last:

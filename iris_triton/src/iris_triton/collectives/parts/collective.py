@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.requests import REDUCING
-from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
+from iris_core.types import REDUCIBLE, Availability, CollectiveRequest, DeviceType, PluginInfo, ReduceOp
 from iris_triton.collectives.parts.barrier import barrier_alone
-from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem, layout_arguments
+from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Blocks, Carrier, block_problem, layout_arguments
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest, PluginInfo
-    from iris_triton.collectives.parts.sizes import Blocks
 
 RUNTIME = (
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
@@ -62,10 +60,7 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
 
 
 def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKernel:
-    """Return a kernel of one program and warp without tensors of a call, for use between copies on a stream.
-
-    `more` are its arguments beside those of kernels with barriers.
-    """
+    """Return a kernel of one program and warp, between copies on a stream; `more` are arguments beside a barrier's."""
     given = barrier_arguments(team) | more
     options = {} if team.device == "cpu" else {"num_warps": 1}
     return BoundKernel(kernel, 1, {name: given[name] for name in kernel.arg_names}, (), team.device, options)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives.parts.collective import bind_alone
 from iris_triton.copies import copier, flag_writer, handles
 from iris_triton.language.flags import await_flag
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import DeviceTarget
 
 WORD_NBYTES = 4
 _WORDS_NBYTES = 256  # memory for words is asked for in multiples of it, so that few sizes are there
@@ -45,25 +44,16 @@ def words_of(team: Team, name: str, number: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Side:
-    """The second stream; on the CPU there is none, and copies are synchronous.
-
-    Attributes:
-        barrier: the barrier kernel.
-        copy, write: see `iris_triton.copies.copier` and `flag_writer`.
-        address: see `iris_triton.copies.handles`.
-        stream, raw: a torch stream, or None; its handle for `copy`.
-        ready: the event that one stream waits for after the other; None on the CPU.
-        main_raw, main: the last main stream, and its handle, by which it is found: torch takes 5 us for it.
-    """
+    """The second stream; on the CPU there is none, and copies are synchronous."""
 
     barrier: Callable[[Any], None]
-    copy: Callable[[Any, Any, int, Any], None]
+    copy: Callable[[Any, Any, int, Any], None]  # see `iris_triton.copies.copier`, `flag_writer` and `handles`
     write: Callable[[Any, int, int, Any], None]
     address: Callable[[int], Any]
-    stream: Any = None
-    raw: Any = 0
-    ready: Any = None
-    main_raw: int | None = None
+    stream: Any = None  # of torch
+    raw: Any = 0  # its handle for `copy`
+    ready: Any = None  # the event that one stream waits for after the other
+    main_raw: int | None = None  # handle of the last main stream, by which it is found: torch takes 5 us for it
     main: Any = None
 
     @classmethod

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.requests import COLUMNS
-from iris_core.types import REDUCIBLE, DeviceType
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 VECTOR_NBYTES = 16  # widest access of a thread; pieces begin at multiples of it
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
@@ -166,11 +165,10 @@ def pieces(
     Collective: every member calls it with the same arguments.
 
     Args:
-        team: owner of the region.
+        team, name: owner of the region, and its name; each protocol has its own.
         elements, item: elements of the largest useful piece, None if that differs between members; bytes of one.
         number: pieces that are staged together.
         halves: number of buffers of these pieces in the region, if more than one round is needed.
-        name: of the region; each protocol has its own.
         needed: False: nothing is staged, and everything is one piece.
     """
     if not needed:
