@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import CHANGES, PROGRAMS, RANKS, WAIT, WAITS, Change, Side
-from iris_triton.checker.strands import joined
-
-if TYPE_CHECKING:
-    from iris_triton.checker.shared import Tables
-    from iris_triton.checker.strands import Strand
+from iris_triton.checker.shared import CHANGES, PROGRAMS, RANKS, WAIT, WAITS, Change, Side, Tables
+from iris_triton.checker.strands import Strand, joined
 
 PLAIN, SET, RMW, ADD = range(4)  # kinds of changes: a plain store, an atomic one, any read-modify-write, an addition
 CTA, GPU, SYS = range(3)  # scopes, the smallest first
@@ -76,9 +72,7 @@ class Words:
 
     def last(self, word: Word) -> int:
         """Return the last change of a word, 0 for none."""
-        if isinstance(word, tuple):
-            return int(self._tables.words[word])
-        return self._others.get(word, 0)
+        return int(self._tables.words[word]) if isinstance(word, tuple) else self._others.get(word, 0)
 
     def _get(self, number: int) -> Change:
         row = self._tables.changes[number].tolist()

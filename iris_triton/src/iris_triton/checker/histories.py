@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side
+from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side, Tables
 
 if TYPE_CHECKING:
-    from iris_triton.checker.shared import Tables
     from iris_triton.checker.strands import Strand
 
 READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
@@ -59,10 +58,7 @@ def form(itemsize: int, number: int, *, is_wide: bool) -> int:
 
 
 def agree(one: int, other: int, *, are_near: bool) -> bool:
-    """Return whether two accesses, by their kinds, are atomic to each other: of one width and type, in their scopes.
-
-    `are_near` says that they are of one rank.
-    """
+    """Return whether two accesses, by their kinds and whether they are of one rank, are atomic to each other."""
     numbers = one >> 4 & 3, other >> 4 & 3
     is_one_type = not (one ^ other) & 12 and (0 in numbers or numbers[0] == numbers[1])
     return bool(one & other & 2) and is_one_type and (are_near or bool(one & other & WIDE))

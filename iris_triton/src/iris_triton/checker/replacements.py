@@ -54,7 +54,6 @@ class Accesses:
             (builder, "find_assembly", self.find_assembly),
         )
 
-    # -- addresses -----------------------------------------------------------------------------------------------------
     @staticmethod
     def untag(addresses: Any, mask: Any, nbytes: int, access: str) -> Any:
         """As `accesses.untag`: hold an access against the tensor that its pointer comes from."""
@@ -66,7 +65,6 @@ class Accesses:
         """As `accesses.plain`."""
         return data if data.dtype != np.uint64 or current.launch.views is None else current.launch.views.untag(data)
 
-    # -- accesses ------------------------------------------------------------------------------------------------------
     def load(
         self, addresses: Any, mask: Any, fill: Any, dtype: np.dtype[Any], access: str = "load", poll: bool = False
     ) -> Any:

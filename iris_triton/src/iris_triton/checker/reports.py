@@ -153,10 +153,7 @@ class FreedMemoryError(CheckError):
 
 
 class BeyondTensorError(CheckError, OutOfBoundsError):
-    """A kernel leaves a tensor, the view that it was given, or gets there by an offset of int32 that has wrapped.
-
-    Nothing was read or written.
-    """
+    """A kernel leaves a tensor, the view that it was given, or gets there by an offset of int32 that has wrapped."""
 
 
 ERRORS: dict[str, type[CheckError]] = {

@@ -38,7 +38,6 @@ _COUNTED = ("histories", "changes", "clocks", "sites", "waits")
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
 
-
 Change = namedtuple("Change", "before slot epoch site program kind value old scope own reads system wait ranks")
 """A row of the changes of synchronisation words; `ranks` are columns, too: the clocks that each rank may join.
 
@@ -128,11 +127,7 @@ class Tables:
         self._threads.release()
 
     def take(self, table: int, count: int = 1) -> int:
-        """Return the first of `count` new rows of a table; row 0 stands for none.  The caller holds the lock.
-
-        Raises:
-            IrisError: the table is full.
-        """
+        """Return the first of `count` new rows of a table; row 0 stands for none.  The caller holds the lock."""
         row, name = max(int(self.counters[table]), 2), _COUNTED[table]  # row 1 of the histories means: never written
         if row + count > len(getattr(self, name)):
             raise IrisError(

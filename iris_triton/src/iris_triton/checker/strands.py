@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iris_triton.checker.shared import PROGRAMS, SLOTS
+from iris_triton.checker.shared import PROGRAMS, SLOTS, Tables
 from iris_triton.interpreter.state import ProgramInfo
 
 if TYPE_CHECKING:
     from iris_core.world import World
-    from iris_triton.checker.shared import Tables
 
 HOST = 0xFFFFFFFF  # stands for the host where a program is named
 

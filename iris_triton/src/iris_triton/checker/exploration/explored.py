@@ -11,10 +11,10 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
-from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread
+from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
 from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.strands import Host
-from iris_triton.checker.watcher import NEUTRAL, acquires, fence_scope, reach_of, releases
+from iris_triton.checker.watcher import NEUTRAL, Watcher, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from iris_core.world import World
     from iris_triton.checker.exploration.turns import Turns
-    from iris_triton.checker.exploration.weak_memory import WeakMemory
     from iris_triton.checker.shared import Tables
-    from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.scheduler import Scheduler
 
 
@@ -46,7 +44,6 @@ class Explorer(Accesses):
         self.memory.choose_rates()
         self.gpu_of = gpu_of
 
-    # -- launches and exchanges ----------------------------------------------------------------------------------------
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         """Return the scheduler of a launch."""
         self.turns.ensure()
@@ -83,7 +80,6 @@ class Explorer(Accesses):
         if self._watcher is not None:
             self._watcher.after_exchange(watched)
 
-    # -- memory --------------------------------------------------------------------------------------------------------
     def _begin(self, *, often: bool) -> Thread:
         program = current.program
         scheduler = cast("SeededScheduler", program.scheduler)

@@ -26,7 +26,7 @@ from iris_triton import _compat
 from iris_triton.checker.changes import HOLDS
 from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.seeded import between
-from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, mixed
+from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, Turns, mixed
 from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.watcher import NEUTRAL, Watcher
 from iris_triton.interpreter import scheduler
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.world import World
-    from iris_triton.checker.exploration.turns import Turns
     from iris_triton.checker.places import Heaps
     from iris_triton.checker.shared import Tables
 

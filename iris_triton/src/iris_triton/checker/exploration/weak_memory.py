@@ -18,17 +18,14 @@ import numpy as np
 
 from iris_triton import _compat
 from iris_triton.checker.changes import GPU, MAX_WORDS, SYS
-from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT
-from iris_triton.checker.shared import CLOCKS
-from iris_triton.checker.strands import LaunchStrands, joined
+from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT, Turns
+from iris_triton.checker.shared import CLOCKS, Tables
+from iris_triton.checker.strands import LaunchStrands, Strand, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_triton.checker.exploration.turns import Turns
     from iris_triton.checker.places import Heaps
-    from iris_triton.checker.shared import Tables
-    from iris_triton.checker.strands import Strand
 
 _OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to all
 SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, MODIFIES, APART, SYSTEM = range(12)
@@ -165,13 +162,8 @@ class WeakMemory:
 
     def settle(self, thread: Thread, low: int, high: int) -> None:
         """Let the stores to some bytes leave the buffer."""
-        at = 0
-        while at < len(thread.buffer):
-            if thread.buffer[at].overlaps(low, high):
-                self._let_out(thread, at)
-                at = 0
-            else:
-                at += 1
+        while found := [at for at, each in enumerate(thread.buffer) if each.overlaps(low, high)]:
+            self._let_out(thread, found[0])
 
     def _write(self, thread: Thread, store: Store) -> None:
         is_apart = False
