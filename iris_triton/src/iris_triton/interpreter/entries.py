@@ -33,9 +33,6 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     that holds them, Python floats float32); None stays None and a tuple becomes a tuple.  The implementation may also
     be a jitted function, which the executor runs with the call's arguments.
 
-    Args:
-        function: the jitted function.
-
     Returns:
         A decorator, which returns the implementation unchanged: several decorators can be stacked.
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_gluon import _compat
-from iris_gluon.interpreter.cta import running_partition
+from iris_gluon.interpreter.cta import Queue, running_partition
 from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.frontend.values import Array, Handle
 from iris_triton.interpreter.state import here
-
-if TYPE_CHECKING:
-    from iris_gluon.interpreter.cta import Queue
 
 _layouts = _compat.layouts
 _SUMS = {

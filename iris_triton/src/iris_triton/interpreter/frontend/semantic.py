@@ -113,12 +113,11 @@ class ArrayRegions:
                 rest = [[p[..., length - 1 :]] if length % 2 else [] for p in parts]
                 parts = [np.concatenate([c, *r], axis=-1) for c, r in zip(combined, rest, strict=True)]
             parts = [p[..., 0] for p in parts]
-        types = [self.reduced_type(value.type, axis) for value in inputs]
-        return tuple(_as_tensor(data, type_) for data, type_ in zip(parts, types, strict=True))
+        pairs = zip(parts, inputs, strict=True)
+        return tuple(_as_tensor(data, self.reduced_type(value.type, axis)) for data, value in pairs)
 
     def associative_scan(self, inputs: Any, axis: int, region_builder_fn: Any, reverse: bool) -> tuple[Any, ...]:
-        shape = tuple(inputs[0].type.shape)
-        axis = axis % len(shape)
+        axis = axis % len(inputs[0].type.shape)
         reverse = bool(reverse.value if isinstance(reverse, tl.constexpr) else reverse)
         numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
         if reverse:

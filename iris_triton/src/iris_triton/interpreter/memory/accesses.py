@@ -12,7 +12,7 @@ counts for the checker only.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -20,12 +20,8 @@ import triton.language as tl
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, registered_heaps
-from iris_triton.interpreter.state import current
-
-if TYPE_CHECKING:
-    from iris_triton.interpreter.memory.regions import Region
-    from iris_triton.interpreter.state import ProgramInfo
+from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, Region, registered_heaps
+from iris_triton.interpreter.state import ProgramInfo, current
 
 watcher: Any = None
 """The checker (`iris_triton.checker`) while it is on, for launches; at accesses it replaces functions below."""
@@ -49,8 +45,7 @@ def plain(data: Array) -> Array:
 def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
     """Return the accessible range that holds every active element; None if they lie in several.
 
-    Raises:
-        OutOfBoundsError: an active element lies in none, and checks are on.
+    It is an OutOfBoundsError that one lies in none, where checks are on.
     """
     launch = current.launch
     checker = launch.checker
@@ -191,7 +186,6 @@ def _add_16_bit(addresses: Array, values: Array, mask: Array, sem: Any, element:
     return old.view(values.dtype).reshape(addresses.shape)
 
 
-# -- other ranks' heaps -----------------------------------------------------------------------------------------------
 def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_size: Any) -> None:
     """Check the rank and the words that a kernel makes its context of; CPU entry."""
     if not current.launch.refuse:
