@@ -187,7 +187,6 @@ def disable_stock_interpreter() -> None:
 
 disable_stock_interpreter()
 
-
 runtime_knobs: Any = triton.knobs.runtime  # where a profiler sets launch_enter_hook and launch_exit_hook
 
 
@@ -289,7 +288,6 @@ def vendor_function(function: Any) -> Any:
 TARGET_QUESTIONS = frozenset(id(each) for each in vars(target_info).values() if isinstance(each, ConstexprFunction))
 """Ids of is_cuda() and the like, whose hashes are slow: false on the CPU, also in a process that has a GPU."""
 
-
 _MINIMUM, _MAXIMUM = getattr(core, "builtin_min", tl.minimum), getattr(core, "builtin_max", tl.maximum)
 PYTHON_BUILTINS = {min: _MINIMUM, max: _MAXIMUM, print: core.device_print}  # what Python's builtins mean in a kernel
 
@@ -305,7 +303,6 @@ def is_uncached(policy: tuple[Any, ...]) -> bool:
     return bool(policy) and policy[0] in (ir.CACHE_MODIFIER.CV, "cv", ".cv")
 
 
-# -- atomics ----------------------------------------------------------------------------------------------------------
 NATIVE_OPS = {op: getattr(native.RMW_OP, op.name) for op in InterpreterBuilder.ir_rmw_op_to_interpreter_rmw_op}
 NATIVE_SEMS = dict(InterpreterBuilder.ir_sem_to_interpreter_sem)
 

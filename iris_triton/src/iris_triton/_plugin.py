@@ -6,15 +6,11 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
-from typing import TYPE_CHECKING
 
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.hooks import ProviderPlugin, hookimpl
-from iris_core.types import Availability, DeviceType
+from iris_core.types import Availability, DeviceTarget, DeviceType
 from iris_triton.info import TRITON_INFO
-
-if TYPE_CHECKING:
-    from iris_core.types import DeviceTarget
 
 OLDEST_TRITON = (3, 6)  # the tested releases stand in `iris_triton._compat`
 OLDEST_CUDA = 70  # compute capability that the device functions compile for
