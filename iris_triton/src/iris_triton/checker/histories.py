@@ -17,14 +17,10 @@ from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side, Tables
 if TYPE_CHECKING:
     from iris_triton.checker.strands import Strand
 
-READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
-"""Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic.  Atomics have a `form` beside."""
-
+READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3  # bit 0: it writes; bit 1: it is atomic, with a `form` beside
 INTEGER, FLOAT = 1, 2  # what an atomic adds or exchanges; 0 for others, which look at bits
 ALL = 0xF  # all bytes of a granule
-UNKNOWN, UNWRITTEN = 0, 1
-"""Histories without accesses: of memory that is taken for written, and of a block that is not written yet."""
-
+UNKNOWN, UNWRITTEN = 0, 1  # without accesses: memory that is taken for written, a block that is not written yet
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
 

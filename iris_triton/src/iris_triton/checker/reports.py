@@ -23,7 +23,7 @@ RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, WRAPPED, UNDEFINED = (
     "race", "counter", "uninitialised", "freed", "bounds", "wrapped", "undefined"
 )  # fmt: skip
 
-REASONS = {
+REASONS = {  # why a signal that was seen orders nothing, by the keys of `changes.Words`
     "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
     "relaxed": "is relaxed, so it hands nothing over: use sem='release'",
     "scope": "uses scope gpu or cta, and the peer needs {scope}",
@@ -32,7 +32,6 @@ REASONS = {
     "early": "was seen by {reader}, which may end without it: an earlier value, or other senders, satisfy it, too",
     "other": "was seen by {reader}, but comes before the {kind}",
 }
-"""Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
 
 _TEXTS = {
     RACE: "data race on {where}: {other} is not ordered before {access}",

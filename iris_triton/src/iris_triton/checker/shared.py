@@ -31,9 +31,7 @@ PROGRAMS = SLOTS + 1  # slots of a rank: its host and its programs
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
-HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)
-"""What the counters count; FAILED is 1 + the rank whose error has ended the check, 0 while there is none."""
-
+HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)  # FAILED: 1 + the rank that ended the check
 _COUNTED = ("histories", "changes", "clocks", "sites", "waits")
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])

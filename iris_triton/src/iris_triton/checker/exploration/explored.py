@@ -35,8 +35,7 @@ class Explorer(Accesses):
         self.turns, self._tables, self._world = turns, tables, world
         self.memory: WeakMemory = memory  # None in `orders`
         self._host = Host(tables, world)
-        self.gpu_of: Sequence[int] = ()
-        """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
+        self.gpu_of: Sequence[int] = ()  # of each program of a launch, where they stand for ranks (litmus tests)
 
     def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
         """Go on with another seed, where no kernel runs, in a world of one rank."""
