@@ -63,7 +63,7 @@ BUDGETS = {
     "iris_triton/checker": 3835,
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2507,
-    "iris_triton/interpreter": 3755,
+    "iris_triton/interpreter": 3744,
     "iris_triton/language": 1871,
     "iris_triton/rocm_iris": 1085,
     "iris_triton/testing": 599,
@@ -71,7 +71,7 @@ BUDGETS = {
     "iris_gluon/*.py": 758,
     "iris_gluon/collectives": 515,
     "iris_gluon/gemm": 1294,
-    "iris_gluon/interpreter": 1546,
+    "iris_gluon/interpreter": 1543,
 }
 
 # What does not keep to the rules yet: only ever shorter.

@@ -29,9 +29,7 @@ from iris_triton.interpreter.memory import regions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_WAITING = 2048
-"""Programs of one launch that can be in progress at the same time; each one that waits keeps a thread."""
-
+MAX_WAITING = 2048  # programs of a launch that are in progress at the same time; each one that waits keeps a thread
 _FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting

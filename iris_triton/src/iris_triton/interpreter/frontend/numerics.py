@@ -149,11 +149,10 @@ def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
 
 erf = _torch(torch.erf)
 
-_SPECIAL = {
+_SPECIAL = {  # names in torch.special that differ
     **{"cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1", "lgamma": "gammaln", "normcdf": "ndtr", "normcdfinv": "ndtri"},
     **{name: f"bessel_{name}" for name in ("j0", "j1", "y0", "y1")},
 }
-"""Names in torch.special that differ."""
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},

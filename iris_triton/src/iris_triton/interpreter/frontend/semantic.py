@@ -41,13 +41,12 @@ class _Region:
 
 Combine = Callable[[list[Array], list[Array]], list[Array]]
 
-_CONVERTED = {
+_CONVERTED = {  # kinds of types (`TypeFacts.kind`) that numpy converts as a GPU does, and to what
     "bool": ("int", "unsigned", "float", "half"),
     "int": ("int", "unsigned", "float", "half"),
     "float": ("float", "half"),
     "half": ("float",),
 }
-"""Kinds of types (`TypeFacts.kind`) that numpy converts as a GPU does, and to what."""
 
 _ADDRESSES = (("pointer", "int"), ("int", "pointer"), ("pointer", "pointer"))
 

@@ -23,9 +23,7 @@ from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, Region, registered_heaps
 from iris_triton.interpreter.state import ProgramInfo, current
 
-watcher: Any = None
-"""The checker (`iris_triton.checker`) while it is on, for launches; at accesses it replaces functions below."""
-
+watcher: Any = None  # the checker while it is on, for launches; at accesses it replaces functions below
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
 _ALIGNMENT = 4096  # HEAP_ALIGNMENT of iris_triton.language.address
