@@ -22,8 +22,7 @@ Compiling for gfx942 and gfx950 is tested; the others have no tracing, which rea
 """
 
 _COMPILERS = {DeviceType.CUDA: "nvidia", DeviceType.HIP: "amd"}
-DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
-"""Distributions that may have installed the package `triton`."""
+DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")  # they may have installed it
 
 
 def triton_home() -> pathlib.Path | None:

@@ -12,8 +12,7 @@ from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_fo
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
 
-LANDING = "gluon landing"
-"""Name of the region for what peers cannot address; before others store into it there is a barrier, so all share it."""
+LANDING = "gluon landing"  # for what peers cannot address; before others store into it is a barrier: all share it
 
 
 class GluonCollective(KernelCollective):

@@ -14,8 +14,7 @@ from triton.language.target_info import is_cuda, is_hip
 from iris_gluon.layouts import default_layout
 from iris_triton.collectives.parts.elements import ANEW, combine, finished, item_nbytes, strided, widened
 
-_NARROW_BLOCK = 1024
-"""Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
+_NARROW_BLOCK = 1024  # elements of a program on a GPU where each is an access of its own: few registers suffice
 
 
 @gluon.constexpr_function

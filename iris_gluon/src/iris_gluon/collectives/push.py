@@ -27,9 +27,7 @@ from iris_triton.collectives.pull import begins, received_nbytes, splits_table
 if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
-_ROUNDS_AT = gl.constexpr(43)
-"""A rank publishes to each member how many elements it expects and, from this bit on, in how many rounds they land."""
-
+_ROUNDS_AT = gl.constexpr(43)  # a rank says how many elements it expects and, from this bit on, in how many rounds
 _COUNT_MASK = gl.constexpr((1 << 43) - 1)
 
 

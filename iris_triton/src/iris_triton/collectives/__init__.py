@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from iris_core.protocols import Collective
 
-TABLES = Path(__file__).parent / "tables"
-"""Folder with the tables that come with these algorithms, measured ones and models."""
+TABLES = Path(__file__).parent / "tables"  # that come with these algorithms, measured ones and models
 
 
 def collectives(*, packets: bool = True) -> list[Collective]:

@@ -11,9 +11,7 @@ from iris_core.errors import NotOnHeapError
 if TYPE_CHECKING:
     from iris_core.api import Iris
 
-VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")
-"""Algorithms of the tile-level all-reduce, in the order of their codes in `AllReduceConfig`."""
-
+VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")  # of all_reduce, by their codes
 FIXED_WORDS = 3  # words of a tile beside the two that it has for each rank; `protocol` says what they are for
 
 

@@ -7,8 +7,7 @@ import triton.language as tl
 from iris_triton._compat import AggregateMethods
 from iris_triton.language.memory import load, store
 
-_WIDE = tl.constexpr(16)
-"""Elements of which a number of columns must be a multiple to be moved 16 bytes at a time, whatever their type."""
+_WIDE = tl.constexpr(16)  # if the number of columns is a multiple of it, 16 bytes are moved at a time, of whatever type
 
 
 @triton.jit

@@ -28,9 +28,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 class PacketCollective(KernelCollective):
     """One operation in one form ("one_shot", ...) and encoding (see `iris_triton.collectives.packets.packet`)."""
 
-    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
-    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
-
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
     uses = ("comm_sms", "num_warps")
 
     tried: tuple[dict[str, int], ...]  # configs that may be worth measuring

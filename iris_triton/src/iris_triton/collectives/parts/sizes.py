@@ -26,8 +26,7 @@ MOST_PROGRAMS = 64  # programs of a launch on a GPU, if the config does not say 
 _GPU_WARPS = 8
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
-USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
-"""Fields of the config that `blocks_for` makes use of."""
+USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")  # of `blocks_for`
 
 
 @dataclass(frozen=True, slots=True)
