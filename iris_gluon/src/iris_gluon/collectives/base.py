@@ -21,8 +21,7 @@ class GluonCollective(KernelCollective):
     info = GLUON_INFO
     uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
 
-    variants: tuple[str, ...] = ()
-    """Values of the config's fields for variants that mean this algorithm where use_gluon is asked for."""
+    variants: tuple[str, ...] = ()  # values of config fields that mean this algorithm where use_gluon is asked for
 
     def _problem(self, request: CollectiveRequest) -> str:
         config, target = request.options.get("config", {}), request.target

@@ -24,8 +24,7 @@ UNKNOWN, UNWRITTEN = 0, 1  # without accesses: memory that is taken for written,
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
 
-Member = tuple[int, int, int]
-"""Epoch, site and program of an access; its key is the kind with the bytes (kind << 4 | bytes) and the slot."""
+Member = tuple[int, int, int]  # epoch, site, program; its key is the kind with the bytes (kind << 4 | bytes), and slot
 
 
 class History(NamedTuple):

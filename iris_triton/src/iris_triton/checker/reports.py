@@ -43,11 +43,10 @@ _TEXTS = {
     UNDEFINED: "undefined value: {access} uses lanes that the mask of {other} has left out, which has no `other`",
 }
 
-MIXED = (
+MIXED = (  # what is wrong with atomics that are not ordered
     "Atomics are atomic to each other only with one width, with one type where they add or exchange, and with scopes "
     "that reach both: scope='sys' between ranks."
 )
-"""What is wrong with atomics that are not ordered."""
 
 OVERTAKEN = "In this run it was {} that ended it. Give each sender a counter of its own, or order the two."
 """What is wrong with a wait for additions that ended by luck."""

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from iris_core.world import World
     from iris_triton.checker.watcher import Watcher
 
-_NOT_READ = (
+_NOT_READ = (  # operations that take a tensor for its shape or its storage only
     "empty_like", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like",
     "randn_like", "randint_like", "new_empty_strided", "set_", "resize_", "is_pinned", "is_same_size", "record_stream",
 )  # fmt: skip
-"""Operations that take a tensor for its shape or its storage only."""
 
 _ONLY_WRITTEN = (
     "zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_",

@@ -64,8 +64,7 @@ def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
 
 
-clock: Callable[[], int] = time.monotonic_ns
-"""Nanoseconds, for kernels; where schedules are explored, time goes on with what programs do."""
+clock: Callable[[], int] = time.monotonic_ns  # for kernels; where schedules are explored, it goes by their steps
 
 
 def read_clock(program: ProgramInfo) -> int:

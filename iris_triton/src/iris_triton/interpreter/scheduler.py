@@ -121,8 +121,7 @@ class Scheduler:
         self._idle_s = self._last_poll = self._next_check_s = 0.0
         self._checked = 0  # `idle_polls` at the last check; 0 if another thread could act then
         self._launcher = threading.current_thread()
-        self.is_bounded = False
-        """Whether a program may wait for something else than memory: for a time, or for a number of polls."""
+        self.is_bounded = False  # whether a program may wait for a time or a number of polls, not for memory alone
         self.error: BaseException | None = None
         self.idle_polls = 0
 

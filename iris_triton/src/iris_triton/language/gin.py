@@ -26,9 +26,7 @@ from iris_triton._compat import core, linked_libraries
 from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language.sync import gather_stores
 
-SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"
-"""Names under which the shim, with NCCL's version behind it, and NCCL's bitcode are linked: in this order."""
-
+SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"  # the shim (and NCCL's version), NCCL's bitcode: linked in this order
 _I32, _I64 = core.dtype("int32"), core.dtype("int64")
 _NO_WORD = tl.constexpr(-1)
 _OLD = tl.constexpr(

@@ -71,7 +71,6 @@ class Allocation:
         kept = numpy_dtype(type_.element)
         data = np.full(math.prod(type_.shape) * kept.itemsize, _POISON, np.uint8).view(kept).reshape(type_.shape)
         self.whole = View(self, type_.element, data, np.zeros(type_.shape, np.bool_), 0, self.name, type_.layout)
-        """A view of all of it."""
 
 
 @dataclass(slots=True, eq=False)

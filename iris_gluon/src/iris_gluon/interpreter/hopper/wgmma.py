@@ -11,11 +11,10 @@ from iris_triton.interpreter.frontend.values import Array, Handle
 from iris_triton.interpreter.state import here
 
 _layouts = _compat.layouts
-_SUMS = {
+_SUMS = {  # types of operands, and of the sums that the instruction makes of them; see PTX, wgmma.mma_async
     "fp16": ("fp16", "fp32"), "bf16": ("fp32",), "fp32": ("fp32",), "fp8e4nv": ("fp16", "fp32"),
     "fp8e5": ("fp16", "fp32"), "int8": ("int32",), "uint8": ("int32",),
 }  # fmt: skip
-"""Types of operands, and of the sums that the instruction makes of them; see PTX, wgmma.mma_async."""
 
 
 class Accumulator(Handle):

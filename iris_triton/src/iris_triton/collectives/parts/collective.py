@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from iris_core.dispatch.team import Team
 
-RUNTIME = (
+RUNTIME = (  # arguments for whose values kernels are not compiled anew
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
     "count", "shard",
 )  # fmt: skip
-"""Arguments for whose values kernels are not compiled anew."""
 
 PER_CALL = ("out", "inp")  # arguments that may lie anywhere
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}

@@ -117,7 +117,7 @@ class ArrayRegions:
 
     def associative_scan(self, inputs: Any, axis: int, region_builder_fn: Any, reverse: bool) -> tuple[Any, ...]:
         axis = axis % len(inputs[0].type.shape)
-        reverse = bool(reverse.value if isinstance(reverse, tl.constexpr) else reverse)
+        reverse = bool(getattr(reverse, "value", reverse))
         numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
         if reverse:
             parts = [p[..., ::-1] for p in parts]
@@ -205,13 +205,12 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-_NUMPY = (
+_NUMPY = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
     (tl.standard._sum_combine, (np.add, np.add)),
     (tl.standard._prod_combine, (np.multiply, np.multiply)),
     (tl.standard._elementwise_max, (np.maximum, np.fmax)),
     (tl.standard._elementwise_min, (np.minimum, np.fmin)),
 )
-"""Combine functions of Triton's own, and numpy's for integers and floats; a list, as hashing the former is slow."""
 
 
 def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, list[Array]]:
