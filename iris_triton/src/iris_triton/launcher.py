@@ -213,7 +213,7 @@ def _c_launch(
     The driver must find the parameters where the list has them, so another layout of a later Triton is noticed.
 
     Args:
-        compiled, grid: what a launch of so many programs returned.
+        compiled, grid: what a launch returned, and the number of its programs.
         values, places: of all parameters, in their order, addresses as ints; places of the tensors among them.
         index: of the device.
         through_triton: the same by Triton, for as long as a profiler listens.

@@ -43,7 +43,7 @@ def plain(data: Array) -> Array:
 def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
     """Return the accessible range that holds every active element; None if they lie in several.
 
-    It is an OutOfBoundsError that one lies in none, where checks are on.
+    Raises OutOfBoundsError where an active element lies in none and checks are on.
     """
     launch = current.launch
     checker = launch.checker
