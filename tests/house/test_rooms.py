@@ -63,7 +63,7 @@ BUDGETS = {
     "iris_triton/checker": 3829,
     "iris_triton/demos": 153,
     "iris_triton/gemm": 2507,
-    "iris_triton/interpreter": 3748,
+    "iris_triton/interpreter": 3740,
     "iris_triton/language": 1844,
     "iris_triton/rocm_iris": 1085,
     "iris_triton/testing": 599,
