@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _ADDED = ("barrier", "load_acquire", "put_signal", "signal", "test", "wait", "wait_any")
-_OURS = dict.fromkeys(_ADDED, "iris_triton.language") | {"benign_race": "iris_triton.checker"}
-"""Names that AMD's Iris has not, and where they are."""
-
+_OURS = dict.fromkeys(_ADDED, "iris_triton.language") | {"benign_race": "iris_triton.checker"}  # not in AMD's
 __all__ = [
     "DEBUG", "ERROR", "INFO", "WARNING", "AllReduceConfig", "CUDAArrayInterface", "Context", "DeviceContext",
     "Iris", "TensorView", "Tile", "TileView", "TraceEvent", "__version__", "atomic_add", "atomic_and", "atomic_cas",

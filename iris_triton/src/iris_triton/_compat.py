@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from triton.backends.compiler import GPUTarget
 
-TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))
-"""(major, minor) of the Triton releases that the test suite was run with."""
+TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))  # (major, minor) of the Triton releases that the test suite was run with
 KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
 
 
@@ -74,8 +73,7 @@ except ImportError as error:
         f"Triton {triton.__version__} lacks something that Iris needs ({error}); it works with Triton {KNOWN}"
     ) from error
 
-native: Any = _interpreter
-"""Loads, stores and atomics on raw addresses."""
+native: Any = _interpreter  # loads, stores and atomics on raw addresses
 
 
 @dataclass_transform(eq_default=False)
@@ -189,9 +187,7 @@ def disable_stock_interpreter() -> None:
 
 disable_stock_interpreter()
 
-
-runtime_knobs: Any = triton.knobs.runtime
-"""Where a profiler sets launch_enter_hook and launch_exit_hook."""
+runtime_knobs: Any = triton.knobs.runtime  # where a profiler sets launch_enter_hook and launch_exit_hook
 
 
 def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None]:
@@ -233,11 +229,8 @@ def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, b
     """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
 
     Constants are none.  Triton appends two addresses, -1 here, of scratch memory, which is null.  Not of kernels that
-    need such memory, of clusters, of cooperative ones, nor of those with tensor descriptors.
-
-    Args:
-        compiled: what a launch returned.
-        values: of all parameters, in their order; addresses are ints.
+    need such memory, of clusters, of cooperative ones, nor of those with tensor descriptors.  `compiled` is what a
+    launch returned, `values` are those of all parameters, in their order, addresses as ints.
     """
     needs = compiled.metadata
     if type(compiled.run).__name__ != "CudaLauncher" or needs.num_ctas != 1 or needs.launch_cooperative_grid:
@@ -295,10 +288,8 @@ def vendor_function(function: Any) -> Any:
 TARGET_QUESTIONS = frozenset(id(each) for each in vars(target_info).values() if isinstance(each, ConstexprFunction))
 """Ids of is_cuda() and the like, whose hashes are slow: false on the CPU, also in a process that has a GPU."""
 
-
 _MINIMUM, _MAXIMUM = getattr(core, "builtin_min", tl.minimum), getattr(core, "builtin_max", tl.maximum)
-PYTHON_BUILTINS = {min: _MINIMUM, max: _MAXIMUM, print: core.device_print}
-"""What Python's builtins mean in a kernel."""
+PYTHON_BUILTINS = {min: _MINIMUM, max: _MAXIMUM, print: core.device_print}  # what Python's builtins mean in a kernel
 
 
 def combine_function(region_builder: Callable[..., Any]) -> Any:
@@ -312,7 +303,6 @@ def is_uncached(policy: tuple[Any, ...]) -> bool:
     return bool(policy) and policy[0] in (ir.CACHE_MODIFIER.CV, "cv", ".cv")
 
 
-# -- atomics ----------------------------------------------------------------------------------------------------------
 NATIVE_OPS = {op: getattr(native.RMW_OP, op.name) for op in InterpreterBuilder.ir_rmw_op_to_interpreter_rmw_op}
 NATIVE_SEMS = dict(InterpreterBuilder.ir_sem_to_interpreter_sem)
 

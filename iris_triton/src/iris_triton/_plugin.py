@@ -6,15 +6,11 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
-from typing import TYPE_CHECKING
 
 from iris_core.diagnosis import Finding, Verdict
 from iris_core.hooks import ProviderPlugin, hookimpl
-from iris_core.types import Availability, DeviceType
+from iris_core.types import Availability, DeviceTarget, DeviceType
 from iris_triton.info import TRITON_INFO
-
-if TYPE_CHECKING:
-    from iris_core.types import DeviceTarget
 
 OLDEST_TRITON = (3, 6)  # the tested releases stand in `iris_triton._compat`
 OLDEST_CUDA = 70  # compute capability that the device functions compile for
@@ -26,8 +22,7 @@ Compiling for gfx942 and gfx950 is tested; the others have no tracing, which rea
 """
 
 _COMPILERS = {DeviceType.CUDA: "nvidia", DeviceType.HIP: "amd"}
-DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")
-"""Distributions that may have installed the package `triton`."""
+DISTRIBUTIONS = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm")  # they may have installed it
 
 
 def triton_home() -> pathlib.Path | None:

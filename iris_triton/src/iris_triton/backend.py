@@ -15,19 +15,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from iris_core import types
     from iris_core.diagnosis import PairCheck
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap, NormOperation
-    from iris_core.types import (
-        BarrierSlot,
-        ClockOffset,
-        CompileCase,
-        ContextSpec,
-        CreateRequest,
-        Demo,
-        Network,
-        PluginInfo,
-    )
     from iris_core.world import World
     from iris_triton.launcher import BoundKernel
 
@@ -35,21 +26,21 @@ if TYPE_CHECKING:
 class TritonBackend:
     """Kernels in Triton; on the CPU they run in the executor of `iris_triton.interpreter`."""
 
-    def __init__(self, request: CreateRequest) -> None:
+    def __init__(self, request: types.CreateRequest) -> None:
         """Prepare the backend of one rank; the request's settings are `TritonSettings`."""
         self._target = request.target
         self.settings: Any = request.settings
         self._tokens: list[int] = []  # of memory that the CPU executor knows
         self._trace_tokens: list[int] = []
-        self._spec: ContextSpec | None = None
+        self._spec: types.ContextSpec | None = None
         self._barriers: dict[tuple[int, str], BoundKernel] = {}
         self._end_check: Callable[[], None] | None = None
 
     @property
-    def info(self) -> PluginInfo:
+    def info(self) -> types.PluginInfo:
         return TRITON_INFO
 
-    def make_context(self, spec: ContextSpec) -> torch.Tensor:
+    def make_context(self, spec: types.ContextSpec) -> torch.Tensor:
         """Encode the context tensor (int64, on the rank's device) that `DeviceContext` decodes.
 
         Raises:
@@ -133,12 +124,12 @@ class TritonBackend:
         begin = HEADER_WORDS + int(context[1]) + TRACE_WORD
         context[begin : begin + TRACE_WORDS].copy_(trace)
 
-    def compare_clocks(self, context: Context) -> ClockOffset:
+    def compare_clocks(self, context: Context) -> types.ClockOffset:
         from iris_triton.clocks import compare
 
         return compare(context)
 
-    def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
+    def device_barrier(self, slot: types.BarrierSlot, sem: str, stream: Any = None) -> None:
         bound = self._barriers.get((slot.size, sem))
         if bound is None:
             from iris_triton import device_barrier
@@ -146,7 +137,7 @@ class TritonBackend:
             bound = self._barriers[slot.size, sem] = device_barrier.bind(slot.size, sem, self._spec)
         bound(stream, slot.words, slot.targets)
 
-    def network_options(self, network: Network) -> Mapping[str, Any]:
+    def network_options(self, network: types.Network) -> Mapping[str, Any]:
         """Return the launch option that links NCCL's device functions, and the shim for its version.
 
         Raises:
@@ -158,7 +149,7 @@ class TritonBackend:
 
     def copy_between_nodes(
         self,
-        network: Network,
+        network: types.Network,
         context: torch.Tensor,
         peer: int,
         source: int = 0,
@@ -222,17 +213,17 @@ class TritonBackend:
         functions = {name: getattr(language, name) for name in language.__all__}
         return {**functions, "DeviceContext": DeviceContext}
 
-    def compile_cases(self) -> Sequence[CompileCase]:
+    def compile_cases(self) -> Sequence[types.CompileCase]:
         from iris_triton.testing.cases import compile_cases
 
         return compile_cases(self.device_api())
 
-    def compile_only(self, case: CompileCase, target: str) -> str:
+    def compile_only(self, case: types.CompileCase, target: str) -> str:
         from iris_triton.testing.compile_only import assembly, compile_for
 
         return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
 
-    def demos(self) -> Sequence[Demo]:
+    def demos(self) -> Sequence[types.Demo]:
         from iris_triton.demos import demos
 
         return demos()

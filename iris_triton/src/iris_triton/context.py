@@ -14,11 +14,11 @@ from iris_triton.language.address import check_context
 from iris_triton.language.atomics import _rmw
 from iris_triton.language.sync import ACQUIRE, GE, RELEASE, SET, SYS
 from iris_triton.language.trace import DeviceTracing
+from iris_triton.tiles.protocol import wait_bound
 from iris_triton.tiles.reductions import Reductions
 
 _HEADER_WORDS, _TRACE_WORD = constexpr(_layout.HEADER_WORDS), constexpr(_layout.TRACE_WORD)
 _NETWORK_WORD, _FAR_BASE = constexpr(_layout.NETWORK_WORD), constexpr(2)
-_TIMEOUT_WORD, _STATUS_WORD = constexpr(_layout.TIMEOUT_WORD), constexpr(_layout.STATUS_WORD)
 
 
 @triton.jit
@@ -160,9 +160,7 @@ class DeviceMethods(Reductions):
     @triton.jit
     def _bound(self):
         """Return the bound of waits, and the address of the status words."""
-        words = self.heap_bases + self.world_size
-        status = tl.load(words + _STATUS_WORD).to(tl.pointer_type(tl.int64))
-        return tl.load(words + _TIMEOUT_WORD), status
+        return wait_bound(self.heap_bases, self.world_size)
 
     @triton.jit
     def wait(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
@@ -291,10 +289,7 @@ class DeviceContext(DeviceMethods):
     def from_tensor(context_tensor, world_size: tl.constexpr, tracing: tl.constexpr = False):
         """Decode the context tensor and read the rank from it at run time, so that one binary serves all ranks.
 
-        Args:
-            context_tensor: what `ctx.get_device_context()` returns.
-            world_size: number of ranks.
-            tracing: see `initialize`.
+        The arguments are those of `initialize`.
         """
         rank = tl.load(context_tensor).to(tl.int32)
         return DeviceContext.initialize(context_tensor, rank, world_size, tracing)

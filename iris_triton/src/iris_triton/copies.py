@@ -1,7 +1,8 @@
 """Copies by address on a device's copy engines, and flags written after them, in stream order.
 
 On the CPU the host copies.  NVIDIA's driver is called through cuda-bindings, which torch's CUDA wheels bring, AMD's
-through hip-python.  A copy or flag enqueued while a stream is captured becomes a node of the graph.
+through hip-python.  A copy or flag enqueued while a stream is captured becomes a node of the graph.  Where
+`copies_obstacle` names a reason, the other functions raise ImportError.
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], Any]:
     It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
     one), as numbers or as `handles` converts them.  On a GPU the copy is asynchronous, and a DriverError is raised if
     it cannot be enqueued; on the CPU it is synchronous and the stream is ignored.
-
-    Raises:
-        ImportError: see `copies_obstacle`.
     """
     if device in _MODULES:
         return _asking(device, "cuMemcpyDtoDAsync", "hipMemcpyDtoDAsync")
@@ -56,22 +54,17 @@ def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
     Its arguments are the word's address (a multiple of 4, also in a peer's memory), the value, 0, and the raw stream,
     as numbers or as `handles` converts them.  The write needs no multiprocessor, so a kernel that fills the device may
     wait for such words; it must acquire with scope "sys".
-
-    Raises:
-        ImportError: see `copies_obstacle`.
     """
     if device in _MODULES:
         return _asking(device, "cuStreamWriteValue32", "hipStreamWriteValue32", stream_first=True)
-    return _write_on_host
+    # a kernel, so that the checker sees what it releases
+    return lambda address, value, flags, stream: _write_word[(1,)](address, value)
 
 
 def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     """Return functions that convert an address, and a raw stream, for repeated calls of a copier or flag writer.
 
     NVIDIA's bindings convert numbers to objects at every call, which takes longer than the rest of the call in Python.
-
-    Raises:
-        ImportError: see `copies_obstacle`.
     """
     if device is DeviceType.CUDA:
         from cuda.bindings import driver
@@ -105,7 +98,3 @@ def _asking(
 @triton.jit(do_not_specialize=("address", "value"))
 def _write_word(address, value):  # type: ignore[no-untyped-def]
     set_flag(tl.cast(address, tl.pointer_type(tl.int32)), value, "release", "sys")
-
-
-def _write_on_host(address: int, value: int, flags: int, stream: int) -> None:
-    _write_word[(1,)](address, value)  # a kernel, so that the checker sees what it releases

@@ -29,8 +29,7 @@ def device_barrier(
     Args:
         words, targets, size: see `iris_core.types.BarrierSlot`.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`.
-        sem: "release" or "relaxed".
-        LANES: a power of two, at least `size`.
+        sem, LANES: "release" or "relaxed"; a power of two, at least `size`.
         EARLY: see `iris_triton.language.asm.follow`.
     """
     follow(EARLY)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-_AT_ONCE = 8
-"""Kernels that a process compiles beside each other: about as many as a first call measures."""
+_AT_ONCE = 8  # kernels that a process compiles beside each other: about as many as a first call measures
 
 
 @functools.cache
@@ -50,12 +49,10 @@ class BoundKernel:
     `do_not_specialize_on_alignment`; dtypes stay the same.
 
     Args:
-        kernel: a jitted function.
-        grid: number of programs.
+        kernel, grid: a jitted function, and the number of its programs.
         arguments: by name, everything but `tensors`; tensors among them are kept alive.
         tensors: names of the parameters that each call provides.
-        device: torch's name of the device.
-        options: num_warps and other compiler options.
+        device, options: torch's name of the device; num_warps and other compiler options.
 
     Example:
         bound = BoundKernel(copy, 8, {"numel": 1024, "BLOCK": 128}, ("out", "inp"), "cuda:0", {"num_warps": 4})
@@ -93,12 +90,7 @@ class BoundKernel:
         return self._run is not None
 
     def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
-        """Launch.
-
-        Args:
-            stream: a torch stream; None for the current one.  Ignored on the CPU.
-            *tensors: one per name.
-        """
+        """Launch on a torch stream, None for the current one, with one tensor for each name."""
         if self._run is None:
             self._first(stream, tensors)
         else:
@@ -221,13 +213,10 @@ def _c_launch(
     The driver must find the parameters where the list has them, so another layout of a later Triton is noticed.
 
     Args:
-        compiled: what a launch returned.
-        grid: number of programs.
-        values: of all parameters, in their order; addresses are ints.
-        places: of the tensors among them.
+        compiled, grid: what a launch returned, and the number of its programs.
+        values, places: of all parameters, in their order, addresses as ints; places of the tensors among them.
         index: of the device.
         through_triton: the same by Triton, for as long as a profiler listens.
-        driver: finds the driver.
     """
     parameters = _compat.driver_parameters(compiled, values)
     if parameters is None or (make := _launch_type()) is None:

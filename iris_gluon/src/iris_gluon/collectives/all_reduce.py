@@ -19,7 +19,7 @@ from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, send, sent, sent_second
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import item_nbytes
-from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of, pieces, rounded_up
+from iris_triton.collectives.parts.sizes import item_of, layout_arguments, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -40,9 +40,7 @@ def two_shot(
     that results are fetched before the next ones arrive; otherwise results are double-buffered.
 
     Args (beside those of `iris_gluon.collectives.push.push`):
-        count: number of elements.
-        OP: the reduction's name.
-        shard: elements of a shard; the last ones may be shorter, or empty.
+        count, shard: elements of the whole, and of a shard; the last ones may be shorter, or empty.
         capacity: elements of a piece; a shard's, if everything is direct.
         IN_DIRECT, OUT_DIRECT: whether peers can address the input, and the output; the same on all members.
     """
@@ -88,10 +86,7 @@ def two_shot(
                 src = stage.to(gl.int64) + i * capacity * ITEM
             member = (me + 1 + i) % SIZE
             to = gl.load(bases + member) + sent_second(row, member, SIZE)
-            if OUT_DIRECT:
-                to += (begin + done) * ITEM
-            else:
-                to += half + me * capacity * ITEM
+            to += (begin + done) * ITEM if OUT_DIRECT else half + me * capacity * ITEM
             sources = sources + (src,)  # noqa: RUF005
             targets = targets + (to,)  # noqa: RUF005
         piece = gl.minimum(gl.minimum(count - begin, shard) - done, capacity)
@@ -133,7 +128,7 @@ class TwoShot(GluonCollective):
         direct_in, direct_out = request.direct_in, request.direct_out
         number, halves = team.size * ((not direct_in) + (not direct_out)), 2 if direct_in else 1
         blocks = self._blocks(request, team, shard, item, reduces=True)
-        arguments = barrier_arguments(team) | layout_arguments(*layouts_of(request))
+        arguments = barrier_arguments(team) | layout_arguments(request)
         arguments |= pieces(team, shard, item, number, halves=halves, name=LANDING, needed=number > 0)
         arguments |= {"OP": op, "count": count, "shard": shard, "IN_DIRECT": direct_in, "OUT_DIRECT": direct_out}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_for
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
-LANDING = "gluon landing"
-"""Name of the region for what peers cannot address; before others store into it there is a barrier, so all share it."""
+LANDING = "gluon landing"  # for what peers cannot address; before others store into it is a barrier: all share it
 
 
 class GluonCollective(KernelCollective):
@@ -23,8 +21,7 @@ class GluonCollective(KernelCollective):
     info = GLUON_INFO
     uses = ("comm_sms", "num_warps", "block_size_m", "block_size_n", "threads_per_warp", "waves_per_eu")
 
-    variants: tuple[str, ...] = ()
-    """Values of the config's fields for variants that mean this algorithm where use_gluon is asked for."""
+    variants: tuple[str, ...] = ()  # values of config fields that mean this algorithm where use_gluon is asked for
 
     def _problem(self, request: CollectiveRequest) -> str:
         config, target = request.options.get("config", {}), request.target

@@ -12,16 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.language.target_info import is_cuda, is_hip
 
 from iris_gluon.layouts import default_layout
-from iris_triton.collectives.parts.elements import ANEW, combine, finished, strided, widened
+from iris_triton.collectives.parts.elements import ANEW, combine, finished, item_nbytes, strided, widened
 
-_NARROW_BLOCK = 1024
-"""Elements that a program on a GPU handles at a time where each is an access of its own: few registers suffice."""
-
-
-@gluon.constexpr_function
-def _per_vector(pointer_type):
-    """Elements in a vector."""
-    return 128 // pointer_type.element_ty.primitive_bitwidth
+_NARROW_BLOCK = 1024  # elements of a program on a GPU where each is an access of its own: few registers suffice
 
 
 @gluon.constexpr_function
@@ -68,7 +61,7 @@ def copy(
         count, part, parts: see `iris_triton.collectives.parts.elements.copy_part`.
         BLOCK: elements of a block; a power of two, and a vector or more.
     """
-    VEC: gl.constexpr = _per_vector(dst.dtype)
+    VEC: gl.constexpr = 16 // item_nbytes(dst.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
     count = gl.maximum(count, 0)
     vectors = count * 0
@@ -91,15 +84,11 @@ def copy(
         for at in range(block, gl.minimum(block + BLOCK, count), NARROW):
             index = at + each
             mask = (index >= vectors * VEC) & (index < count)
-            to, origin = dst_at + index, src_at + index
-            if DST_DIMS > 0:
-                to = strided(to, dst_sizes, dst_strides, DST_DIMS)
-            if SRC_DIMS > 0:
-                origin = strided(origin, src_sizes, src_strides, SRC_DIMS)
+            to = strided(dst_at + index, dst_sizes, dst_strides, DST_DIMS)
+            origin = strided(src_at + index, src_sizes, src_strides, SRC_DIMS)
             gl.store(dst + to, gl.load(src + origin, mask=mask), mask=mask)
 
 
-# -- reducing ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def _reduced(sources, like, offset, mask, WIDE: gl.constexpr, OP: gl.constexpr, SIZE: gl.constexpr):
     """Read a block of elements at each of SIZE addresses, and reduce them in that order."""
@@ -133,12 +122,9 @@ def reduce_to(targets, sources, like, count, part, parts, OP: gl.constexpr, SIZE
     Args:
         targets, sources: tuples of SIZE addresses (int64).
         like: a pointer of the elements' type.
-        count: number of elements (int64); nothing is done if it is negative.
-        part, parts: this program, and how many programs share the work (int64).
-        OP: the reduction's name.
-        BLOCK: as in `copy`.
+        count, part, parts, BLOCK: as in `copy`.
     """
-    VEC: gl.constexpr = _per_vector(like.dtype)
+    VEC: gl.constexpr = 16 // item_nbytes(like.dtype)
     VECTORS: gl.constexpr = BLOCK // VEC
     count = gl.maximum(count, 0)
     vectors = count // VEC

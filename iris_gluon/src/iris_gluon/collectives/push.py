@@ -15,31 +15,19 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.dispatch.team import lasting
+from iris_core.dispatch.team import Team, lasting
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
-from iris_triton.collectives.parts.barrier import (
-    barrier,
-    last_epoch,
-    leave,
-    members_of,
-    row_of,
-    send,
-    sent,
-    sent_second,
-)
+from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
-from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, layouts_of, pieces
+from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, pieces
 from iris_triton.collectives.pull import begins, received_nbytes, splits_table
 
 if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
-_ROUNDS_AT = gl.constexpr(43)
-"""A rank publishes to each member how many elements it expects and, from this bit on, in how many rounds they land."""
-
+_ROUNDS_AT = gl.constexpr(43)  # a rank says how many elements it expects and, from this bit on, in how many rounds
 _COUNT_MASK = gl.constexpr((1 << 43) - 1)
 
 
@@ -72,10 +60,10 @@ def push(
     out = as_words(out)
     ITEM: gl.constexpr = item_nbytes(inp.dtype)
     PEER_DIMS: gl.constexpr = OUT_DIMS if DIRECT else 0
-    members = members_of(SIZE)
+    members = sync.members_of(SIZE)
     programs = gl.num_programs(0).to(gl.int64)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE) + 1
+    row = sync.row_of(control, SIZE)
+    epoch = sync.last_epoch(row, SIZE) + 1
     own = gl.load(bases + me)
     capacity = gl.cast(capacity, gl.int64)
     half_nbytes = SIZE * capacity * ITEM
@@ -89,9 +77,9 @@ def push(
         places = stage.to(gl.int64) - own + members * capacity * ITEM
         own_rounds = (gl.max(wants, axis=0) + capacity - 1) // capacity
         wants = wants | (own_rounds << _ROUNDS_AT)
-    send(row, bases, me, places, wants, SIZE)
-    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    rounds = gl.maximum(gl.max(sent_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
+    sync.send(row, bases, me, places, wants, SIZE)
+    sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    rounds = gl.maximum(gl.max(sync.sent_second(row, members, SIZE) >> _ROUNDS_AT, axis=0), 1)
     turn = capacity * 0
     while turn < rounds:
         half = turn % 2 * half_nbytes
@@ -99,8 +87,8 @@ def push(
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             begin = gl.load(table + member)
-            there = gl.load(bases + member) + sent(row, member, SIZE)
-            wanted = sent_second(row, member, SIZE)
+            there = gl.load(bases + member) + sync.sent(row, member, SIZE)
+            wanted = sync.sent_second(row, member, SIZE)
             piece = gl.minimum(gl.load(table + SIZE + member), wanted & _COUNT_MASK)  # never more than has room
             part = _my_part(gl.minimum(piece, capacity), me, member, SIZE, BLOCK)
             to = begin * 0
@@ -120,7 +108,7 @@ def push(
                 part, programs, PEER_DIMS, IN_DIMS, BLOCK
             )  # fmt: skip
         epoch += 1
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if not DIRECT:
             for i in range(SIZE):
                 member = (me + 1 + i) % SIZE
@@ -134,7 +122,7 @@ def push(
                     part, programs, OUT_DIMS, 0, BLOCK
                 )  # fmt: skip
         turn += 1
-    leave(row, epoch, SIZE)
+    sync.leave(row, epoch, SIZE)
 
 
 class Push(GluonCollective):
@@ -156,7 +144,7 @@ class Push(GluonCollective):
         lands = request.options["uneven"] or not request.direct_out  # of uneven calls, all members' if one's does
         blocks = self._blocks(request, team, None if part is None else part * team.size, item, reduces=False)
         words = lasting(lambda: torch.tensor(table, dtype=torch.int64, device=team.device))
-        arguments = barrier_arguments(team) | layout_arguments(*layouts_of(request, carrier))
+        arguments = barrier_arguments(team) | layout_arguments(request, carrier)
         if lands:
             arguments |= pieces(team, part, item, team.size, name=LANDING)
         else:

@@ -33,7 +33,7 @@ class LaidOut(Handle):
         self.layout = layout
 
 
-_REFUSED = {
+_REFUSED = {  # parts of names of operations that are left out, and why
     **dict.fromkeys(["tmem", "tcgen05"], "Blackwell's tensor memory is not emulated"),
     **dict.fromkeys(["clc", "cluster", "async_shared_store"], "there are no clusters"),
     "async_copy_mbarrier_arrive": "commit and await groups instead",
@@ -42,7 +42,6 @@ _REFUSED = {
     "tdm": "gfx1250's tensor data mover is not emulated",
     "threadwise_inline_asm": "put it into a jitted function of its own and register a cpu_entry for that",
 }
-"""Parts of names of operations that are left out, and why."""
 
 
 class GluonBuilder(HopperOps, CpuBuilder):

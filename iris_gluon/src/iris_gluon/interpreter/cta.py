@@ -159,10 +159,7 @@ class Cta:
         self._ended: list[Partition] = []
 
     def run_partitions(self, default: Callable[[], Any], workers: Sequence[tuple[str, int, Callable[[], None]]]) -> Any:
-        """Run the default partition on this thread and the workers (name, warps, body) beside it.
-
-        Returns what the default one returns.
-        """
+        """Run and return the default partition's body on this thread, with workers (name, warps, body) beside it."""
         root = self.root
         if current.program is not root or len(self._partitions) > 1:
             raise UnsupportedError("gl.warp_specialize cannot be called inside a partition")

@@ -21,11 +21,10 @@ from iris_triton.interpreter.state import current
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FORWARDED = (
+_FORWARDED = (  # builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own
     "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "program_id",
     "cast", "load", "store",
 )  # fmt: skip
-"""Builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own."""
 
 
 class GluonDialect(Dialect):

@@ -95,18 +95,6 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         layout = type_.layout if auto else _layouts.SliceLayout(axis, type_.layout)
         return _compat.distributed_type(type_.scalar, shape, layout) if shape else type_.scalar
 
-    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
-        if axis is None:
-            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=False) for value in inputs)
-            axis = 0
-        shape = inputs[0].type.shape
-        if not 0 <= axis < len(shape):
-            raise ValueError(f"expected reduction axis to be in the range [0, {len(shape)}) but got {axis}")
-        self._check_same_layout(inputs)
-        if any(value.type.shape != shape for value in inputs):
-            raise ValueError("all reduction inputs must have the same shape")
-        return self.reduce_arrays(inputs, axis, region_builder_fn)
-
     def memdesc_trans(self, mem_desc: Any, order: Any) -> Any:
         return super().memdesc_trans(_expecting("trans", mem_desc, order), order)
 

@@ -14,30 +14,20 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import CHANGES, PROGRAMS, RANKS, WAIT, WAITS, Change, Side
-from iris_triton.checker.strands import joined
+from iris_triton.checker.shared import CHANGES, PROGRAMS, RANKS, WAIT, WAITS, Change, Side, Tables
+from iris_triton.checker.strands import Strand, joined
 
-if TYPE_CHECKING:
-    from iris_triton.checker.shared import Tables
-    from iris_triton.checker.strands import Strand
-
-PLAIN, SET, RMW, ADD = range(4)
-"""Kinds of changes: a plain store, an atomic one, any read-modify-write, an addition."""
-
-CTA, GPU, SYS = range(3)
-"""Scopes, the smallest first."""
-
+PLAIN, SET, RMW, ADD = range(4)  # kinds of changes: a plain store, an atomic one, any read-modify-write, an addition
+CTA, GPU, SYS = range(3)  # scopes, the smallest first
 MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are data
 _LOOKED_AT = 32  # changes of a word that a wait goes back
 _UNHEEDED = 16
 
-Word = tuple[int, int] | int
-"""(rank, granule) on a heap, else an address."""
-
+Word = tuple[int, int] | int  # (rank, granule) on a heap, else an address
 HOLDS = {name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")} | {"reached": operator.ge}
 """Comparisons by their names, of values seen with those expected."""
 
@@ -82,9 +72,7 @@ class Words:
 
     def last(self, word: Word) -> int:
         """Return the last change of a word, 0 for none."""
-        if isinstance(word, tuple):
-            return int(self._tables.words[word])
-        return self._others.get(word, 0)
+        return int(self._tables.words[word]) if isinstance(word, tuple) else self._others.get(word, 0)
 
     def _get(self, number: int) -> Change:
         row = self._tables.changes[number].tolist()

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-_BIT, _MOST = 48, (1 << 12) - 1
-"""Where the number begins, and the largest one: below WRAPPED of `offsets`, above what addresses have."""
-
+_BIT, _MOST = 48, (1 << 12) - 1  # where the number begins, and the largest one: below WRAPPED, above addresses
 _TAG = np.uint64(_MOST << _BIT) | WRAPPED
 _ADDRESS = ~_TAG
 

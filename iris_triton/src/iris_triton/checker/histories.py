@@ -12,29 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side
+from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side, Tables
 
 if TYPE_CHECKING:
-    from iris_triton.checker.shared import Tables
     from iris_triton.checker.strands import Strand
 
-READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3
-"""Kinds of accesses; bit 0 says that it writes, bit 1 that it is atomic.  Atomics have a `form` beside."""
-
-INTEGER, FLOAT = 1, 2
-"""What an atomic adds or exchanges; 0 for others, which look at bits."""
-
-ALL = 0xF
-"""All bytes of a granule."""
-
-UNKNOWN, UNWRITTEN = 0, 1
-"""Histories without accesses: of memory that is taken for written, and of a block that is not written yet."""
-
+READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3  # bit 0: it writes; bit 1: it is atomic, with a `form` beside
+INTEGER, FLOAT = 1, 2  # what an atomic adds or exchanges; 0 for others, which look at bits
+ALL = 0xF  # all bytes of a granule
+UNKNOWN, UNWRITTEN = 0, 1  # without accesses: memory that is taken for written, a block that is not written yet
 _KEPT = 1 << 16  # decoded histories of this process
 _SPARE_ROWS = 8  # rows of a history beyond twice its members, before it is written anew
 
-Member = tuple[int, int, int]
-"""Epoch, site and program of an access; its key is the kind with the bytes (kind << 4 | bytes) and the slot."""
+Member = tuple[int, int, int]  # epoch, site, program; its key is the kind with the bytes (kind << 4 | bytes), and slot
 
 
 class History(NamedTuple):
@@ -54,8 +44,7 @@ class Conflict(NamedTuple):
     side: Side
 
 
-WIDE = 64
-"""Of an atomic: its scope is the system; else it is atomic to others of its own rank only."""
+WIDE = 64  # of an atomic: its scope is the system; else it is atomic to others of its own rank only
 
 
 def form(itemsize: int, number: int, *, is_wide: bool) -> int:
@@ -64,10 +53,7 @@ def form(itemsize: int, number: int, *, is_wide: bool) -> int:
 
 
 def agree(one: int, other: int, *, are_near: bool) -> bool:
-    """Return whether two accesses, by their kinds, are atomic to each other: of one width and type, in their scopes.
-
-    `are_near` says that they are of one rank.
-    """
+    """Return whether two accesses, by their kinds and whether they are of one rank, are atomic to each other."""
     numbers = one >> 4 & 3, other >> 4 & 3
     is_one_type = not (one ^ other) & 12 and (0 in numbers or numbers[0] == numbers[1])
     return bool(one & other & 2) and is_one_type and (are_near or bool(one & other & WIDE))
@@ -136,7 +122,11 @@ class Histories:
         writes = {k: m for k, m in history.writes.items() if k[0] & gone}
         reads = {k: m for k, m in history.reads.items() if k[0] & gone}
         writes[key] = me
-        return self._new(strand, writes, reads, written)
+        members = "new", tuple(writes.items()), tuple(reads.items()), written
+        found = strand.next.get(members)  # the same as before in this epoch
+        if found is None:
+            found = strand.next[members] = self._write(writes, reads, written)
+        return found
 
     def _add(self, number: int, history: History, key: tuple[int, int], me: Member, written: int) -> int:
         if history.depth > 2 * (len(history.writes) + len(history.reads)) + _SPARE_ROWS:
@@ -146,14 +136,6 @@ class Histories:
         row = self._tables.take(HISTORIES)
         self._tables.histories[row] = (number, key[0], key[1], *me, written)
         return row
-
-    def _new(self, strand: Strand, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
-        """Return the number of a history with these members, the same as before in this epoch."""
-        key = "new", tuple(writes.items()), tuple(reads.items()), written
-        found = strand.next.get(key)
-        if found is None:
-            found = strand.next[key] = self._write(writes, reads, written)
-        return found
 
     def _write(self, writes: dict[Any, Member], reads: dict[Any, Member], written: int) -> int:
         members = [*writes.items(), *reads.items()]

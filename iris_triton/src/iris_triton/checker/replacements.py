@@ -41,7 +41,10 @@ def replaced(functions: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class Accesses:
-    """Accesses and fences that a checker learns of; where they go to memory, a subclass may do something else."""
+    """Accesses and fences that a checker learns of; where they go to memory, a subclass may do something else.
+
+    Methods of the name of a function of `accesses`, or of `entries`, do the same as that.
+    """
 
     def __init__(self, checker: Watcher | None) -> None:
         self._watcher = checker if checker is not None and checker.follows_accesses else None
@@ -54,23 +57,18 @@ class Accesses:
             (builder, "find_assembly", self.find_assembly),
         )
 
-    # -- addresses -----------------------------------------------------------------------------------------------------
     @staticmethod
     def untag(addresses: Any, mask: Any, nbytes: int, access: str) -> Any:
-        """As `accesses.untag`: hold an access against the tensor that its pointer comes from."""
-        views = current.launch.views
+        views = current.launch.views  # which holds an access against the tensor that its pointer comes from
         return addresses if views is None else views.enter(addresses, mask, nbytes, access)
 
     @staticmethod
     def plain(data: Any) -> Any:
-        """As `accesses.plain`."""
         return data if data.dtype != np.uint64 or current.launch.views is None else current.launch.views.untag(data)
 
-    # -- accesses ------------------------------------------------------------------------------------------------------
     def load(
         self, addresses: Any, mask: Any, fill: Any, dtype: np.dtype[Any], access: str = "load", poll: bool = False
     ) -> Any:
-        """As `accesses.load`."""
         thread, watcher = self._begin(often=poll), self._watcher
         addresses = self.untag(addresses, mask, dtype.itemsize, access)
         mask, view, indices, region = accesses._locate(addresses, mask, dtype, access)
@@ -78,8 +76,7 @@ class Accesses:
             watcher.load(access, region, indices, addresses, mask, dtype.itemsize)
         if watcher is not None and fill is None and mask is not None:
             fill = watcher.undefined(dtype)
-        shape = addresses.shape
-        data = np.zeros(shape, dtype) if fill is None else np.broadcast_to(fill, shape).astype(dtype)
+        data = np.broadcast_to(np.zeros(1) if fill is None else fill, addresses.shape).astype(dtype)
         data = self._read(thread, addresses, mask, data, view, indices, poll)
         if watcher is not None and poll:
             watcher.poll(addresses, mask, data)
@@ -87,7 +84,6 @@ class Accesses:
         return data
 
     def store(self, addresses: Any, mask: Any, data: Any) -> None:
-        """As `accesses.store`."""
         thread, watcher = self._begin(often=False), self._watcher
         data = np.broadcast_to(data, addresses.shape)
         addresses = self.untag(addresses, mask, data.itemsize, "store")
@@ -102,7 +98,6 @@ class Accesses:
         current.program.progress()
 
     def rmw(self, op: Any, addresses: Any, values: Any, mask: Any, sem: Any, element: Any, scope: Any = None) -> Any:
-        """As `accesses.rmw`."""
         thread, watcher = self._begin(often=True), self._watcher
         values, mask = (accesses._spread(each, addresses.shape) for each in (values, mask))
         name = f"atomic_{op.name.lower()}"
@@ -121,7 +116,6 @@ class Accesses:
         return old
 
     def cas(self, addresses: Any, expected: Any, desired: Any, sem: Any, scope: Any = None) -> Any:
-        """As `accesses.cas`."""
         thread, watcher = self._begin(often=True), self._watcher
         kept = expected.dtype
         bits = np.dtype(f"i{kept.itemsize}")
@@ -135,7 +129,6 @@ class Accesses:
         return old
 
     def find_assembly(self, assembly: str) -> Any:
-        """As `entries.find_assembly`; those that run fences tell of it."""
         entry = entries.find_assembly(assembly)
         if entry is None or not assembly.startswith("fence."):
             return entry
@@ -185,8 +178,6 @@ class Accesses:
 
 
 # -- signals and waits ------------------------------------------------------------------------------------------------
-
-
 def _during(operation: Callable[..., Any], function: Any) -> Callable[..., Any]:
     def around(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         strand = Watcher.strand()
@@ -203,25 +194,18 @@ def _during(operation: Callable[..., Any], function: Any) -> Callable[..., Any]:
     return around
 
 
-def _numbers(value: Any) -> Any:
+def _condition(what: str, cmp: Any, value: Any) -> tuple[str, str, Any]:
     value = unwrap(value)
-    return np.asarray(value.handle.data if hasattr(value, "handle") else value).reshape(-1)
-
-
-def _spin(given: dict[str, Any]) -> Any:
-    return "any" if unwrap(given["ANY"]) else "wait", unwrap(given["cmp"]), _numbers(given["expected"])
-
-
-def _test(given: dict[str, Any]) -> Any:
-    return "test", unwrap(given["cmp"]), _numbers(given["value"])
+    numbers = np.asarray(value.handle.data if hasattr(value, "handle") else value)
+    return what, unwrap(cmp), numbers.reshape(-1)
 
 
 _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (
     (flags.set_flag, lambda given: ("set",)),
     (flags.set_flags, lambda given: ("set",)),
     (flags.poll, lambda given: ("load",)),
-    (flags.spin, _spin),
-    (sync.test, _test),
+    (flags.spin, lambda given: _condition("any" if unwrap(given["ANY"]) else "wait", given["cmp"], given["expected"])),
+    (sync.test, lambda given: _condition("test", given["cmp"], given["value"])),
 )
 
 
@@ -229,7 +213,7 @@ _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (
 def as_operations() -> Iterator[None]:
     """Let these functions say what they are, within a `with` block."""
     for function, operation in _OPERATIONS:
-        entries.run_around(function, functools.partial(_during(operation, function)))
+        entries.run_around(function, _during(operation, function))
     try:
         yield
     finally:

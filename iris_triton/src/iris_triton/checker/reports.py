@@ -23,7 +23,7 @@ RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, WRAPPED, UNDEFINED = (
     "race", "counter", "uninitialised", "freed", "bounds", "wrapped", "undefined"
 )  # fmt: skip
 
-REASONS = {
+REASONS = {  # why a signal that was seen orders nothing, by the keys of `changes.Words`
     "plain": "is a plain store, which hands nothing over: use signal or an atomic with sem='release'",
     "relaxed": "is relaxed, so it hands nothing over: use sem='release'",
     "scope": "uses scope gpu or cta, and the peer needs {scope}",
@@ -32,7 +32,6 @@ REASONS = {
     "early": "was seen by {reader}, which may end without it: an earlier value, or other senders, satisfy it, too",
     "other": "was seen by {reader}, but comes before the {kind}",
 }
-"""Why a signal that was seen orders nothing, by the keys of `changes.Words`."""
 
 _TEXTS = {
     RACE: "data race on {where}: {other} is not ordered before {access}",
@@ -44,11 +43,10 @@ _TEXTS = {
     UNDEFINED: "undefined value: {access} uses lanes that the mask of {other} has left out, which has no `other`",
 }
 
-MIXED = (
+MIXED = (  # what is wrong with atomics that are not ordered
     "Atomics are atomic to each other only with one width, with one type where they add or exchange, and with scopes "
     "that reach both: scope='sys' between ranks."
 )
-"""What is wrong with atomics that are not ordered."""
 
 OVERTAKEN = "In this run it was {} that ended it. Give each sender a counter of its own, or order the two."
 """What is wrong with a wait for additions that ended by luck."""
@@ -153,10 +151,7 @@ class FreedMemoryError(CheckError):
 
 
 class BeyondTensorError(CheckError, OutOfBoundsError):
-    """A kernel leaves a tensor, the view that it was given, or gets there by an offset of int32 that has wrapped.
-
-    Nothing was read or written.
-    """
+    """A kernel leaves a tensor, the view that it was given, or gets there by an offset of int32 that has wrapped."""
 
 
 ERRORS: dict[str, type[CheckError]] = {
@@ -179,9 +174,13 @@ class BenignRange:
     reason: str
     count: int = 0
 
+    def as_json(self, rank: int) -> str:
+        """Return the range of a rank as one line of JSON."""
+        fields = {"reason": self.reason, "nbytes": self.nbytes, "races": self.count, "rank": rank}
+        return json.dumps({"kind": "benign", **fields})
 
-benign_ranges: list[BenignRange] = []
-"""What this process has declared, in the order of the calls."""
+
+benign_ranges: list[BenignRange] = []  # what this process has declared, in the order of the calls
 
 
 def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
@@ -213,12 +212,6 @@ def benign_race(tensor: torch.Tensor, reason: str) -> BenignRange:
     return found
 
 
-def benign_as_json(benign: BenignRange, rank: int) -> str:
-    """Return a benign range of a rank as one line of JSON."""
-    fields = {"reason": benign.reason, "nbytes": benign.nbytes, "races": benign.count, "rank": rank}
-    return json.dumps({"kind": "benign", **fields})
-
-
 class Steps:
     """The last accesses of this rank, and where its findings were made among them: rows for a picture."""
 
@@ -241,8 +234,8 @@ class Steps:
         for at, *row in self._rows:
             if len(row) == 1:
                 rows.append({"ns": at, "finding": json.loads(row[0].as_json())})
-                continue
-            program, site, owner, first, last = row
-            who = None if program == HOST else program
-            rows.append({"ns": at, "program": who, **describe(site), "owner": owner, "first": first, "last": last})
+            else:
+                program, site, owner, first, last = row
+                who = None if program == HOST else program
+                rows.append({"ns": at, "program": who, **describe(site), "owner": owner, "first": first, "last": last})
         return json.dumps({"kind": "timeline", "rank": rank, "rows": rows})

@@ -20,31 +20,21 @@ from iris_core.types import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
     from iris_core.world import World
 
-GRANULE = 4
-"""Bytes of the heap that one cell stands for."""
-
-SLOTS = 64
-"""Programs of a rank that clocks tell apart.  Programs p and p + 64 share a slot, which can hide a race."""
-
-PROGRAMS = SLOTS + 1
-"""Slots of a rank: its host and its programs."""
-
+GRANULE = 4  # bytes of the heap that one cell stands for
+SLOTS = 64  # programs of a rank that clocks tell apart.  Programs p and p + 64 share a slot, which can hide a race
+PROGRAMS = SLOTS + 1  # slots of a rank: its host and its programs
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
-HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)
-"""What the counters count; FAILED is 1 + the rank whose error has ended the check, 0 while there is none."""
-
+HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)  # FAILED: 1 + the rank that ended the check
 _COUNTED = ("histories", "changes", "clocks", "sites", "waits")
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
-
 
 Change = namedtuple("Change", "before slot epoch site program kind value old scope own reads system wait ranks")
 """A row of the changes of synchronisation words; `ranks` are columns, too: the clocks that each rank may join.
@@ -93,11 +83,7 @@ def share(
 class Tables:
     """The tables of one context, and the lock that all ranks share; a context manager that holds the lock.
 
-    Collective: every rank of the context makes one.
-
-    Args:
-        world: the ranks.
-        nbytes: size of each rank's heap.
+    Collective: every rank of the context makes one; `nbytes` is the size of each rank's heap.
     """
 
     def __init__(self, world: World, nbytes: int) -> None:
@@ -132,20 +118,14 @@ class Tables:
             fcntl.lockf(self._fd, fcntl.LOCK_EX)  # the kernel releases it where a process is killed
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         self._threads.release()
 
     def take(self, table: int, count: int = 1) -> int:
-        """Return the first of `count` new rows of a table; row 0 stands for none.  The caller holds the lock.
-
-        Raises:
-            IrisError: the table is full.
-        """
+        """Return the first of `count` new rows of a table; row 0 stands for none.  The caller holds the lock."""
         row, name = max(int(self.counters[table]), 2), _COUNTED[table]  # row 1 of the histories means: never written
         if row + count > len(getattr(self, name)):
             raise IrisError(
@@ -159,12 +139,6 @@ class Tables:
         row = self.take(CLOCKS)
         self.clocks[row] = clock
         return row
-
-    def next_epoch(self, slot: int) -> int:
-        """Return an epoch of a slot that no program has had before.  The caller holds the lock."""
-        epoch = int(self.epochs[slot]) + 1
-        self.epochs[slot] = epoch
-        return epoch
 
     def put_text(self, row: Any, text: str) -> None:
         """Write text into a row of bytes, cut to its size."""

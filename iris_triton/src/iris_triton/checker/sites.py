@@ -11,16 +11,13 @@ import functools
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from iris_triton.checker.shared import SITES
+from iris_triton.checker.shared import SITES, Tables
 from iris_triton.interpreter import launch
 from iris_triton.interpreter.state import DEVICE_FUNCTIONS, is_kernel_code
-
-if TYPE_CHECKING:
-    from iris_triton.checker.shared import Tables
 
 _LAUNCH = launch.launch.__code__
 _LIBRARIES = ("torch", "triton", "iris_core", "iris_triton", "iris_gluon", "numpy")
@@ -80,18 +77,13 @@ class Sites:
 
 
 _INTEGER = 0x3A3A3A3A
-_PAYLOAD = 0x55
-"""The seven highest bits of the payload, all that bfloat16 has."""
+_PAYLOAD = 0x55  # the seven highest bits of the payload, all that bfloat16 has
+_SITES = 1 << 13  # lines that the lowest bits of float32 tell apart
 
-_SITES = 1 << 13
-"""Lines that the lowest bits of float32 tell apart."""
-
-
-_FORMS = {
+_FORMS = {  # by kind and size of a type: the exponent's bits with the payload, and how many bits come behind
     (kind, nbytes): (((1 << exponent) - 1) << 7 | _PAYLOAD, shift)
     for kind, nbytes, exponent, shift in (("f", 2, 5, 3), ("f", 4, 8, 16), ("f", 8, 11, 45), ("u", 2, 8, 0))
 }
-"""By kind and size of a type: the exponent's bits and the payload of such a value, and how many bits come behind."""
 
 
 class Undefined:

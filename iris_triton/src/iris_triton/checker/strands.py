@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iris_triton.checker.shared import PROGRAMS, SLOTS
+from iris_triton.checker.shared import PROGRAMS, SLOTS, Tables
 from iris_triton.interpreter.state import ProgramInfo
 
 if TYPE_CHECKING:
     from iris_core.world import World
-    from iris_triton.checker.shared import Tables
 
-HOST = 0xFFFFFFFF
-"""Stands for the host where a program is named."""
+HOST = 0xFFFFFFFF  # stands for the host where a program is named
 
 
 class Strand:
@@ -45,9 +43,9 @@ class Strand:
         self.unheeded: dict[Any, Any] = {}  # changes of words that were seen and ordered nothing, and why
 
     def tick(self, tables: Tables) -> None:
-        """Begin a new epoch.  The caller holds the lock."""
-        self.epoch = tables.next_epoch(self.slot)
-        self.clock[self.slot] = self.epoch
+        """Begin a new epoch, which no program of the slot has had before.  The caller holds the lock."""
+        tables.epochs[self.slot] += 1
+        self.epoch = self.clock[self.slot] = int(tables.epochs[self.slot])
         self.next.clear()
         self.released = 0
 

@@ -18,20 +18,18 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from iris_triton.checker.places import place_of, range_of
+from iris_triton.checker.places import Place, place_of, range_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from iris_core.world import World
-    from iris_triton.checker.places import Place
     from iris_triton.checker.watcher import Watcher
 
-_NOT_READ = (
+_NOT_READ = (  # operations that take a tensor for its shape or its storage only
     "empty_like", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like",
     "randn_like", "randint_like", "new_empty_strided", "set_", "resize_", "is_pinned", "is_same_size", "record_stream",
 )  # fmt: skip
-"""Operations that take a tensor for its shape or its storage only."""
 
 _ONLY_WRITTEN = (
     "zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_",
@@ -110,10 +108,7 @@ def _places(watcher: Watcher, tensor: torch.Tensor, name: str) -> list[Place]:
 
 @contextlib.contextmanager
 def watched(watcher: Watcher | None, exchanges: Any, world: World) -> Iterator[None]:
-    """Watch torch's operations of this thread, and its barrier, within a `with` block.
-
-    `exchanges` learns of the barrier; without a watcher that is all.
-    """
+    """Watch torch's operations of this thread within a `with` block, if there is a watcher, and torch's barrier."""
     mode = None if watcher is None else HostOperations(watcher)
     barrier = dist.barrier
 

@@ -7,6 +7,7 @@ the tables, so that the clock of a word is always that of the value that was rea
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,26 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iris_triton import _compat
-from iris_triton.checker import changes, reports
+from iris_triton.checker import changes, histories, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
-from iris_triton.checker.given_views import Views
-from iris_triton.checker.histories import (
-    ATOMIC_READ,
-    ATOMIC_WRITE,
-    FLOAT,
-    INTEGER,
-    READ,
-    UNWRITTEN,
-    WRITE,
-    Histories,
-    different,
-    form,
-    replaced,
-)
+from iris_triton.checker.given_views import View, Views
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
-from iris_triton.checker.strands import HOST, Host, LaunchStrands
+from iris_triton.checker.strands import HOST, Host, LaunchStrands, Strand
 from iris_triton.interpreter.memory.regions import registered_heaps
 from iris_triton.interpreter.state import current, program_info
 
@@ -44,18 +32,13 @@ if TYPE_CHECKING:
 
     from iris_core.heap.heap import SymmetricHeap
     from iris_core.world import World
-    from iris_triton.checker.given_views import View
     from iris_triton.checker.histories import Conflict
-    from iris_triton.checker.strands import Strand
 
-POISON = 0xFF
-"""What every byte of a new block holds: NaN in every floating-point type, -1 in integers."""
-
+POISON = 0xFF  # what every byte of a new block holds: NaN in every floating-point type, -1 in integers
 _SEM = _compat.ir.MEM_SEMANTIC
 _SCOPES = {"CTA": CTA, "GPU": GPU}
 _SCOPE_NAMES = ("cta", "gpu", "sys")
-NEUTRAL = ("ADD", "FADD", "OR", "XOR")
-"""Operations that change nothing where the operand is 0: polls."""
+NEUTRAL = ("ADD", "FADD", "OR", "XOR")  # operations that change nothing where the operand is 0: polls
 
 
 class Watcher:
@@ -64,8 +47,6 @@ class Watcher:
     Collective: every rank of the context makes one.
 
     Args:
-        checks: what to look for.
-        heap, world: the context's.
         path: file to which findings are appended, one JSON object a line; the program goes on.  Without it the first
             finding is raised.
         timeline: whether this rank's last accesses are appended, too, when it closes.
@@ -82,7 +63,7 @@ class Watcher:
         self._rank, self._bases = world.rank, heap.heap_bases
         self.heaps = Heaps(self._bases, heap.nbytes)
         self.tables = Tables(world, heap.nbytes)
-        self._histories, self._words = Histories(self.tables), Words(self.tables, world.rank)
+        self._histories, self._words = histories.Histories(self.tables), Words(self.tables, world.rank)
         self._sites, self._undefined = Sites(self.tables), Undefined()
         self.host = Host(self.tables, world)
         self.before_exchange, self.after_exchange = self.host.before_exchange, self.host.after_exchange
@@ -127,7 +108,7 @@ class Watcher:
             site = self._sites.of_kernel(access)
             with self.tables:
                 for place in places:
-                    self._access(strand, place, READ, site)
+                    self._access(strand, place, histories.READ, site)
 
     def store(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> Callable[[], None] | None:
         """As `load`, before a plain store; returns what is to be called after it, if anything."""
@@ -138,7 +119,7 @@ class Watcher:
         site = self._sites.of_kernel("store")
         with self.tables:
             for place in places:
-                self._access(strand, place, WRITE, site)
+                self._access(strand, place, histories.WRITE, site)
             words = self._words_of(places)
         return partial(self._stored, strand, words, site) if words else None
 
@@ -180,8 +161,9 @@ class Watcher:
                 before, strand.operation = strand.operation, ("wait", "eq", seen.reshape(-1))
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
                 strand.operation = before
+            what = histories.ATOMIC_READ | histories.form(seen.itemsize, 0, is_wide=True)
             for place in self.heaps.find(addresses, mask, seen.itemsize):
-                self._access(strand, place, ATOMIC_READ | form(seen.itemsize, 0, is_wide=True), site)
+                self._access(strand, place, what, site)
 
     def rmw(self, run: Callable[[], Any], op: Any, addresses: Any, values: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """Run an atomic operation; returns the old values."""
@@ -192,7 +174,7 @@ class Watcher:
         is_set = op.name == "XCHG" and strand.operation == ("set",)
         kind = SET if is_set else ADD if op.name == "ADD" else RMW
         is_typed = op.name in ("ADD", "FADD", "XCHG") and not is_load
-        number = (INTEGER if values.dtype.kind in "iu" else FLOAT) if is_typed else 0
+        number = (histories.INTEGER if values.dtype.kind in "iu" else histories.FLOAT) if is_typed else 0
         are_words = values.dtype.kind in "iu" or op.name == "XCHG"
 
         def meaning(old: Any) -> tuple[Any, int, Any, bool]:
@@ -227,7 +209,7 @@ class Watcher:
         It may change the operation of the strand, for this one; `number` is that of `form`.
         """
         reach, operation = reach_of(scope), strand.operation
-        bits = form(itemsize, number, is_wide=reach == SYS)
+        bits = histories.form(itemsize, number, is_wide=reach == SYS)
         order = getattr(sem, "name", "RELAXED").lower().replace("acquire_release", "acq_rel")
         site = self._sites.of_kernel(f"{name} ({order}, {_SCOPE_NAMES[reach]})")
         with self.tables as tables:
@@ -239,7 +221,7 @@ class Watcher:
                 self._read_words(strand, addresses, active, old, acquires(sem), reach, site)
             for place in self.heaps.find(addresses, active if changed is None else changed, itemsize):
                 reads = changed is not None and kind != SET and name != "atomic_xchg"
-                what = bits | (ATOMIC_READ if changed is None else ATOMIC_WRITE)
+                what = bits | (histories.ATOMIC_READ if changed is None else histories.ATOMIC_WRITE)
                 self._access(strand, place, what, site, reads=reads)
             strand.past = None
             if are_words and changed is not None:
@@ -248,10 +230,10 @@ class Watcher:
                     address = int(addresses.reshape(-1)[lane])
                     before = int(old.reshape(-1).view(f"i{itemsize}")[lane])
                     word = self._word(address)
+                    now = int.from_bytes(ctypes.string_at(address, itemsize), sys.byteorder, signed=True)
                     overtaken = self._words.change(
-                        strand, word, kind, _value(address, itemsize), before,
-                        releases=is_release, scope=reach, site=site,
-                    )  # fmt: skip
+                        strand, word, kind, now, before, releases=is_release, scope=reach, site=site
+                    )
                     if overtaken is not None and isinstance(word, tuple) and "races" in self._checks:
                         wait, last = overtaken
                         me, first = Side(site, strand.program, strand.slot), word[1] * GRANULE
@@ -325,9 +307,9 @@ class Watcher:
         site = self._sites.of_host(name)
         with self.tables:
             for place in read:
-                self._access(self.host, place, READ, site)
+                self._access(self.host, place, histories.READ, site)
             for place in written:
-                self._access(self.host, place, WRITE, site)
+                self._access(self.host, place, histories.WRITE, site)
             words = self._words_of(written)
         result = run()
         self._stored(self.host, words, site)
@@ -356,7 +338,7 @@ class Watcher:
             if "uninitialised" in self._checks:
                 for base in self._bases:
                     ctypes.memset(base + offset, POISON, nbytes)
-                tables.cells[:, granules] = UNWRITTEN
+                tables.cells[:, granules] = histories.UNWRITTEN
             else:
                 tables.cells[:, granules] = 0
 
@@ -395,7 +377,7 @@ class Watcher:
             self._update(strand, place.rank, place.granules, kind, place.masks, site, reads)
             return
         granules = _indices(place.granules)
-        for mask in different(place.masks):
+        for mask in histories.different(place.masks):
             self._update(strand, place.rank, granules[place.masks == mask], kind, mask, site, reads)
 
     def _update(self, strand: Strand, rank: int, granules: Any, kind: int, mask: int, site: int, reads: bool) -> None:
@@ -403,7 +385,7 @@ class Watcher:
         now = cells[granules]
         new: dict[int, int] = {}
         is_changed = False
-        for number in different(now):
+        for number in histories.different(now):
             key = number, kind, mask, site
             after = strand.next.get(key)
             if after is None:
@@ -412,7 +394,7 @@ class Watcher:
             new[number] = after
             is_changed |= after != number
         if is_changed:
-            cells[granules] = after if len(new) == 1 else replaced(now, new)
+            cells[granules] = after if len(new) == 1 else histories.replaced(now, new)
 
     def _check(
         self, strand: Strand, rank: int, granules: Any, now: Any, number: int, kind: int, mask: int, site: int,
@@ -516,7 +498,7 @@ class Watcher:
         reports.benign_ranges[:] = [each for each in reports.benign_ranges if each.start not in heap]
         if self._path is not None and (declared or self._steps is not None):
             with self.tables, open(self._path, "a") as file:
-                file.writelines(reports.benign_as_json(each, self._rank) + "\n" for each in declared)
+                file.writelines(each.as_json(self._rank) + "\n" for each in declared)
                 if self._steps is not None:
                     file.write(self._steps.as_json(self._rank, self._sites.describe) + "\n")
         self.tables.close()
@@ -547,9 +529,3 @@ def fence_scope(assembly: str) -> int | None:
 
 def _indices(granules: Any) -> Any:
     return np.arange(granules.start, granules.stop) if isinstance(granules, slice) else granules
-
-
-def _value(address: int, itemsize: int) -> int:
-    """Return the integer at an address."""
-    kind = ctypes.c_int64 if itemsize == 8 else ctypes.c_int32
-    return kind.from_address(address).value

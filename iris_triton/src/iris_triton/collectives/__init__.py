@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from iris_core.protocols import Collective
 
-TABLES = Path(__file__).parent / "tables"
-"""Folder with the tables that come with these algorithms, measured ones and models."""
+TABLES = Path(__file__).parent / "tables"  # that come with these algorithms, measured ones and models
 
 
 def collectives(*, packets: bool = True) -> list[Collective]:
@@ -53,7 +52,4 @@ def fast_collectives() -> list[Collective]:
         ("reduce", "mailbox", ("ll", "ll128", "sentinel")),
         *((op, "mailbox", ("ll", "ll128")) for op in ("broadcast", "gather", "scatter")),
     )
-    return [
-        *(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings),
-        Split(),
-    ]
+    return [*(Exchange(op, form, encoding) for op, form, encodings in exchanges for encoding in encodings), Split()]

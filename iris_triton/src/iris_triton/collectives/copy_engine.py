@@ -27,35 +27,24 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
     from iris_triton.launcher import BoundKernel
 
-COPIED = ("all_gather", "all_to_all")
-"""Operations that it serves."""
-
+COPIED = ("all_gather", "all_to_all")  # operations that it serves
 _LINK_SHARE = 1.25  # of the model: a copy engine's bandwidth
 _COPY_S = 1e-5  # of the model
 
 
 @dataclass(slots=True)
 class _Plan:
-    """A prepared call.
+    """A prepared call; its lists have an item for each half."""
 
-    Attributes:
-        enter, side: the barrier that begins it; the second stream.
-        nbytes, capacity: bytes for each member, and of a piece at most.
-        me, step: this rank's number, and bytes from one member's part of the input to the next one's.
-        peers: for each half, whom to copy to, with the addresses of the place and of the word there.
-        arrivals: for each half, who sends, with the kernel that waits for the word and the place, uint8[capacity].
-        free: for each half, the event after which it may be used again; None on the CPU.
-    """
-
-    enter: BoundKernel
+    enter: BoundKernel  # the barrier that begins it
     side: Side
-    nbytes: int
-    capacity: int
+    nbytes: int  # for each member
+    capacity: int  # bytes of a piece, at most
     me: int
-    step: int
-    peers: list[list[tuple[int, Any, Any]]]
-    arrivals: list[list[tuple[int, BoundKernel, torch.Tensor]]]
-    free: list[Any]
+    step: int  # bytes from one member's part of the input to the next one's
+    peers: list[list[tuple[int, Any, Any]]]  # whom to copy to, with the addresses of the place and of the word there
+    arrivals: list[list[tuple[int, BoundKernel, torch.Tensor]]]  # who sends, the wait for its word, uint8[capacity]
+    free: list[Any]  # events after which the halves may be used again; None on the CPU
 
     def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Copy parts of the input, in bytes, to the outputs, one row for each member."""

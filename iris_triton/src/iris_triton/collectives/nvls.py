@@ -16,34 +16,15 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
-from iris_triton.collectives.parts.barrier import (
-    barrier,
-    compare_kinds,
-    enter,
-    leave,
-    members_of,
-    send,
-    sent,
-    sent_second,
-)
+from iris_core.types import CollectiveRequest, DeviceType
+from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.sizes import (
-    VECTOR_NBYTES,
-    blocks_for,
-    carrier_of,
-    item_of,
-    layout_arguments,
-    layouts_of,
-    pieces,
-    rounded_up,
-)
+from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, blocks_for, carrier_of, item_of, pieces, rounded_up
 from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, multimem_store
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @triton.jit
@@ -99,7 +80,7 @@ def nvls(
         DIRECT: both have all parts, and are dense and on the heap.
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
-    row, epoch = enter(control, bases, me, kind, SIZE)
+    row, epoch = sync.enter(control, bases, me, kind, SIZE)
     shard = tl.cast(shard, tl.int64)
     capacity = tl.cast(capacity, tl.int64)
     begin = me * shard
@@ -108,23 +89,22 @@ def nvls(
     done = capacity * 0
     while done < shard:
         if DIRECT:
-            send(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
+            sync.send(row, bases, me, inp.to(tl.int64) - own, out.to(tl.int64) - own, SIZE)
         else:
-            for i in range(SIZE):
+            for i in range(0 if SUMS else me, SIZE if SUMS else me + 1):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
-                if SUMS:
-                    _stage(mine + i * capacity, inp, i * shard + done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
-                elif i == me:
-                    _stage(mine + i * capacity, inp, done, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
+                first = i * shard + done if SUMS else done
+                _stage(mine + i * capacity, inp, first, piece, in_sizes, in_strides, IN_DIMS, BLOCK)
         epoch += 1
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are there; what came before is taken
+        sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # inputs are there, results taken
         if done == 0:
-            compare_kinds(row, kind, status, rank, SIZE)
+            sync.compare_kinds(row, kind, status, rank, SIZE)
         multimem_fence()
         piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
         if DIRECT:
             here, there = inp.to(tl.int64) - own, out.to(tl.int64) - own
-            apart = (sent(row, members_of(SIZE), SIZE) - here) | (sent_second(row, members_of(SIZE), SIZE) - there)
+            members = sync.members_of(SIZE)
+            apart = (sync.sent(row, members, SIZE) - here) | (sync.sent_second(row, members, SIZE) - there)
             apart = apart | (here | there) % 16
             whole = piece * 0
             if tl.max((apart != 0).to(tl.int32), axis=0) == 0:
@@ -138,18 +118,15 @@ def nvls(
             part = mine + me * capacity
             _through_switch(part, part, piece, me, bases, multicast, SUMS, TO_ALL, SIZE, BLOCK)
         epoch += 1
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # results are there; the stage is this member's
+        sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)  # results are there, the stage is free
         if not DIRECT:
             multimem_fence()
-            for i in range(SIZE):
+            for i in range(0 if TO_ALL else me, SIZE if TO_ALL else me + 1):
                 piece = tl.minimum(tl.minimum(count - i * shard, shard) - done, capacity)
-                part = mine + i * capacity
-                if TO_ALL:
-                    copy(out, i * shard + done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
-                elif i == me:
-                    copy(out, done, part, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
+                first = i * shard + done if TO_ALL else done
+                copy(out, first, mine + i * capacity, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
         done += capacity
-    leave(row, epoch, SIZE)
+    sync.leave(row, epoch, SIZE)
 
 
 class Nvls(KernelCollective):
@@ -188,7 +165,7 @@ class Nvls(KernelCollective):
             shard = count // team.size if self.op == "reduce_scatter" else rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=self.op != "all_gather")
         blocks = dataclasses.replace(blocks, block=max(blocks.block, VECTOR_NBYTES // item))
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request, carrier))
+        arguments = self.arguments(request, team, carrier)
         direct = self._is_direct(request)
         arguments |= pieces(team, shard, item, team.size, halves=1, name="nvls", needed=not direct)
         arguments |= {"SUMS": carrier is None, "TO_ALL": self.op != "reduce_scatter", "DIRECT": direct}

@@ -17,35 +17,16 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
-from iris_core.dispatch.team import lasting
-from iris_triton.collectives.parts.barrier import (
-    barrier,
-    compare_kinds,
-    last_barrier,
-    last_epoch,
-    members_of,
-    report_difference,
-    row_of,
-    send,
-    send_kind,
-    sent,
-    sent_second,
-)
+from iris_core.dispatch.team import Team, lasting
+from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
-from iris_triton.collectives.parts.sizes import (
-    blocks_for,
-    carrier_of,
-    layout_arguments,
-    layouts_of,
-    pieces,
-)
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
 from iris_triton.language.flags import lanes_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_core.dispatch.team import Team
     from iris_core.types import CollectiveRequest
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
@@ -95,11 +76,11 @@ def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVE
     GIVEN: 1 if they are this rank's numbers for the member, `expected` those that it has.
     """
     if tl.program_id(0) == 0:
-        members = members_of(SIZE)
+        members = sync.members_of(SIZE)
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
         if peer >= 0:
             ours, theirs = _of_member(expected, said, peer, SIZE)
-            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
+            sync.report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
 
 
 @triton.jit(do_not_specialize=(*RUNTIME, *_PARTS, *_ROOMS), do_not_specialize_on_alignment=(*PER_CALL, *_TOLD))
@@ -115,9 +96,7 @@ def pull(
     with what it expects.  Each rank treats its own input as SOURCE says; all make as many rounds as the longest needs.
 
     Args:
-        out, inp: the tensors.
-        control: the team's control region (int64).
-        stage: the team's staging region.
+        control, stage: the team's control region (int64), and its staging region.
         table: int64[4 * SIZE] if parts differ, else None: for each member, begin and number of the elements sent to
             it in the input, then begin and number of those received from it in the output.
         bases: int64[SIZE], the members' heaps.
@@ -128,9 +107,7 @@ def pull(
         giver: the only member that sends; -1 if all do.
         capacity: elements of a piece; half of the staging region holds one for each member, or one for all if SHARED.
         timeout_ns, status: bound of waits, and where they report.
-        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.
-        out_sizes, out_strides: of the output, OUT_DIMS of them.
-        SIZE: number of members.
+        in_sizes, in_strides: of the input, IN_DIMS of them; none if it is dense.  Likewise for the output.
         SOURCE: "direct" if the input is dense and on the heap, "staged" if not, "none" if the rank has none.
         SHARED: whether all members get the same from a rank.
         BLOCK: elements that a program moves at a time.
@@ -142,9 +119,9 @@ def pull(
     out = as_words(out)
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
     PIECES: tl.constexpr = 1 if SHARED else SIZE
-    members = members_of(SIZE)
-    row = row_of(control, SIZE)
-    epoch = last_epoch(row, SIZE)
+    members = sync.members_of(SIZE)
+    row = sync.row_of(control, SIZE)
+    epoch = sync.last_epoch(row, SIZE)
     own = tl.load(bases + me)
     staging = stage.to(tl.int64) - own  # the same in every heap
     capacity = tl.cast(capacity, tl.int64)
@@ -177,19 +154,19 @@ def pull(
                 place += inp.to(tl.int64) - own + begin * ITEM
             elif SOURCE == "staged":  # no place, but how much there is
                 place += -1 - tl.max(number, axis=0)
-            send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
-            send_kind(row, bases, me, kind, SIZE)
+            sync.send(row, bases, me, place, number | (kind << _NUMBER_BITS), SIZE)
+            sync.enter(control, bases, me, kind, SIZE)  # at the beginning, it would take more registers
         epoch += 1
-        barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+        sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
-            longest = tl.max(-1 - sent(row, members, SIZE), axis=0)
-            said = sent_second(row, members, SIZE)
-            compare_kinds(row, kind, status, rank, SIZE)
+            longest = tl.max(-1 - sync.sent(row, members, SIZE), axis=0)
+            said = sync.sent_second(row, members, SIZE)
+            sync.compare_kinds(row, kind, status, rank, SIZE)
             if table is not None:
                 begin, number = _from_member(table, members, out_step, taken, giver, SIZE)
                 _compare_numbers(row, number, said & ((1 << _NUMBER_BITS) - 1), status, rank, SIZE)
         if gives is not None:
-            words = sent_second(row, members, SIZE)
+            words = sync.sent_second(row, members, SIZE)
             is_one = (lanes < SIZE) & (words >> _NUMBER_BITS == kind)
             come = tl.where(is_one, words & ((1 << _NUMBER_BITS) - 1), 0)
             out_begins, out_numbers = _that_fit(come, tl.cast(out_rows, tl.int64) * row_items)
@@ -203,10 +180,10 @@ def pull(
                 begin, number = _of_member(out_begins, out_numbers, member, SIZE)
             else:
                 begin, number = _from_member(table, member, out_step, taken, giver, SIZE)
-            said = sent_second(row, member, SIZE)
+            said = sync.sent_second(row, member, SIZE)
             number = tl.minimum(number, said & ((1 << _NUMBER_BITS) - 1))  # never more than the member has
             number = tl.where(said >> _NUMBER_BITS == kind, number, 0)  # and nothing of another call
-            place = sent(row, member, SIZE)
+            place = sync.sent(row, member, SIZE)
             if place < 0:
                 place = staging + half
                 if not SHARED:
@@ -222,12 +199,10 @@ def pull(
             copy(out, begin, src, 0, out_sizes, out_strides, number, OUT_DIMS, 0, BLOCK)
         done += capacity
         half = PIECES * capacity * ITEM - half
-    last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    sync.last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
-"""Operations that pulling serves."""
-
+MOVES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")  # operations that pulling serves
 _SHARED = ("all_gather", "broadcast", "gather")  # a rank has the same for every member that gets something
 
 
@@ -265,7 +240,7 @@ class Pull(KernelCollective):
         if _has_input(request) and math.prod(request.shape) > 0:  # an empty tensor has no address
             source = "direct" if request.direct_in and request.options["layout"] == "torch" else "staged"
         blocks = blocks_for(request, team, None if chunk is None else chunk * team.size, item, reduces=False)
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request, carrier))
+        arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
         arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
         arguments |= dict(zip(_ROOMS, rows, strict=True)) if told else dict.fromkeys((*_TOLD, *_ROOMS))

@@ -16,7 +16,7 @@ import triton.language as tl
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, layout_arguments, layouts_of, pieces
+from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, pieces
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -37,7 +37,6 @@ def pull_reduce(
         count, wanted: elements of a part; the same on a rank that gets one, 0 on others.
         apart: elements between two members' parts in an input; 0 where all get the same.
         tiles, STRIDING: which elements this rank gets, see `_owner`; None for all.
-        OP: the reduction's name.
         SHARED: whether `apart` is 0.
     """
     ITEM: tl.constexpr = item_nbytes(inp.dtype)
@@ -57,12 +56,8 @@ def pull_reduce(
                 copy(mine, 0, inp, i * apart + done, in_sizes, in_strides, piece, 0, IN_DIMS, BLOCK)
         if done == 0:
             members = members_of(SIZE).to(tl.int64)
-            if not STAGED:
-                send(row, bases, me, inp.to(tl.int64) - own + members * apart * ITEM, members, SIZE)
-            elif SHARED:
-                send(row, bases, me, stage.to(tl.int64) - own + members * 0, members, SIZE)
-            else:
-                send(row, bases, me, stage.to(tl.int64) - own + members * capacity * ITEM, members, SIZE)
+            origin, step = (stage, 0 if SHARED else capacity) if STAGED else (inp, apart)
+            send(row, bases, me, origin.to(tl.int64) - own + members * step * ITEM, members, SIZE)
         epoch += 1
         barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
         if done == 0:
@@ -100,7 +95,7 @@ class PullReduce(KernelCollective):
         count = math.prod(request.shape) // (team.size if scatters else 1)
         direct = self._is_direct(request)
         blocks = blocks_for(request, team, count, item, reduces=True)
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments = self.arguments(request, team)
         arguments |= pieces(team, count, item, team.size if scatters else 1, needed=not direct)
         arguments |= {
             "OP": op,

@@ -15,24 +15,15 @@ import triton
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
-from iris_triton.collectives.parts.sizes import (
-    MOST_PROGRAMS,
-    Blocks,
-    blocks_for,
-    carrier_of,
-    layout_arguments,
-    layout_of,
-    pieces,
-)
+from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, pieces
 from iris_triton.collectives.pull import received_nbytes
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @triton.jit
@@ -76,9 +67,7 @@ def _push_tiles(
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
-            index = begin + member * apart + at + lanes
-            if IN_DIMS > 0:
-                index = strided(index, in_sizes, in_strides, IN_DIMS)
+            index = strided(begin + member * apart + at + lanes, in_sizes, in_strides, IN_DIMS)
             tl.store(there + at + lanes, tl.load(inp + index, mask=mask), mask=mask)
         at += step
 
@@ -137,7 +126,6 @@ def push(
     Args (beside those of `iris_triton.collectives.pull.pull`):
         stage: the team's staging region; half of it holds a piece from each member.
         count: elements that go to a member.
-        capacity: elements of a piece.
         DIRECT: outputs are dense and on the heap; they need no staging.
         SHARDED: the input has a part for each member; else all get the same.
         FORM: see `_push`; with "divided", SIZE divides the number of programs.
@@ -190,9 +178,7 @@ def push(
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-PUSHED = ("all_gather", "all_to_all")
-"""Operations that pushing serves."""
-
+PUSHED = ("all_gather", "all_to_all")  # operations that pushing serves
 FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
 """Algorithms that push, and their forms as the kernels call them; the last two are variants of AMD's Iris."""
 
@@ -229,15 +215,13 @@ class Push(KernelCollective):
         return offered
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        carrier, options = carrier_of(request.dtype), request.options
-        item, sharded = carrier.dtype.itemsize, self.op == "all_to_all"
+        carrier, sharded = carrier_of(request.dtype), self.op == "all_to_all"
+        item = carrier.dtype.itemsize
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
         blocks = blocks_for(request, team, count, item, reduces=False)
         if self.name == "partitioned":
             blocks = self._divided(request, team, count, blocks)
-        inner = layout_of(*carrier.extend(request.shape, options["in_stride"]))
-        outer = layout_of(*carrier.extend(options["out_shape"], options["out_stride"]))
-        arguments = self.arguments(request, team) | layout_arguments(inner, outer)
+        arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, count, item, team.size, name="pushed", needed=not request.direct_out)
         arguments |= {"count": count, "DIRECT": request.direct_out, "SHARDED": sharded, "FORM": FORMS[self.name]}
         return self.bind(push, team, blocks, arguments, carrier)

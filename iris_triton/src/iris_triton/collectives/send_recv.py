@@ -9,26 +9,22 @@ pieces of each part are sent before anyone receives.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
-from iris_core.dispatch.team import ELEMENT_TYPES
+from iris_core.dispatch.team import ELEMENT_TYPES, Team
 from iris_core.errors import UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts.barrier import elsewhere, publish, report_difference, take
 from iris_triton.collectives.parts.collective import KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy_part
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
 from iris_triton.language.flags import await_flag
 from iris_triton.launcher import BoundKernel
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 # Words of a rank, for each peer and part.  The counters only grow, so a captured send can be replayed.
 ARRIVED = tl.constexpr(0)  # pieces that the peer has put into the inbox here (the peer counts)
@@ -70,15 +66,12 @@ def move(
 
     Args:
         words, boxes: this rank's words (int64), and its inboxes.
-        bases: int64, heap of every rank.
         me, peer: ranks of the world.
         apart: bytes of an inbox's part.
         count, element: number of elements; number of their type.
         piece: elements of a piece; two fit into a part.
-        timeout_ns, status: bound of waits, and where they report.
         sizes, strides: of the tensor, DIMS of them; none if it is dense.
         PARTS: parts of an inbox, the same on both sides; at least the number of programs.
-        BLOCK: elements that a program moves at a time.
     """
     tensor = as_words(tensor)
     COUNTER: tl.constexpr = SENT if SENDS else RECEIVED

@@ -17,7 +17,7 @@ import triton.language as tl
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
-from iris_triton.collectives.parts.sizes import blocks_for, item_of, layout_arguments, layouts_of, pieces, rounded_up
+from iris_triton.collectives.parts.sizes import blocks_for, item_of, pieces, rounded_up
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
@@ -38,10 +38,7 @@ def two_shot(
     ready.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
-        count: elements of the whole.
-        shard: elements of a shard; the last ones may be shorter, or empty.
-        capacity: elements of a piece.
-        OP: the reduction's name.
+        count, shard: elements of the whole, and of a shard; the last ones may be shorter, or empty.
         DIRECT: inputs and outputs are dense and on the heap, and results are pushed into all outputs.
         IN_STAGED: inputs are not.
     """
@@ -79,10 +76,7 @@ def two_shot(
             if done == 0:
                 compare_kinds(row, kind, status, rank, SIZE)
             piece = tl.minimum(tl.minimum(count - begin, shard) - done, capacity)
-            if IN_STAGED:
-                shift = done * 0
-            else:
-                shift = done * ITEM
+            shift = done * 0 if IN_STAGED else done * ITEM
             reduce_to(mine, 0, row, bases, shift, piece, out_sizes, out_strides, 0, OP, SIZE, BLOCK)
             epoch += 1
             barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
@@ -113,7 +107,7 @@ class TwoShot(KernelCollective):
         shard = rounded_up(-(-count // team.size), item)
         blocks = blocks_for(request, team, shard, item, reduces=True)
         direct, staged = request.direct_in and request.direct_out, not request.direct_in
-        arguments = self.arguments(request, team) | layout_arguments(*layouts_of(request))
+        arguments = self.arguments(request, team)
         arguments |= pieces(team, shard, item, 1 + team.size * staged, halves=1, needed=not direct)
         arguments |= {"count": count, "shard": shard, "OP": op, "DIRECT": direct, "IN_STAGED": staged}
         return self.bind(two_shot, team, blocks, arguments, carrier)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CpuConfig", "DeadlockError", "OutOfBoundsError", "ProgramInfo", "allow_region", "configuration", "configure",
-    "configured", "cpu_entry", "disable", "enable", "is_enabled", "register_memory",
-    "unregister_memory",
+    "configured", "cpu_entry", "disable", "enable", "is_enabled", "register_memory", "unregister_memory",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Imports neither torch nor triton, so any kernel module can register its entries.
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 import re
 import time
@@ -16,9 +17,7 @@ from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
-PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"
-"""Attributes of a jitted function: what the executor has made of it, its CPU entry, and what stands for it."""
-
+PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"  # of jitted functions: prepared, entry, stand-in
 FACTORIES = {"triton": "iris_triton.interpreter.frontend.calls:triton_dialect"}
 """What makes the `frontend.calls.Dialect` of a language, as "module:function"; the same one every time.  A language on
 top of Triton adds its own; it is imported when the first kernel in that language is launched."""
@@ -32,9 +31,6 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     becomes a tensor: the numpy dtype decides the type (bool int1, Python ints the smallest of int32 and int64
     that holds them, Python floats float32); None stays None and a tuple becomes a tuple.  The implementation may also
     be a jitted function, which the executor runs with the call's arguments.
-
-    Args:
-        function: the jitted function.
 
     Returns:
         A decorator, which returns the implementation unchanged: several decorators can be stacked.
@@ -53,6 +49,12 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
     return register
 
 
+def cpu_entry_at(function: Any, place: str, *given: Any) -> None:
+    """Register a CPU implementation, by "module:name", that is imported when it is first called, with `given` first."""
+    found = functools.cache(lambda: pkgutil.resolve_name(place))
+    cpu_entry(function)(lambda *args, **named: found()(*given, *args, **named))
+
+
 def run_around(function: Any, around: Callable[..., Any] | None) -> None:
     """Let `around(run, *args, **kwargs)` stand for a jitted device function, as the checker does; None ends that.
 
@@ -67,8 +69,7 @@ def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
 
 
-clock: Callable[[], int] = time.monotonic_ns
-"""Nanoseconds, for kernels; where schedules are explored, time goes on with what programs do."""
+clock: Callable[[], int] = time.monotonic_ns  # for kernels; where schedules are explored, it goes by their steps
 
 
 def read_clock(program: ProgramInfo) -> int:

@@ -24,6 +24,7 @@ from iris_triton import _compat
 from iris_triton.interpreter.config import configuration
 from iris_triton.interpreter.entries import dialect_of
 from iris_triton.interpreter.frontend.calls import jitted, triton_dialect
+from iris_triton.interpreter.frontend.operators import unwrap
 from iris_triton.interpreter.frontend.values import numpy_dtype, signless, wrap
 from iris_triton.interpreter.memory import accesses, regions
 from iris_triton.interpreter.scheduler import Program, Scheduler
@@ -234,7 +235,7 @@ def _grid_size(kernel: str, grid: Any, bound: dict[str, Any]) -> tuple[int, int,
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"the grid of kernel {kernel!r} must have 1 to 3 dimensions, got {len(grid)}")
     try:
-        x, y, z = (*map(index, (n.value if isinstance(n, tl.constexpr) else n for n in grid)), 1, 1)[:3]
+        x, y, z = (*map(index, map(unwrap, grid)), 1, 1)[:3]
     except TypeError:
         raise TypeError(f"the grid of kernel {kernel!r} must consist of integers, got {tuple(grid)}") from None
     if min(x, y, z) < 0:
@@ -247,13 +248,12 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, int) and value == 1 and not isinstance(value, bool)
 
 
-_NUMBERS = (
+_NUMBERS = (  # of arguments, the first that fits: its type, Python's, the least value, the end of the range
     (tl.int1, bool, 0, 2),
     (tl.int32, int, -(2**31), 2**31),
     (tl.int64, int, -(2**63), 2**63),
     (tl.uint64, int, 0, 2**64),
 )
-"""Types of numbers among the arguments, the first that fits: Python's type, the least value, the end of the range."""
 
 
 class _Arguments:
@@ -268,15 +268,14 @@ class _Arguments:
         """Convert the argument of one parameter."""
         is_fixed = parameter.do_not_specialize or parameter.annotation_type  # stays a variable, also if it is 1
         if parameter.is_constexpr or (not is_fixed and _is_one(value)):
-            return value.value if isinstance(value, tl.constexpr) else value
+            return unwrap(value)
         return self._convert(parameter, value)
 
     def _convert(self, parameter: Any, value: Any) -> Any:
-        name = parameter.name
         if isinstance(value, torch.Tensor):
             return self._pointer(parameter, value, value)
         if value is None or isinstance(value, (tl.constexpr, tl.dtype, _compat.JITCallable)):
-            return value.value if isinstance(value, tl.constexpr) else value
+            return unwrap(value)
         if isinstance(value, (bool, int, float)):
             return self._number(parameter, value)
         if isinstance(value, tuple):
@@ -290,8 +289,8 @@ class _Arguments:
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return self._number(parameter, value.item())
         raise TypeError(
-            f"argument {name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a number, "
-            "None or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
+            f"argument {parameter.name!r} of kernel {self._kernel!r} is a {type(value).__name__}: pass a tensor, a "
+            "number, None or a tuple of these, or annotate the parameter with tl.constexpr if it is a constant"
         )
 
     def _pointer(self, parameter: Any, value: Any, tensor: Any) -> Any:

@@ -114,9 +114,7 @@ class _Rewriter(ast.NodeTransformer):
         if node.value is None:
             return _at(node, ast.Pass())
         plain = _at(node, ast.Assign([node.target], node.value))
-        annotation = node.annotation
-        last = getattr(annotation, "attr", getattr(annotation, "id", getattr(annotation, "value", "")))
-        if not str(last).endswith("constexpr"):
+        if not ast.unparse(node.annotation).strip("'").endswith("constexpr"):
             return self.visit_Assign(plain)
         self.generic_visit(plain)
         plain.value = self._helper("unwrap", node.value, plain.value)

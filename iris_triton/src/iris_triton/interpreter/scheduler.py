@@ -29,9 +29,7 @@ from iris_triton.interpreter.memory import regions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_WAITING = 2048
-"""Programs of one launch that can be in progress at the same time; each one that waits keeps a thread."""
-
+MAX_WAITING = 2048  # programs of a launch that are in progress at the same time; each one that waits keeps a thread
 _FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting
 _POLLED_WORDS = 64  # what a loop of plain loads may read to be seen as waiting, in one load and in different ones
 _IDLE_LOADS = 5000  # plain loads in a row that see nothing new, before they are seen as waiting
@@ -123,8 +121,7 @@ class Scheduler:
         self._idle_s = self._last_poll = self._next_check_s = 0.0
         self._checked = 0  # `idle_polls` at the last check; 0 if another thread could act then
         self._launcher = threading.current_thread()
-        self.is_bounded = False
-        """Whether a program may wait for something else than memory: for a time, or for a number of polls."""
+        self.is_bounded = False  # whether a program may wait for a time or a number of polls, not for memory alone
         self.error: BaseException | None = None
         self.idle_polls = 0
 
@@ -318,8 +315,7 @@ class Scheduler:
         return DeadlockError(message, kernel=self._kernel, program=program.pid, elsewhere=elsewhere, **known)
 
 
-_running: set[Scheduler] = set()
-"""The launches of this process, by any thread."""
+_running: set[Scheduler] = set()  # the launches of this process, by any thread
 
 
 class _Threads:

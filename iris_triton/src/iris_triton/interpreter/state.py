@@ -64,8 +64,7 @@ def program_info() -> ProgramInfo:
 
 
 # -- where a kernel is, for messages ----------------------------------------------------------------------------------
-_CELL = "_iris_call"
-"""A closure variable that every rewritten function with a call has; see `iris_triton.interpreter.rewrite`."""
+_CELL = "_iris_call"  # a closure variable that every rewritten function with a call has; see `rewrite`
 
 
 def _folders(*packages: str) -> tuple[str, ...]:
@@ -75,9 +74,7 @@ def _folders(*packages: str) -> tuple[str, ...]:
 
 
 _TRITON = _folders("triton")
-DEVICE_FUNCTIONS = _folders("triton", "iris_triton", "iris_gluon")
-"""Where the files of device functions lie that are no user's."""
-
+DEVICE_FUNCTIONS = _folders("triton", "iris_triton", "iris_gluon")  # folders of those that are no user's
 _TARGET = re.compile(r"\s*(\w+)\s*(?::[^=]+)?=[^=]")
 
 

@@ -4,11 +4,10 @@
 import triton
 import triton.language as tl
 
-from iris_triton.interpreter.entries import cpu_entry
+from iris_triton._compat import core
+from iris_triton.interpreter.entries import cpu_entry_at
 
-HEAP_ALIGNMENT = 4096
-"""Bytes of which every heap base is a multiple; the host checks it, `translate` builds on it."""
-
+HEAP_ALIGNMENT = 4096  # bytes of which every heap base is a multiple; the host checks it, `translate` builds on it
 _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 
 
@@ -26,29 +25,17 @@ def _elements_per_alignment(element_type):
     return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
 
 
-@triton.constexpr_function
-def _numbers(hint):
-    return [getattr(each, "value", each) for each in hint]
-
-
-@triton.constexpr_function
-def _is_hint(hint):
-    """Return whether a hint is a power of two, or a tuple of powers of two."""
-    numbers = _numbers(hint) if isinstance(hint, (tuple, list, tl.tuple)) else [hint]
-    return all(isinstance(each, int) and each >= 1 and each & (each - 1) == 0 for each in numbers)
-
-
-@triton.constexpr_function
-def _hint_of(hint, dimension, rank):
-    """Return the hint for one dimension; an int is for the last one."""
-    if isinstance(hint, int):
-        return hint if dimension == rank - 1 else 1
-    numbers = _numbers(hint)
-    if rank == 0 and len(numbers) == 1:
-        return numbers[0]
-    if len(numbers) != rank:
+@core.builtin
+def _promises(hint, pointer, _semantic=None):
+    """Return a hint as a number for each dimension; an int is for the last one."""
+    hint, rank = core._unwrap_if_constexpr(hint), len(pointer.shape)
+    each = hint if isinstance(hint, (tuple, list, tl.tuple)) else [1] * (rank - 1) + [hint]
+    numbers = [core._unwrap_if_constexpr(number) for number in each]
+    if not all(isinstance(number, int) and number >= 1 and number & (number - 1) == 0 for number in numbers):
+        raise ValueError("a hint must be a power of two, or a tuple with one for each dimension")
+    if len(numbers) != max(rank, 1):
         raise ValueError(f"hint {tuple(numbers)} has {len(numbers)} dimensions, but the block of pointers has {rank}")
-    return numbers[dimension]
+    return tuple(map(core.constexpr, numbers))
 
 
 @triton.jit
@@ -57,23 +44,13 @@ def _stray(pointer, from_rank, to_rank, heap_bases):
     return 0
 
 
-@cpu_entry(_stray)
-def _(*given):
-    from iris_triton.interpreter.memory.accesses import stray
-
-    return stray(*given)
-
-
 @triton.jit
 def check_context(context_tensor, rank, world_size):
     """Check on the CPU that a context tensor is that of this rank and world; does nothing on GPUs."""
 
 
-@cpu_entry(check_context)
-def _(*given):
-    from iris_triton.interpreter.memory.accesses import check_context as check
-
-    check(*given)
+cpu_entry_at(_stray, "iris_triton.interpreter.memory.accesses:stray")
+cpu_entry_at(check_context, "iris_triton.interpreter.memory.accesses:check_context")
 
 
 @triton.jit
@@ -98,19 +75,7 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
     moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
     moved = moved.to(pointer.dtype, bitcast=True)
     if hint is not None:  # here and not in a function of its own: inlining drops what is promised of an argument
-        tl.static_assert(_is_hint(hint), "a hint must be a power of two, or a tuple with one for each dimension")
-        rank: tl.constexpr = len(pointer.shape)
-        tl.static_assert(rank <= 3, "a hint is possible for blocks of up to three dimensions")
-        last: tl.constexpr = _hint_of(hint, rank - 1, rank)
-        if rank == 0:
-            moved = tl.multiple_of(moved, last)
-        elif rank == 1:
-            moved = tl.max_contiguous(tl.multiple_of(moved, last), last)
-        elif rank == 2:
-            first: tl.constexpr = _hint_of(hint, 0, rank)
-            moved = tl.max_contiguous(tl.multiple_of(moved, (first, last)), (first, last))
-        else:
-            first: tl.constexpr = _hint_of(hint, 0, rank)
-            middle: tl.constexpr = _hint_of(hint, 1, rank)
-            moved = tl.max_contiguous(tl.multiple_of(moved, (first, middle, last)), (first, middle, last))
+        moved = tl.multiple_of(moved, _promises(hint, pointer))
+        if len(pointer.shape) > 0:
+            moved = tl.max_contiguous(moved, _promises(hint, pointer))
     return moved

@@ -98,11 +98,9 @@ def follow(EARLY: tl.constexpr):
     """Wait for the previous kernel on the stream to complete (programmatic dependent launch).
 
     Must come first in a kernel that may be launched with `iris_triton.launcher.early_launch`.  Such a kernel starts
-    when the previous one calls `let_next_start`, or ends; it must not access memory before this wait.  (CUDA C++
-    Programming Guide, programmatic dependent launch; NVIDIA, Hopper and newer.)
-
-    Args:
-        EARLY: whether it was launched that way.
+    when the previous one calls `let_next_start`, or ends; it must not access memory before this wait.  EARLY says
+    whether it was launched that way.  (CUDA C++ Programming Guide, programmatic dependent launch; NVIDIA, Hopper and
+    newer.)
     """
     if EARLY:
         gdc_wait()
@@ -114,10 +112,8 @@ def let_next_start(EARLY: tl.constexpr):
 
     It may occupy all multiprocessors while it waits for the end of this one.  So this kernel must not wait for a peer
     afterwards: the peer may wait for a kernel of another stream of this device, which would get no multiprocessor.
-    A barrier of the program's threads comes first, as they may wait for different words.
-
-    Args:
-        EARLY: whether this kernel was launched early.
+    A barrier of the program's threads comes first, as they may wait for different words.  EARLY says whether this
+    kernel was launched early.
     """
     if EARLY:
         gdc_launch_dependents()

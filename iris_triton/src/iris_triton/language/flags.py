@@ -19,11 +19,8 @@ from iris_core.device import context_words as _layout
 from iris_triton.language.asm import wait_clock_ns
 from iris_triton.language.blocks import lanes, num_threads, places_in, spread
 
-POLLS_PER_CLOCK = tl.constexpr(64)
-"""Polls between two looks at the clock, of those waits that are bounded."""
-
-_POLLING_LANES = tl.constexpr(32)
-"""Lanes that poll a single flag: one warp, whose loads of one address are one."""
+POLLS_PER_CLOCK = tl.constexpr(64)  # polls between two looks at the clock, of those waits that are bounded
+_POLLING_LANES = tl.constexpr(32)  # lanes that poll a single flag: one warp, whose loads of one address are one
 
 TIMED_OUT, _RANK, _PROGRAM, _ADDRESS, _EXPECTED, _LAST, _COMPARISON, _SENDER = (
     tl.constexpr(int(field)) for field in _layout.Status
@@ -36,7 +33,6 @@ _STAMP_PART, _PART_WORDS = tl.constexpr(_layout.STAMP_PART), tl.constexpr(_layou
 _INT64_MAX, _INT64_MIN = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
 
 
-# -- what is allowed --------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def is_flag(element_type):
     """Return whether a word of this type can be a flag."""
@@ -66,11 +62,6 @@ def _lowest(element_type):
     return -(2 ** (element_type.primitive_bitwidth - 1)) if element_type.is_int_signed() else 0
 
 
-@triton.constexpr_function
-def _power_of_2(n):
-    return 1 << (n - 1).bit_length()
-
-
 @triton.jit
 def lanes_for(count: tl.constexpr):
     """Return 0, 1, 2, ... for a block of at least `count` flags: on NVIDIA at least one for each thread.
@@ -78,12 +69,11 @@ def lanes_for(count: tl.constexpr):
     An element held by several threads would be stored, or polled, by each of them.
     """
     if is_cuda():
-        return lanes(max(_power_of_2(count), num_threads()))
+        return lanes(max(triton.next_power_of_2(count), num_threads()))
     else:
-        return lanes(_power_of_2(count))
+        return lanes(triton.next_power_of_2(count))
 
 
-# -- storing ----------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _store_assembly(bits, sem, scope):
     return f"{{ .reg .pred q; setp.ne.b32 q, $3, 0; @q st.{sem}.{scope}.global.b{bits} [$1], $2; mov.u32 $0, 0; }}"
@@ -283,16 +273,6 @@ def missing_flags(seen, expected, cmp: tl.constexpr):
 
 
 @triton.jit
-def _given_up(status_word):
-    """Return whether a wait of this rank has timed out before: results are invalid, so later waits end early."""
-    given_up = status_word != 0
-    if given_up:
-        status = status_word.to(tl.pointer_type(tl.int64))
-        given_up = tl.atomic_add(status + TIMED_OUT, 0, sem="relaxed", scope="sys") != 0
-    return given_up
-
-
-@triton.jit
 def _order_stores(word):
     """Order earlier stores of this program before later ones, for all devices; `word`, a local int64, is unchanged."""
     if is_cuda():
@@ -381,8 +361,10 @@ def look_at_clock(start, timeout_ns, status_word):
     if start == 0:
         start = now
     late = now - start > tl.abs(bound)
-    if bound > 0:
-        late = late | _given_up(status_word)
+    if (bound > 0) & (status_word != 0):
+        # A wait of this rank may have timed out before: results are invalid then, so later waits end early.
+        status = status_word.to(tl.pointer_type(tl.int64))
+        late = late | (tl.atomic_add(status + TIMED_OUT, 0, sem="relaxed", scope="sys") != 0)
     return late, start
 
 
@@ -403,10 +385,7 @@ def _place(seen, expected, cmp: tl.constexpr, ANY: tl.constexpr):
 @triton.jit
 def _last(pointer, seen, scope: tl.constexpr):
     """Return the last value seen of a flag, or the current values of a block."""
-    if pointer.type.is_block():
-        return poll(pointer, "relaxed", scope)
-    else:
-        return seen
+    return poll(pointer, "relaxed", scope) if pointer.type.is_block() else seen
 
 
 @triton.jit
@@ -429,30 +408,19 @@ def spin(
         if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
             if polls % _polls_per_clock(is_cuda() or is_hip()) == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
+                if late & (timeout_ns < 0):  # again after each interval: the host sees that the wait continues
+                    report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER)
+                    late, start = late & False, start * 0
         now = poll(pointer, sem, scope)
         place = _place(now, expected, cmp, ANY)
         if not pointer.type.is_block():
             seen = now
     if timeout_ns != 0:  # noqa: SIM102
         if late:
-            if timeout_ns > 0:
-                report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
-            else:
-                while place == _count(pointer):
-                    if late:  # again after each interval: the host sees that the wait continues
-                        report_wait(
-                            status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER
-                        )
-                        start = tl.cast(0, tl.int64)
-                    late, start = look_at_clock(start, timeout_ns, status_word)
-                    now = poll(pointer, sem, scope)
-                    place = _place(now, expected, cmp, ANY)
-                    if not pointer.type.is_block():
-                        seen = now
+            report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, TIMED_OUT, SENDER)
     return place, seen
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def await_flag(
     pointer, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
@@ -463,10 +431,8 @@ def await_flag(
 
     Args:
         pointer: the flag (scalar pointer to a 32- or 64-bit integer in own memory).
-        expected: what to compare with, of the flag's type.
-        cmp: a comparison, see `is_comparison`.
-        sem: "acquire" or "relaxed".
-        scope: "sys" or "gpu".
+        expected, cmp: what to compare with, of the flag's type; a comparison, see `is_comparison`.
+        sem, scope: "acquire" or "relaxed"; "sys" or "gpu".
         timeout_ns: bound in nanoseconds; 0 for none; after a negative one the wait describes itself and goes on.
         status_word: address of the status words as int64, 0 for none.
         rank: the caller, for the report.
@@ -510,12 +476,3 @@ def await_flags(
         tl.debug_barrier()
     else:
         spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)
-
-
-@triton.jit
-def await_any(
-    pointers, expected, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
-):
-    """Wait for one of a block of flags, as `await_flags`; returns which (int32), -1 if the time was over first."""
-    place, _ = spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank, True)
-    return tl.where(place == pointers.shape[0], -1, place)

@@ -81,10 +81,8 @@ def copy(
         cur_rank: the caller; need be neither of the two.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """
-    source = translate(src_ptr, cur_rank, from_rank, heap_bases, hint)
-    target = translate(dst_ptr, cur_rank, to_rank, heap_bases, hint)
-    data = _read(source, mask, other, load_cache_modifier)
-    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+    data = load(src_ptr, cur_rank, from_rank, heap_bases, mask, other, load_cache_modifier, False, hint)
+    store(dst_ptr, data, cur_rank, to_rank, heap_bases, mask, hint, store_cache_modifier)
 
 
 @triton.jit
@@ -100,8 +98,7 @@ def get(
         to_rank: rank whose memory is read.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """
-    source = translate(from_ptr, from_rank, to_rank, heap_bases, hint)
-    data = _read(source, mask, other, load_cache_modifier)
+    data = load(from_ptr, from_rank, to_rank, heap_bases, mask, other, load_cache_modifier, False, hint)
     tl.store(to_ptr, data, mask=mask, cache_modifier=store_cache_modifier)
 
 
@@ -118,6 +115,5 @@ def put(
         to_rank: rank whose memory is written.
         heap_bases, mask, other, load_cache_modifier, store_cache_modifier, hint: see `iris_triton.language`.
     """
-    target = translate(to_ptr, from_rank, to_rank, heap_bases, hint)
     data = _read(from_ptr, mask, other, load_cache_modifier)
-    tl.store(target, data, mask=mask, cache_modifier=store_cache_modifier)
+    store(to_ptr, data, from_rank, to_rank, heap_bases, mask, hint, store_cache_modifier)

@@ -20,17 +20,11 @@ GE, SYS = tl.constexpr("ge"), tl.constexpr("sys")
 _MEMBERS = tl.constexpr(32)  # ranks that a barrier signals and awaits at a time, at least
 
 
-# -- sending ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def gather_stores():
     """Order earlier loads and stores of all threads of this program before the next release of any of its threads."""
     wait_stores()
     tl.debug_barrier()
-
-
-@triton.constexpr_function
-def _is_block(pointer):
-    return pointer.type.is_block()
 
 
 @triton.constexpr_function
@@ -60,7 +54,7 @@ def signal(
     tl.static_assert(
         _is_order(sem, scope, "release"), 'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'
     )
-    tl.static_assert(not _is_block(pointer), "signal changes one flag: give it a pointer, not a block of pointers")
+    tl.static_assert(not pointer.type.is_block(), "signal changes one flag: give it a pointer, not a block of pointers")
     tl.static_assert(_flags.is_flag(pointer.dtype.element_ty), "flags must be integers of 32 or 64 bits")
     target = translate(pointer, from_rank, to_rank, heap_bases)
     if sem == "release":
@@ -91,7 +85,6 @@ def put_signal(
     signal(signal_ptr, value, from_rank, to_rank, heap_bases, op, sem, scope)
 
 
-# -- receiving --------------------------------------------------------------------------------------------------------
 @triton.jit
 def _address(pointer):
     """Convert an optional pointer to int64, 0 for None."""
@@ -163,9 +156,10 @@ def wait_any(
         x = tl.load(inbox + sender * BLOCK + i)
     """
     _check_flags(pointer, cmp, sem, scope)
-    tl.static_assert(_is_block(pointer), "wait_any takes a block of flags; wait takes one")
+    tl.static_assert(pointer.type.is_block(), "wait_any takes a block of flags; wait takes one")
     expected = tl.cast(value, pointer.dtype.element_ty)
-    return _flags.await_any(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank)
+    place, _ = _flags.spin(pointer, expected, cmp, sem, scope, timeout_ns, _address(status), rank, True)
+    return tl.where(place == pointer.shape[0], -1, place)
 
 
 @triton.jit
@@ -261,7 +255,7 @@ def barrier(
         timeout_ns, status: as in `wait`.
     """
     tl.static_assert(_flags.is_counter(flags.dtype.element_ty), "flags of a barrier must be int32 or int64")
-    tl.static_assert(not _is_block(flags), "flags of a barrier must be a pointer to the first word, not a block")
+    tl.static_assert(not flags.type.is_block(), "flags of a barrier must be a pointer to the first word, not a block")
     size = world_size if group_size is None else group_size
     _check_group(rank, rank_start, rank_stride, size, world_size)
     words = flags + tl.cast(program, tl.int64) * (world_size + 1)

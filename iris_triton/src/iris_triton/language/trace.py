@@ -21,8 +21,7 @@ _OP_INDEX, _COLUMNS = tl.constexpr(_layout.OP_INDEX_WORD), tl.constexpr(_layout.
 _NO_DURATION = tl.constexpr(_layout.NO_DURATION)
 _NO_EVENT = tl.constexpr(-1)
 _INT32_MAX = tl.constexpr(2**31 - 1)
-_PLACE = {each.name: place for place, each in enumerate(_layout.COLUMNS)}
-_BITS = {each.name: each.bits for each in _layout.COLUMNS}
+_COLUMNS_BY_NAME = {each.name: (place, each.bits) for place, each in enumerate(_layout.COLUMNS)}
 _FIRST_OTHER = tl.constexpr(int(_layout.TraceEvent.FETCH))  # below are the remote operations
 
 LOAD, STORE, GET, PUT, COPY, WAIT, BARRIER, SIGNAL = (
@@ -51,12 +50,12 @@ def of_atomic(op):
 
 @triton.constexpr_function
 def _place(name):
-    return _PLACE[name]
+    return _COLUMNS_BY_NAME[name][0]
 
 
 @triton.constexpr_function
 def _type(name):
-    return tl.pointer_type(tl.int64 if _BITS[name] == 64 else tl.int32)
+    return tl.pointer_type(tl.int64 if _COLUMNS_BY_NAME[name][1] == 64 else tl.int32)
 
 
 @triton.jit

@@ -11,11 +11,8 @@ from iris_core.errors import NotOnHeapError
 if TYPE_CHECKING:
     from iris_core.api import Iris
 
-VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")
-"""Algorithms of the tile-level all-reduce, in the order of their codes in `AllReduceConfig`."""
-
-FIXED_WORDS = 3
-"""Words of a tile beside the two that it has for each rank; `protocol` says what they are for."""
+VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")  # of all_reduce, by their codes
+FIXED_WORDS = 3  # words of a tile beside the two that it has for each rank; `protocol` says what they are for
 
 
 def lock_words(M: int, N: int, block_m: int, block_n: int, world_size: int, variant: str = "two_shot") -> int:

@@ -7,23 +7,20 @@ import triton.language as tl
 from iris_triton._compat import AggregateMethods
 from iris_triton.language.memory import load, store
 
-_WIDE = tl.constexpr(16)
-"""Elements of which a number of columns must be a multiple to be moved 16 bytes at a time, whatever their type."""
+_WIDE = tl.constexpr(16)  # if the number of columns is a multiple of it, 16 bytes are moved at a time, of whatever type
 
 
 @triton.jit
-def _store_to_all(tile, dst_view, rm, rn, within, ctx):
+def store_to_all(ptr, value, mask, ctx):
+    """Store a block to all ranks: the next one first, so that not all store to rank 0 at the same time."""
+    for step in range(ctx.world_size):
+        store(ptr, value, ctx.rank, (ctx.rank + 1 + step) % ctx.world_size, ctx.heap_bases, mask)
+
+
+@triton.jit
+def _store_part(tile, dst_view, rm, rn, within, ctx):
     ptr, mask = dst_view.tile_ptr_from_indices(rm, rn, tile.block_m, tile.block_n)
-    value = tile.partial(dst_view)
-    for step in range(ctx.world_size):  # the next rank first, so that the ranks do not all store to rank 0
-        peer = (ctx.rank + 1 + step) % ctx.world_size
-        store(ptr, value, ctx.rank, peer, ctx.heap_bases, mask & within)
-
-
-@triton.jit
-def _store_columns(tile, dst_view, part, ctx):
-    rm, rn = tile.indices()
-    _store_to_all(tile, dst_view, rm, rn + ctx.rank * part, (rn < part)[None, :], ctx)
+    store_to_all(ptr, tile.partial(dst_view), mask & within, ctx)
 
 
 class Moves(AggregateMethods):
@@ -42,16 +39,17 @@ class Moves(AggregateMethods):
                 1: the same with columns.
         """
         tl.static_assert(dim == 0 or dim == 1, "dim of all_gather is 0 (rows) or 1 (columns)")
+        rm, rn = tile.indices()
         if dim == 0:
             part = tl.cdiv(dst_view.M, self.world_size)
-            rm, rn = tile.indices()
-            _store_to_all(tile, dst_view, rm + self.rank * part, rn, (rm < part)[:, None], self)
+            _store_part(tile, dst_view, rm + self.rank * part, rn, (rm < part)[:, None], self)
         else:
             part = tl.cdiv(dst_view.N, self.world_size)
-            if part % _WIDE == 0:
-                _store_columns(tile, dst_view, part // _WIDE * _WIDE, self)  # a form whose alignment the compiler sees
+            within = (rn < part)[None, :]
+            if part % _WIDE == 0:  # in a form whose alignment the compiler sees
+                _store_part(tile, dst_view, rm, rn + self.rank * (part // _WIDE * _WIDE), within, self)
             else:
-                _store_columns(tile, dst_view, part, self)
+                _store_part(tile, dst_view, rm, rn + self.rank * part, within, self)
 
     @triton.jit
     def gather(self, tile, src_view, source_rank, hint: tl.constexpr = None):

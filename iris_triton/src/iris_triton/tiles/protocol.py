@@ -123,14 +123,6 @@ class Row:
 
 
 @triton.jit
-def _last_call(locks, tile_id, ctx):
-    """Return the row of a tile with the stamp of the last call on it."""
-    tl.static_assert(locks.dtype.element_ty == tl.int64, "locks must be int64: see iris_triton.tiles.make_locks")
-    words = locks + tl.cast(tile_id, tl.int64) * (2 * ctx.world_size + _FIXED_WORDS)
-    return Row(words, tl.load(words + 2 * ctx.world_size), ctx.rank, ctx.world_size, ctx.heap_bases)
-
-
-@triton.jit
 def await_raised(locks, tile_id, ctx):
     """Wait until all ranks have set their int32 flag of a tile; then their parts are visible."""
     word = locks + tl.cast(tile_id, tl.int64)
@@ -144,25 +136,22 @@ def await_raised(locks, tile_id, ctx):
 
 
 @triton.jit
-def _await_end(row):
-    """Wait until the call with the row's stamp has completed: all parts are read, and this rank has the result."""
+def await_end(locks, tile_id, ctx):
+    """Wait until the last call on a tile is over: all parts are read, the result is here; return its `Row`."""
+    tl.static_assert(locks.dtype.element_ty == tl.int64, "locks must be int64: see iris_triton.tiles.make_locks")
+    words = locks + tl.cast(tile_id, tl.int64) * (2 * ctx.world_size + _FIXED_WORDS)
+    row = Row(words, tl.load(words + 2 * ctx.world_size), ctx.rank, ctx.world_size, ctx.heap_bases)
     kind = row.stamp & _KIND_MASK
     if kind == ONE_READS:
         row.wait(row.done())
     elif kind == ALL_READ:
         row.wait_all(row.passed(0))
+    return row
 
 
 @triton.jit
 def begin(locks, tile_id, ctx, KIND: tl.constexpr):
     """Begin a call on a tile after the previous one has completed; return its `Row`."""
-    last = _last_call(locks, tile_id, ctx)
-    _await_end(last)
+    last = await_end(locks, tile_id, ctx)
     stamp = last.stamp - (last.stamp & _KIND_MASK) + _KINDS + KIND
     return Row(last.words, stamp, ctx.rank, ctx.world_size, ctx.heap_bases)
-
-
-@triton.jit
-def await_end(locks, tile_id, ctx):
-    """Wait until the last call on a tile is over."""
-    _await_end(_last_call(locks, tile_id, ctx))

@@ -27,7 +27,7 @@ from iris_triton.language.flags import await_flag, is_counter
 from iris_triton.language.memory import load, store
 from iris_triton.language.sync import gather_stores, signal
 from iris_triton.tiles.locks import VARIANTS
-from iris_triton.tiles.moves import Moves
+from iris_triton.tiles.moves import Moves, store_to_all
 from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_end, await_raised, begin, wait_bound
 from iris_triton.tiles.views import Tile, number_of
 
@@ -64,7 +64,6 @@ class AllReduceConfig:
         self.locks_ptr = locks_ptr if isinstance(locks_ptr, tl.tensor) else tl.constexpr(locks_ptr)
 
 
-# -- parts and results ------------------------------------------------------------------------------------------------
 @triton.jit
 def _sum(tile, src_view, ctx):
     """Return the sum of all ranks' parts, in rank order; the next part is prefetched while one is added."""
@@ -83,9 +82,7 @@ def _sum(tile, src_view, ctx):
 @triton.jit
 def _store_to_all(tile, dst_view, value, ctx):
     ptr, mask = dst_view.tile_ptr(tile)
-    result = value.to(dst_view.ptr.dtype.element_ty)
-    for step in range(ctx.world_size):  # the next rank first
-        store(ptr, result, ctx.rank, (ctx.rank + 1 + step) % ctx.world_size, ctx.heap_bases, mask)
+    store_to_all(ptr, value.to(dst_view.ptr.dtype.element_ty), mask, ctx)
 
 
 @triton.jit
@@ -134,7 +131,6 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
         row.end()
 
 
-# -- ring -------------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _carrier(part, sums, result):
     """Return the view that stores partial sums without rounding: "src", "dst" or "both"."""
@@ -186,7 +182,6 @@ def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
         return ((high << 16) | (low & 0xFFFF)).to(sums, bitcast=True)
 
 
-# -- without parts in memory ------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _can_add(element):
     """Return whether there are atomic additions of an element type."""
@@ -215,7 +210,6 @@ def _with_data(tile, src_view):
     return Tile(tile.pid_m, tile.pid_n, tile.block_m, tile.block_n, tile.partial(src_view))
 
 
-# -- algorithms -------------------------------------------------------------------------------------------------------
 class Reductions(Moves):
     """Methods of every device context that reduce tiles, beside those that move them."""
 

@@ -21,7 +21,6 @@ def _number(value):
     return value if isinstance(value, tl.tensor) else tl.constexpr(getattr(value, "value", value))
 
 
-# -- functions --------------------------------------------------------------------------------------------------------
 @triton.jit
 def tile_layout(
     pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, layout: tl.constexpr = None
@@ -86,7 +85,6 @@ def chiplet_transform_chunked(pid, num_workgroups, num_xcds: tl.constexpr, chunk
     return tl.where(pid < whole, chunk * chunk_size + turn % chunk_size, pid)
 
 
-# -- tiles ------------------------------------------------------------------------------------------------------------
 class _TileMethods(AggregateMethods):
     """Methods of tiles with and without data."""
 
@@ -188,7 +186,6 @@ class Tile(_TileMethods):
         tl.store(ptr, self.partial(view), mask=mask)
 
 
-# -- tensors ----------------------------------------------------------------------------------------------------------
 @aggregate
 class TensorView:
     """A matrix in memory.

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from iris_gluon.interpreter.cta import Clock, running_partition
+from iris_gluon.interpreter.cta import Clock, Copy, Partition, running_partition
 from iris_gluon.interpreter.errors import MBarrierError
 from iris_triton.interpreter.state import Line, here
 
 if TYPE_CHECKING:
-    from iris_gluon.interpreter.cta import Copy, Partition
     from iris_gluon.interpreter.hopper.shared import View
 
 _MAX_COUNT = (1 << 20) - 1

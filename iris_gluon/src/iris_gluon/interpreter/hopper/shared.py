@@ -71,7 +71,6 @@ class Allocation:
         kept = numpy_dtype(type_.element)
         data = np.full(math.prod(type_.shape) * kept.itemsize, _POISON, np.uint8).view(kept).reshape(type_.shape)
         self.whole = View(self, type_.element, data, np.zeros(type_.shape, np.bool_), 0, self.name, type_.layout)
-        """A view of all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -178,12 +177,8 @@ class View:
     def access(self, partition: Partition, what: str, *, write: bool, generic: bool = True, agent: Any = None) -> None:
         """Check an access of a partition against the earlier ones and note it: every access passes here.
 
-        Args:
-            partition: accesses, or issues the asynchronous operation that does.
-            what: name of the operation, for messages.
-            write: whether it writes.
-            generic: whether it goes the ordinary way, not through the async proxy.
-            agent: its completion orders later accesses; the partition itself by default.
+        `generic` says whether it goes the ordinary way, not through the async proxy.  The completion of `agent`, by
+        default the partition itself, orders later accesses.
         """
         self.check_inside()
         seen, fenced, line = partition.clock.seen, partition.clock.fenced, here()

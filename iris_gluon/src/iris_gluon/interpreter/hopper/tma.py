@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from iris_gluon.interpreter.hopper.shared import BlockType, View
 
 _NAN = {2: 0x7FC0, 1: 0x7F}  # as a bit pattern where numpy has no such type (bfloat16, fp8)
-_UNIT = 16
-"""Bytes of which addresses and strides must be multiples; see cuTensorMapEncodeTiled in the CUDA driver's manual."""
+_UNIT = 16  # bytes of which addresses and strides are multiples: cuTensorMapEncodeTiled, CUDA driver's manual
 _MAX_STRIDE = 1 << 40
 
 

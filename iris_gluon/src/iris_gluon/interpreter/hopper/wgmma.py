@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_gluon import _compat
-from iris_gluon.interpreter.cta import running_partition
+from iris_gluon.interpreter.cta import Queue, running_partition
 from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.frontend.values import Array, Handle
 from iris_triton.interpreter.state import here
 
-if TYPE_CHECKING:
-    from iris_gluon.interpreter.cta import Queue
-
 _layouts = _compat.layouts
-_SUMS = {
+_SUMS = {  # types of operands, and of the sums that the instruction makes of them; see PTX, wgmma.mma_async
     "fp16": ("fp16", "fp32"), "bf16": ("fp32",), "fp32": ("fp32",), "fp8e4nv": ("fp16", "fp32"),
     "fp8e5": ("fp16", "fp32"), "int8": ("int32",), "uint8": ("int32",),
 }  # fmt: skip
-"""Types of operands, and of the sums that the instruction makes of them; see PTX, wgmma.mma_async."""
 
 
 class Accumulator(Handle):

@@ -11,10 +11,10 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
-from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread
+from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
 from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.strands import Host
-from iris_triton.checker.watcher import NEUTRAL, acquires, fence_scope, reach_of, releases
+from iris_triton.checker.watcher import NEUTRAL, Watcher, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from iris_core.world import World
     from iris_triton.checker.exploration.turns import Turns
-    from iris_triton.checker.exploration.weak_memory import WeakMemory
     from iris_triton.checker.shared import Tables
-    from iris_triton.checker.watcher import Watcher
     from iris_triton.interpreter.scheduler import Scheduler
 
 
@@ -35,10 +33,9 @@ class Explorer(Accesses):
     def __init__(self, turns: Turns, memory: Any, tables: Tables, world: World, watcher: Watcher | None) -> None:
         super().__init__(watcher)
         self.turns, self._tables, self._world = turns, tables, world
-        self.memory: WeakMemory = memory
+        self.memory: WeakMemory = memory  # None in `orders`
         self._host = Host(tables, world)
-        self.gpu_of: Sequence[int] = ()
-        """The GPU of each program of a launch, where they stand for ranks (litmus tests)."""
+        self.gpu_of: Sequence[int] = ()  # of each program of a launch, where they stand for ranks (litmus tests)
 
     def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
         """Go on with another seed, where no kernel runs, in a world of one rank."""
@@ -46,7 +43,6 @@ class Explorer(Accesses):
         self.memory.choose_rates()
         self.gpu_of = gpu_of
 
-    # -- launches and exchanges ----------------------------------------------------------------------------------------
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         """Return the scheduler of a launch."""
         self.turns.ensure()
@@ -68,24 +64,21 @@ class Explorer(Accesses):
         begun = self._host.before_exchange(world)
         if begun is None:
             return None
-        if self.turns.begin_exchange(*begun) and world.world_size == self._world.world_size:
-            self._all_known()
+        is_last = self.turns.begin_exchange(*begun)
+        if is_last and self.memory is not None and world.world_size == self._world.world_size:
+            self.memory.forget()
         return watched, begun
-
-    def _all_known(self) -> None:
-        self.memory.forget()
 
     def after_exchange(self, begun: Any) -> None:
         """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is None:
             return
         watched, own = begun
-        self.turns.end_exchange()
+        self.turns.ensure()
         self._host.after_exchange(own)
         if self._watcher is not None:
             self._watcher.after_exchange(watched)
 
-    # -- memory --------------------------------------------------------------------------------------------------------
     def _begin(self, *, often: bool) -> Thread:
         program = current.program
         scheduler = cast("SeededScheduler", program.scheduler)
@@ -164,7 +157,6 @@ class Explorer(Accesses):
         return run
 
     def fence(self, assembly: str) -> None:
-        """Record a fence."""
         thread = self._begin(often=True)
         scope = fence_scope(assembly)
         if scope is not None:

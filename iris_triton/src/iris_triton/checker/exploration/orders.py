@@ -26,7 +26,7 @@ from iris_triton import _compat
 from iris_triton.checker.changes import HOLDS
 from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.seeded import between
-from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, mixed
+from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, Turns, mixed
 from iris_triton.checker.replacements import Accesses
 from iris_triton.checker.watcher import NEUTRAL, Watcher
 from iris_triton.interpreter import scheduler
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iris_core.world import World
-    from iris_triton.checker.exploration.turns import Turns
     from iris_triton.checker.places import Heaps
     from iris_triton.checker.shared import Tables
 
@@ -72,13 +71,7 @@ class OrderedScheduler(Scheduler):
 
 
 class Orders(Explorer):
-    """Runs kernels in one order.  Collective: every rank makes one; arguments are those of `Explorer`.
-
-    Args:
-        order: its name, as above.
-        heaps: where the heaps are.
-        arrays: "journal" and "able", shared.
-    """
+    """Runs kernels in one order, by its name.  Collective: every rank makes one, with arrays "journal" and "able"."""
 
     def __init__(
         self, order: str, turns: Turns, tables: Tables, heaps: Heaps, world: World, watcher: Any, arrays: dict[str, Any]
@@ -105,8 +98,6 @@ class Orders(Explorer):
         self._names: dict[Program, int] = {}
         self._vain: dict[Program, int] = {}
 
-    def _all_known(self) -> None: ...
-
     # -- the journal ---------------------------------------------------------------------------------------------------
     def _add(self, *row: int) -> None:
         at = int(self.turns.control[ROWS])
@@ -116,10 +107,9 @@ class Orders(Explorer):
         self._journal[at, : len(row)] = row
         self.turns.control[ROWS] = at + 1
 
-    def rows(self) -> list[list[int]]:
+    def rows(self) -> Any:
         """Return the journal."""
-        found: list[list[int]] = self._journal[: int(self.turns.control[ROWS])].tolist()
-        return found
+        return self._journal[: int(self.turns.control[ROWS])].tolist()
 
     def as_json(self) -> str:
         """Return the journal as one line of JSON."""
@@ -153,14 +143,12 @@ class Orders(Explorer):
         return OrderedScheduler(self, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:
-        """Begin an exchange of ranks, before anything is sent."""
         if world.shares_connections(self._world):
             self.turns.ensure()
             self._add(KNOWS, self._exchange(world.ranks, 1), self._host_name())
         return super().before_exchange(world)
 
     def after_exchange(self, begun: Any) -> None:
-        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         super().after_exchange(begun)
         if begun is not None:
             self._add(KNOWS, self._host_name(), self._exchange(begun[1][0], 0))
@@ -230,12 +218,8 @@ class Orders(Explorer):
         turns.ranks[turns.rank, BOUNDED] = own.is_bounded
 
     def _all_able(self) -> list[int]:
-        found = [
-            int(each)
-            for rank, row in enumerate(self._able)
-            if self.turns.ranks[rank, STATE] == RUNNING
-            for each in row[1 : 1 + int(row[0])]
-        ]
+        running = self._able[self.turns.ranks[:, STATE] == RUNNING].tolist()
+        found = [each for count, *row in running for each in row[:count]]
         return sorted([each for each in found if each > 0] or [-each for each in found])
 
     def _index(self, able: list[int]) -> int:
@@ -257,11 +241,9 @@ class Orders(Explorer):
             self._decided += kind == CHOSEN
             if kind == ASLEEP:
                 self._asleep.clear()
-            if self._decided < len(self._prefix):
-                continue
-            if kind == CHOSEN:
+            if kind == CHOSEN and self._decided >= len(self._prefix):
                 self._asleep.pop(thread, None)
-            elif kind == ACCESS:
+            elif kind == ACCESS and self._decided >= len(self._prefix):
                 for each, words in list(self._asleep.items()):
                     if word in words and (changes or words[word]):
                         del self._asleep[each]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from iris_triton.checker.exploration.turns import BEST, BOUNDED, LOWEST, MOVES, PROVEN, WAITED, mixed
+from iris_triton.checker.exploration.turns import AWAY, BEST, BOUNDED, LOWEST, MOVES, PROVEN, STATE, WAITED, mixed
 from iris_triton.interpreter import scheduler
 from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _STAGNATION_NS = 50_000_000  # passes at once where all programs wait and some look at the clock; then twice as much
 _AWAY_S = 1e-3  # between polls while a rank is somewhere else
 
-NEW = object()
-"""Stands for a program that has not started."""
+NEW = object()  # stands for a program that has not started
 
 
 def between(
@@ -184,7 +183,7 @@ class SeededScheduler(Scheduler):
     def _all_wait(self, program: Program, addresses: Any, data: Any) -> None:
         """No program of any rank has anything to do: time passes, or nothing ever happens."""
         turns = self._turns
-        if turns.any_away():
+        if (turns.ranks[:, STATE] == AWAY).any():  # it may do anything
             time.sleep(_AWAY_S)
             self._awaited_s += _AWAY_S
             if self._awaited_s > self._timeout_s:

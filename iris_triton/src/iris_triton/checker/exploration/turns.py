@@ -58,7 +58,6 @@ class Turns:
     """The rank that has the turn.  Collective: every rank makes one.
 
     Args:
-        world: the ranks.
         control, ranks: rows that all of them share, of integers of 64 bits.
         lock: a context manager that one rank can hold.
         check_peers: raises where another rank's process has ended.
@@ -120,10 +119,6 @@ class Turns:
             for rank, row in enumerate(self.ranks)
             if rank != self.rank and row[STATE] == RUNNING and row[column] != now
         ]
-
-    def any_away(self) -> bool:
-        """Whether a rank is somewhere else, and may do anything."""
-        return bool((self.ranks[:, STATE] == AWAY).any())
 
     def ensure(self) -> None:
         """Wait for this rank's turn, if it has lost it."""
@@ -200,10 +195,6 @@ class Turns:
             self.ranks[list(members), WAITED : PROVEN + 1] = 0
         self._pass_to_any()
         return is_last
-
-    def end_exchange(self) -> None:
-        """Wait for the turn after an exchange."""
-        self._wait()
 
     def leave(self) -> None:
         """Take part no more; others go on."""

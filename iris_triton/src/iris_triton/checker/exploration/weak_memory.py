@@ -18,17 +18,14 @@ import numpy as np
 
 from iris_triton import _compat
 from iris_triton.checker.changes import GPU, MAX_WORDS, SYS
-from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT
-from iris_triton.checker.shared import CLOCKS
-from iris_triton.checker.strands import LaunchStrands, joined
+from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT, Turns
+from iris_triton.checker.shared import CLOCKS, Tables
+from iris_triton.checker.strands import LaunchStrands, Strand, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iris_triton.checker.exploration.turns import Turns
     from iris_triton.checker.places import Heaps
-    from iris_triton.checker.shared import Tables
-    from iris_triton.checker.strands import Strand
 
 _OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to all
 SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, MODIFIES, APART, SYSTEM = range(12)
@@ -90,14 +87,7 @@ class LaunchThreads(LaunchStrands):
 
 
 class WeakMemory:
-    """The buffers, the log, and what the seed makes of them.
-
-    Args:
-        turns: the seed's decisions.
-        tables: clocks that all ranks share.
-        heaps: where the heaps are.
-        arrays: "log", "arena" and "fences", shared, too.
-    """
+    """The buffers, the log, and what the seed makes of them; `arrays` are "log", "arena" and "fences", shared."""
 
     def __init__(self, turns: Turns, tables: Tables, heaps: Heaps, arrays: dict[str, Any]) -> None:
         self.turns, self._tables, self._heaps = turns, tables, heaps
@@ -172,13 +162,8 @@ class WeakMemory:
 
     def settle(self, thread: Thread, low: int, high: int) -> None:
         """Let the stores to some bytes leave the buffer."""
-        at = 0
-        while at < len(thread.buffer):
-            if thread.buffer[at].overlaps(low, high):
-                self._let_out(thread, at)
-                at = 0
-            else:
-                at += 1
+        while found := [at for at, each in enumerate(thread.buffer) if each.overlaps(low, high)]:
+            self._let_out(thread, found[0])
 
     def _write(self, thread: Thread, store: Store) -> None:
         is_apart = False

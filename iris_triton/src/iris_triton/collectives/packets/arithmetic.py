@@ -8,11 +8,6 @@ from iris_triton.collectives.parts.elements import combine, finished, widened
 
 
 @triton.constexpr_function
-def _bits(dtype):
-    return dtype.primitive_bitwidth
-
-
-@triton.constexpr_function
 def _unsigned(bits):
     return {8: tl.uint8, 16: tl.uint16}[bits]
 
@@ -20,14 +15,14 @@ def _unsigned(bits):
 @triton.jit
 def _part(word, index: tl.constexpr, DT: tl.constexpr):
     """Extract an element of 8 or 16 bits from a word."""
-    bits: tl.constexpr = _bits(DT)
+    bits: tl.constexpr = DT.primitive_bitwidth
     return (word >> (bits * index)).to(_unsigned(bits)).to(DT, bitcast=True)
 
 
 @triton.jit
 def _placed(value, index: tl.constexpr, DT: tl.constexpr):
     """Insert an element of 8 or 16 bits into a word of zeros."""
-    bits: tl.constexpr = _bits(DT)
+    bits: tl.constexpr = DT.primitive_bitwidth
     return value.to(DT).to(_unsigned(bits), bitcast=True).to(tl.int32) << (bits * index)
 
 
@@ -53,7 +48,7 @@ def _two_halves(low, high, DT: tl.constexpr):
 
 @triton.jit
 def _reduced_word(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr):
-    if _bits(DT) == 32:
+    if DT.primitive_bitwidth == 32:
         total = words[k].to(DT, bitcast=True)
         for i in tl.static_range(1, N):
             total = combine(total, words[W * i + k].to(DT, bitcast=True), OP)
@@ -64,7 +59,7 @@ def _reduced_word(words, k: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DT: 
         return _two_halves(low, high, DT)
     else:
         word = words[k] * 0
-        for index in tl.static_range(32 // _bits(DT)):
+        for index in tl.static_range(32 // DT.primitive_bitwidth):
             word = word | _placed(_reduced_part(words, k, index, N, W, DT, OP), index, DT)
         return word
 
@@ -93,7 +88,7 @@ def reduced(words, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.co
         DT, OP: the elements' type; the reduction's name.
     """
     total = ()
-    if _bits(DT) == 64:
+    if DT.primitive_bitwidth == 64:
         for k in tl.static_range(0, W, 2):
             total = total + _reduced_pair(words, k, N, W, DT, OP)
     else:

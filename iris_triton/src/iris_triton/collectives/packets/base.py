@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import triton.language as tl
 
 from iris_core.dispatch.requests import COLUMNS, REDUCING
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
 from iris_triton.collectives.packets.packet import alignment
@@ -18,7 +18,6 @@ from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layou
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}
 """Operations in which only the root sends data, and those in which only it stores any."""
@@ -29,13 +28,10 @@ _FLOATS = ("float32", "float16", "bfloat16")
 class PacketCollective(KernelCollective):
     """One operation in one form ("one_shot", ...) and encoding (see `iris_triton.collectives.packets.packet`)."""
 
-    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
-    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
-
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
     uses = ("comm_sms", "num_warps")
 
-    tried: tuple[dict[str, int], ...]
-    """Configs that may be worth measuring."""
+    tried: tuple[dict[str, int], ...]  # configs that may be worth measuring
 
     def __init__(self, op: str, form: str, encoding: str) -> None:
         super().__init__(op, f"{encoding}_{form}", ("torch", COLUMNS) if op == "all_to_all" else ("torch",))
@@ -66,7 +62,7 @@ class PacketCollective(KernelCollective):
         if self._reduces:
             op, carrier = self.reduction(request)
             element = tl.uint8 if carrier is not None else getattr(tl, request.dtype)
-        return layout_arguments(inner, outer) | {
+        return layout_arguments(request) | {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
             "part": part,
             "me": team.rank,

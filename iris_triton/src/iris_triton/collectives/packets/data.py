@@ -25,15 +25,6 @@ def _integer(nbytes):
 
 
 @triton.jit
-def _place(at, sizes, strides, ITEM: tl.constexpr, DIMS: tl.constexpr):
-    """Return the byte offsets in memory for byte positions in element order (block)."""
-    if DIMS == 0:
-        return at
-    else:
-        return strided(at // ITEM, sizes, strides, DIMS) * ITEM + at % ITEM
-
-
-@triton.jit
 def _items(
     base, begin, offset, limit, flags, sizes, strides,
     k: tl.constexpr, part: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
@@ -43,29 +34,10 @@ def _items(
     mask = at < limit
     if k >= 2:
         mask = mask & (flags == 0)
-    address = base + _place(begin + at, sizes, strides, ITEM, DIMS)
-    return address.to(tl.pointer_type(_integer(_step(ITEM)))), mask
-
-
-@triton.jit
-def _load_word(
-    base, begin, offset, limit, flags, sizes, strides, k: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
-):
-    word = flags * 0
-    for part in tl.static_range(4 // _step(ITEM)):
-        pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
-        word = word | (tl.load(pointer, mask=mask, other=0).to(tl.int32) << (8 * part * _step(ITEM)))
-    return word
-
-
-@triton.jit
-def _store_word(
-    base, begin, offset, limit, flags, sizes, strides, word, k: tl.constexpr, ITEM: tl.constexpr, DIMS: tl.constexpr
-):
-    for part in tl.static_range(4 // _step(ITEM)):
-        pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
-        value = word >> (8 * part * _step(ITEM))
-        tl.store(pointer, value.to(_integer(_step(ITEM))), mask=mask)
+    place = begin + at
+    if DIMS > 0:
+        place = strided(place // ITEM, sizes, strides, DIMS) * ITEM + place % ITEM
+    return (base + place).to(tl.pointer_type(_integer(_step(ITEM)))), mask
 
 
 @triton.jit
@@ -121,14 +93,14 @@ def load_data(
     elif WHOLE and is_cuda():
         first, second = _halves(offset, limit, flags)
         words = run_assembly(load_assembly(ENC), (base + begin + offset, first, second), 4, 1, 2)
-        if data_words(ENC) == 4:
-            return words
-        else:
-            return words[0], words[1]
+        return words if data_words(ENC) == 4 else (words[0], words[1])
     else:
         words = ()
         for k in tl.static_range(data_words(ENC)):
-            word = _load_word(base, begin, offset, limit, flags, sizes, strides, k, ITEM, DIMS)
+            word = flags * 0
+            for part in tl.static_range(4 // _step(ITEM)):
+                pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
+                word = word | (tl.load(pointer, mask=mask, other=0).to(tl.int32) << (8 * part * _step(ITEM)))
             words = words + (word,)  # noqa: RUF005 - the compiler knows no star
         return words
 
@@ -151,13 +123,13 @@ def store_data(
         run_assembly(store_assembly(ENC), operands, 1, 1, 6)
     else:
         for k in tl.static_range(data_words(ENC)):
-            _store_word(base, begin, offset, limit, flags, sizes, strides, words[k], k, ITEM, DIMS)
+            for part in tl.static_range(4 // _step(ITEM)):
+                pointer, mask = _items(base, begin, offset, limit, flags, sizes, strides, k, part, ITEM, DIMS)
+                value = words[k] >> (8 * part * _step(ITEM))
+                tl.store(pointer, value.to(_integer(_step(ITEM))), mask=mask)
 
 
 @triton.jit
 def limit_of(total, part, member, EVEN: tl.constexpr):
     """Bytes of a member's part, where parts are equal but the last ones may be short; EVEN: none is."""
-    if EVEN:
-        return part
-    else:
-        return tl.maximum(tl.minimum(total - member * part, part), 0)
+    return part if EVEN else tl.maximum(tl.minimum(total - member * part, part), 0)

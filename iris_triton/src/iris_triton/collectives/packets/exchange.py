@@ -17,23 +17,11 @@ import triton
 import triton.language as tl
 
 from iris_core.types import CollectiveRequest, DeviceType
+from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import ROOTS, PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
-from iris_triton.collectives.packets.mailbox import (
-    MAX_PROGRAMS,
-    PACKET,
-    RUNTIME,
-    advance,
-    confirm,
-    end,
-    look,
-    looks_of,
-    mailbox_for,
-    mark_of,
-    packets_for,
-    power_of_2,
-)
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, RUNTIME
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
@@ -88,13 +76,6 @@ def _push_all(
 
 
 @triton.jit
-def _leave(mine, slot, mask, N: tl.constexpr, ENC: tl.constexpr):
-    """Clear the packets' slots, last: no peer waits for it, and the data no longer occupies registers."""
-    if ENC == "sentinel":
-        clear(mine, slot, mask, N)
-
-
-@triton.jit
 def _forward(
     peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank,
     N: tl.constexpr, ENC: tl.constexpr, DT: tl.constexpr, OP: tl.constexpr, STEP: tl.constexpr, NAP_NS: tl.constexpr
@@ -104,7 +85,8 @@ def _forward(
     came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
     result = reduced(decode(came, N, ENC), N, data_words(ENC), DT, OP)
     _push_all(peers, place + (N + me) * slot, result, mark, mask, flags, N, ENC, False, STEP)
-    _leave(mine, slot, mask, N, ENC)
+    if ENC == "sentinel":  # last: no peer waits for it, and the data no longer occupies registers
+        clear(mine, slot, mask, N)
 
 
 @triton.jit
@@ -150,9 +132,9 @@ def exchange(
 
     In one hop, it is an all_gather without SHARDED and REDUCES, an all_to_all with SHARDED, an all_reduce with REDUCES
     (each member reduces the same in the same order), a reduce_scatter with both; with ROOT "from" a broadcast or a
-    scatter, with "to" a gather or a reduce.  In two hops it is an all_reduce: each
-    member reduces its part of all inputs, and sends the result to all.  Every thread takes its own packets through both
-    hops, so no program waits for another one of its rank.
+    scatter, with "to" a gather or a reduce.  In two hops it is an all_reduce: each member reduces its part of all
+    inputs, and sends the result to all.  Every thread takes its own packets through both hops: no program waits for
+    another one of its rank.
 
     Args (beside those of `iris_triton.collectives.pull.pull`):
         counters: int32[WORDS], the mailbox's.
@@ -164,9 +146,7 @@ def exchange(
         cap: packets of a piece; of whole lines.
         pieces: how many pieces this launch has; one, if the encoding is "sentinel".
         box, half: byte of the heap at which the mailbox begins; bytes of a half of it.
-        N: number of members.
-        ENC: the encoding, see `iris_triton.collectives.packets.packet`.
-        HOPS: 1 or 2.
+        N, ENC: number of members; the encoding, see `iris_triton.collectives.packets.packet`.
         SHARDED: the input has a part for each member, as in two hops; else all get the same.
         REDUCES: whether what came in the last hop is reduced.
         ROOT: "from" where only the root sends data, "to" where only it stores what came; else "".
@@ -200,11 +180,11 @@ def exchange(
         words = _gather_parts(
             origin, me, offset, sent, part, flags, in_sizes, in_strides, N, ENC, SHARDED, EVEN, IN_WHOLE, ITEM, IN_DIMS
         )  # fmt: skip
-        epoch, found = look(counters, 1, me, N, LOOKS)
-        mark = mark_of(epoch)
+        epoch, found = boxes.look(counters, 1, me, N, LOOKS)
+        mark = boxes.mark_of(epoch)
         place = packet.to(tl.int64) * 16 + (tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half)
         _push_all(peers, place + me * slot, words, mark, mask, flags, N, ENC, SHARDED, STEP)
-        claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         if HOPS == 2:
             _forward(
                 peers, place, me, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, DT, OP, STEP, NAP_NS
@@ -212,21 +192,22 @@ def exchange(
             place += N * slot
         mine = peers[N - 1] + place
         came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, NAP_NS)
-        end(counters, epoch + 1)
+        boxes.end(counters, epoch + 1)
         let_next_start(EARLY)
         _deliver(
             to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT, OP, EVEN,
             OUT_WHOLE, ITEM, OUT_DIMS
         )  # fmt: skip
-        _leave(mine, slot, mask, N, ENC)
-        confirm(counters, claimed, epoch, me, status, rank)
+        if ENC == "sentinel":
+            clear(mine, slot, mask, N)
+        boxes.confirm(counters, claimed, epoch, me, status, rank)
     else:
         step = tl.num_programs(0) * BLOCK
-        epoch, found = look(counters, pieces, me, N, LOOKS)
-        claimed = advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
+        epoch, found = boxes.look(counters, pieces, me, N, LOOKS)
+        claimed = boxes.advance(found, counters, epoch, pieces, kind, peers, me, status, rank, N)
         for piece in range(pieces):
             at = tl.cast(box, tl.int64) + ((epoch + piece) & 1).to(tl.int64) * half
-            mark = mark_of(epoch + piece)
+            mark = boxes.mark_of(epoch + piece)
             for s in range(program * BLOCK, cap, step):
                 packet = s + tl.arange(0, BLOCK)
                 mask = (packet < cap).to(tl.int32)
@@ -258,23 +239,18 @@ def exchange(
                     to, came, offset, kept, part, root, flags, out_sizes, out_strides, N, ENC, REDUCES, ROOT, DT,
                     OP, EVEN, OUT_WHOLE, ITEM, OUT_DIMS
                 )  # fmt: skip
-                _leave(mine, slot, mask, N, ENC)
-        end(counters, epoch + pieces)
-        confirm(counters, claimed, epoch, me, status, rank)
+                if ENC == "sentinel":
+                    clear(mine, slot, mask, N)
+        boxes.end(counters, epoch + pieces)
+        boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
-# -- how a launch is divided ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Shape(Blocks):
-    """Grid of a launch; `options` bound registers where more would prevent all programs from being resident.
+    """Grid of a launch; `options` bound registers where more would prevent all programs from being resident."""
 
-    Attributes:
-        step: the warps of a program go from peer to peer together.
-        nap_ns: nanoseconds to sleep between two looks at packets.
-    """
-
-    step: bool = False
-    nap_ns: int = 0
+    step: bool = False  # the warps of a program go from peer to peer together
+    nap_ns: int = 0  # nanoseconds to sleep between two looks at packets
 
 
 _CPU_BLOCK, _CPU_PROGRAMS = 256, 4
@@ -294,9 +270,15 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
     if request.target.type is DeviceType.CPU:
         block = 32 * config["num_warps"] if "num_warps" in config else _CPU_BLOCK
         return Shape(max(1, min(config.get("comm_sms", _CPU_PROGRAMS), -(-packets // block))), block, {})
-    warps = config.get("num_warps", _warps_for(packets, encoding, form))
-    block = 32 * warps
-    most, nbytes = min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS), packets * PACKET
+    nbytes, usual = packets * PACKET, 2
+    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
+        wide = boxes.power_of_2(-(-packets // (128 * 32)), 16)
+        usual = wide if wide <= 8 else 4
+    elif form == "mailbox" and nbytes >= _STEP_NBYTES:
+        usual = 4
+    usual = max(usual, boxes.power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+    warps = config.get("num_warps", usual)
+    block, most = 32 * warps, min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
     return Shape(
         max(1, min(most, -(-packets // block))),
         block,
@@ -304,16 +286,6 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
         step=form != "one_shot" and nbytes >= _STEP_NBYTES,
         nap_ns=100 if form != "two_shot" and nbytes >= _NAP_NBYTES else 0,
     )
-
-
-def _warps_for(packets: int, encoding: str, form: str) -> int:
-    usual = 2
-    if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
-        wide = power_of_2(-(-packets // (128 * 32)), 16)
-        usual = wide if wide <= 8 else 4
-    elif form == "mailbox" and packets * PACKET >= _STEP_NBYTES:
-        usual = 4
-    return max(usual, power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
 
 
 class Exchange(PacketCollective):
@@ -340,8 +312,8 @@ class Exchange(PacketCollective):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         packets = self._packets(request)
         shape = shape_for(request, packets, self._encoding, self._form)
-        mailbox = mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
-        early = early_launch(team.device) if packets <= packets_for(_EARLY_NBYTES, self._encoding) else {}
+        mailbox = boxes.mailbox_for(team, self._encoding, packets, self._hops * team.size, shape.block)
+        early = early_launch(team.device) if packets <= boxes.packets_for(_EARLY_NBYTES, self._encoding) else {}
         # That a peer's next packet comes after a place was cleared is sure only if a kernel has ended in between.
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
         arguments = self._through(mailbox, request, team)
@@ -359,7 +331,7 @@ class Exchange(PacketCollective):
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,
             "EARLY": bool(early),
-            "LOOKS": looks_of(shape.programs, shape.options.get("num_warps", 1)),
+            "LOOKS": boxes.looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
         blocks = replace(shape, options={**shape.options, **early})
         firsts = [i * mailbox.cap for i in range(launches)]

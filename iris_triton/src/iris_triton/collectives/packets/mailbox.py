@@ -30,18 +30,12 @@ from iris_triton.collectives.parts.collective import RUNTIME as _RUNTIME
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
 
-MAX_PROGRAMS = 1024
-"""Counters of a mailbox: no launch has more programs."""
-
+MAX_PROGRAMS = 1024  # counters of a mailbox: no launch has more programs
 RUNTIME = (*_RUNTIME, "root", "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots")
 """Arguments for whose values kernels are not compiled anew."""
 
-MAX_MEMBERS = 8
-"""Members whose packets a thread holds in registers."""
-
-WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS
-"""Words of 32 bits of a mailbox beside its packets."""
-
+MAX_MEMBERS = 8  # members whose packets a thread holds in registers
+WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS  # words of 32 bits of a mailbox beside its packets
 _MEMBERS = tl.constexpr(MAX_MEMBERS)
 _ENDED = tl.constexpr(MAX_PROGRAMS)
 _CLAIMED = tl.constexpr(2 * MAX_PROGRAMS)
@@ -62,9 +56,7 @@ def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
     done neither belongs to a launch that runs at the same time.  All programs together look at all; so an overlap is
     seen where any of an earlier launch still runs when those of this one begin.
 
-    Args:
-        counters, me, N, LOOKS: see `exchange`.
-        count: epochs of this launch.
+    `count` are the epochs of this launch; the other arguments are those of `exchange`.
     """
     text: tl.constexpr = look_assembly(LOOKS, _ENDED, _KINDS, N)
     return run_assembly(text, (counters.to(tl.int64), tl.cast(count, tl.int32), me), 2, 1, 2)
@@ -83,15 +75,10 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
     """Advance the epoch, in program 0 also the epochs of unused programs; return what `confirm` reports.
 
     Reports if another member's previous launch had another call signature than this rank's.  Calls that differ in
-    their tensors only have the same signature.
+    their tensors only have the same signature.  Two launches that begin together have the same epoch, which only one
+    of their first programs can claim.
 
-    Two launches that begin together have the same epoch, which only one of their first programs can claim.
-
-    Args:
-        found: from `look`.
-        counters, kind, peers, me, status, rank, N: see `exchange`.
-        epoch: from `look`.
-        count: epochs of this launch.
+    `found` and `epoch` are from `look`, `count` are the epochs of this launch; the others are those of `exchange`.
     """
     program = tl.program_id(0)
     tl.debug_barrier()  # every warp has read the counter for itself

@@ -17,9 +17,7 @@ import triton.language as tl
 
 from iris_triton.collectives.packets.assembly import clear_assembly, poll_assembly, push_assembly, run_assembly
 
-EMPTY = tl.constexpr(-1)
-"""A word that has not arrived, of a sentinel packet: two NaNs of 16 bits, or one of 32."""
-
+EMPTY = tl.constexpr(-1)  # a word that has not arrived, of a sentinel packet: two NaNs of 16 bits, or one of 32
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
 
 
@@ -76,7 +74,6 @@ def decode(raw, number: tl.constexpr, ENC: tl.constexpr):
         return raw
 
 
-# -- mailboxes --------------------------------------------------------------------------------------------------------
 @triton.jit
 def push(address, raw, mask, flags, ENC: tl.constexpr):
     """Store packets of four raw words into a mailbox in any rank's memory, where `mask` (int32) holds."""
@@ -96,15 +93,13 @@ def poll(
 ):  # fmt: skip
     """Wait for N packets; returns 4 * N blocks of words.
 
-    A wait that gives up returns what was there, and reports in the status words
-    (`iris_core.device.context_words.Status`).
+    A wait that gives up returns what was there, and reports in the status words.
 
     Args:
         address, stride: block of addresses in own memory, of each thread's first packet; bytes from one to the next.
         epoch: what they carry (scalar).
         mask, flags: which packets are awaited (int32); see `spot`.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`.
-        N, ENC: number of packets; the encoding.
         NAP_NS: nanoseconds to sleep between two looks.
         SENDER: number in the team of the member that sends the first one; the others follow in order.
         BACKWARDS: it is SENDER + 1 places before this rank, and the next one before it.

@@ -15,23 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
+from iris_core.types import CollectiveRequest, DeviceType
+from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
-from iris_triton.collectives.packets.mailbox import (
-    MAX_PROGRAMS,
-    PACKET,
-    RUNTIME,
-    advance,
-    confirm,
-    end,
-    look,
-    looks_of,
-    mailbox_for,
-    mark_of,
-    pick,
-)
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, RUNTIME
 from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
 from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, Plan
@@ -40,7 +29,6 @@ from iris_triton.language.flags import await_flag, set_flag
 
 if TYPE_CHECKING:
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 ENC = tl.constexpr("sentinel")
 _NAP_NS = tl.constexpr(100)  # between two looks at packets of all members
@@ -65,23 +53,18 @@ def split(
     packet of a thread at a time, from all members, and hands every chunk of results over by a flag of this rank.
 
     Args (beside those of `iris_triton.collectives.packets.exchange.exchange`):
-        control: the team's control region (int64).
         local: int32, a word of this rank for each pair; 0 between launches.
-        bases: int64[N], the members' heaps.
-        first: packet of each part with which this launch begins.
-        cap: packets of each part in this launch.
+        first, cap: packet of each part with which this launch begins; packets of each part in it.
         slots: packets between what comes from two members in the mailbox.
-        N: number of members, two at least.
-        BLOCK: packets that a pushing program handles at a time.
-        SUB: packets that a reducing program handles at a time; BLOCK is a multiple of it.
+        BLOCK, SUB: packets that a pushing, and a reducing, program handles at a time; BLOCK is a multiple of SUB.
         ITER: blocks of a chunk.
     """
     program = tl.program_id(0)
     pair = program // 2
     step = (tl.num_programs(0) // 2) * BLOCK
-    epoch, found = look(counters, 1, me, N, LOOKS)
-    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
-    mark = mark_of(epoch)
+    epoch, found = boxes.look(counters, 1, me, N, LOOKS)
+    claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+    mark = boxes.mark_of(epoch)
     to, origin = out.to(tl.int64), inp.to(tl.int64)
     part = tl.cast(part, tl.int64)
     total = tl.cast(nbytes, tl.int64)
@@ -103,7 +86,7 @@ def split(
             if c < chunks:
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):  # unrolled, it would need three times the registers
                     member = (me + 1 + i) % N
-                    there = pick(peers, i, N) + (at + i * slot)
+                    there = boxes.pick(peers, i, N) + (at + i * slot)
                     length = limit_of(total, part, member, EVEN)
                     for s in range(c * chunk + pair * BLOCK, min(c * chunk + chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)
@@ -119,7 +102,7 @@ def split(
             if c > 0:
                 await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):
-                    there = pick(peers, i, N) + sent(row, (me + 1 + i) % N, N)
+                    there = boxes.pick(peers, i, N) + sent(row, (me + 1 + i) % N, N)
                     whole = there % alignment(ENC) == 0
                     for s in range(c * chunk - chunk + pair * BLOCK, min(c * chunk, cap), step):
                         packet = s + tl.arange(0, BLOCK)
@@ -165,8 +148,8 @@ def split(
                     clear(mine, slot, mask, N - 1)
             tl.debug_barrier()
             set_flag(local + pair, c + 1, "release", "gpu")
-    end(counters, epoch + 1)
-    confirm(counters, claimed, epoch, me, status, rank)
+    boxes.end(counters, epoch + 1)
+    boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
 _CPU_BLOCK, _CPU_PAIRS = 256, 3
@@ -202,7 +185,7 @@ class Split(PacketCollective):
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         warps, sub, several, iterations = self._stretch(request)
-        mailbox = mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
+        mailbox = boxes.mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
         pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)
         arguments = self._through(mailbox, request, team)
         arguments |= {
@@ -214,7 +197,7 @@ class Split(PacketCollective):
             "slots": mailbox.cap,
             "SUB": sub,
             "ITER": iterations,
-            "LOOKS": looks_of(2 * pairs, warps or 1),
+            "LOOKS": boxes.looks_of(2 * pairs, warps or 1),
         }
         blocks = Blocks(2 * pairs, sub * several, {} if request.target.type is DeviceType.CPU else {"num_warps": warps})
         firsts = [i * mailbox.cap for i in range(mailbox.pieces)]

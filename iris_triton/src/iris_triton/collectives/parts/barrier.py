@@ -104,10 +104,8 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
     Args:
         status: address of the status words; 0 for none.
-        rank: the caller in the world.
-        address: of a word of the team.
-        peer, ours, theirs, our_kind, their_kind: see `iris_core.device.context_words.Mismatch`.
-        CODE: a MismatchCode.
+        rank, address: the caller in the world; of a word of the team.
+        peer, ours, theirs, our_kind, their_kind, CODE: see `iris_core.device.context_words.Mismatch`.
     """
     status_word = tl.cast(status, tl.int64)
     row = begin_report(status_word, _PART)
@@ -123,20 +121,14 @@ def report_difference(status, rank, address, peer, ours, theirs, our_kind, their
 
 
 @triton.jit
-def send_kind(row, bases, me, kind, SIZE: tl.constexpr):
-    """Send the ID of the call signature before the first barrier; only the first program does so."""
-    if tl.program_id(0) == 0:
-        lanes = lanes_for(SIZE)
-        number = members_of(SIZE).to(tl.int64) * 0 + kind
-        tl.store(at_member(row + 3 * SIZE + me, bases, me, members_of(SIZE)), number, mask=lanes < SIZE)
-
-
-@triton.jit
 def enter(control, bases, me, kind, SIZE: tl.constexpr):
-    """Begin a call and publish its signature; return this program's row and the epoch of the last barrier."""
+    """Begin a call; return this program's row and the epoch of the last barrier.  The first one sends the signature."""
     row = row_of(control, SIZE)
     epoch = last_epoch(row, SIZE)
-    send_kind(row, bases, me, kind, SIZE)
+    if tl.program_id(0) == 0:
+        number = members_of(SIZE).to(tl.int64) * 0 + kind
+        place = at_member(row + 3 * SIZE + me, bases, me, members_of(SIZE))
+        tl.store(place, number, mask=lanes_for(SIZE) < SIZE)
     return row, epoch
 
 
@@ -203,10 +195,7 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
 
 @triton.jit
 def is_last(done, number):
-    """Return whether this is the last one of `number` programs that come here; what they have stored is seen then.
-
-    `done`: int32[1], 0: programs that have come.
-    """
+    """Count programs in `done` (int32, 0); return whether all `number` have come, whose stores are then visible."""
     tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
     last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == number - 1
     if last:
@@ -238,10 +227,7 @@ def await_members(ctx, flags, value, members, me, SIZE: tl.constexpr, step=1):
     is_there = (lanes < SIZE) & (tl.load(members + lanes % SIZE) >= 0)
     places = tl.where(is_there, lanes, me)
     timeout_ns, status = ctx._bound()
-    status_word = status.to(tl.int64)
-    await_flags(
-        flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status_word, ctx.rank
-    )  # fmt: skip
+    await_flags(flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status, ctx.rank)
 
 
 @triton.jit
@@ -251,12 +237,9 @@ def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr)
     Earlier stores by any thread of the members' programs of this number are visible to all threads afterwards.
 
     Args:
-        row: see `row_of`.
-        bases: int64[SIZE], the members' heaps.
-        me: the caller's index among the members.
-        epoch: one more than at the last barrier.
+        row, epoch: see `row_of`; one more than at the last barrier.
+        bases, me: int64[SIZE], the members' heaps; the caller's index among them.
         timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`; `rank` is the caller's in the world.
-        SIZE: number of members.
     """
     arrive(row, bases, me, epoch, SIZE)
     claim(row, me, epoch, status, rank, SIZE)  # while the others' flags are on their way

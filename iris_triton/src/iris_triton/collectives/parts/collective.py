@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.requests import REDUCING
-from iris_core.types import REDUCIBLE, Availability, DeviceType, ReduceOp
+from iris_core.types import REDUCIBLE, Availability, CollectiveRequest, DeviceType, PluginInfo, ReduceOp
 from iris_triton.collectives.parts.barrier import barrier_alone
-from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Carrier, block_problem
+from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Blocks, Carrier, block_problem, layout_arguments
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
@@ -18,18 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest, PluginInfo
-    from iris_triton.collectives.parts.sizes import Blocks
 
-RUNTIME = (
+RUNTIME = (  # arguments for whose values kernels are not compiled anew
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
     "count", "shard",
 )  # fmt: skip
-"""Arguments for whose values kernels are not compiled anew."""
 
-PER_CALL = ("out", "inp")
-"""Arguments that may lie anywhere."""
-
+PER_CALL = ("out", "inp")  # arguments that may lie anywhere
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
 """Reductions of bool, as those of bytes that are 0 or 1."""
 
@@ -64,40 +59,21 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
 
 
 def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKernel:
-    """Return a kernel of one program and warp without tensors of a call, for use between copies on a stream.
-
-    Args:
-        team: gives the arguments of every kernel with barriers.
-        kernel: the kernel; a barrier where none is given.
-        **more: its other arguments.
-    """
+    """Return a kernel of one program and warp, between copies on a stream; `more` are arguments beside a barrier's."""
     given = barrier_arguments(team) | more
     options = {} if team.device == "cpu" else {"num_warps": 1}
     return BoundKernel(kernel, 1, {name: given[name] for name in kernel.arg_names}, (), team.device, options)
 
 
 class KernelCollective:
-    """One operation by one algorithm; satisfies `iris_core.protocols.Collective`.
-
-    Args:
-        op: the operation.
-        name: the algorithm.
-        layouts: that it serves.
-    """
+    """One operation by one algorithm, in some layouts; satisfies `iris_core.protocols.Collective`."""
 
     info: PluginInfo = TRITON_INFO
 
-    uses: tuple[str, ...] = USED_CONFIG
-    """Fields of the config that it fulfils."""
-
-    uneven = False
-    """Whether it serves parts of different sizes."""
-
-    device_splits = False
-    """Whether it serves sizes that are on the devices alone."""
-
-    drops_plans = True
-    """A plan has no memory of its own but `Plan.memory`, so it can be dropped and made again."""
+    uses: tuple[str, ...] = USED_CONFIG  # fields of the config that it fulfils
+    uneven = False  # whether it serves parts of different sizes
+    device_splits = False  # whether it serves sizes that are on the devices alone
+    drops_plans = True  # a plan has no memory of its own but `Plan.memory`, so it can be dropped and made again
 
     def __init__(self, op: str, name: str, layouts: tuple[str, ...] = ("torch",)) -> None:
         self.op = op
@@ -176,9 +152,10 @@ class KernelCollective:
         return barriers * barrier_s + moved / (link if on_cpu else link * link_share) + copied / memory
 
     @staticmethod
-    def arguments(request: CollectiveRequest, team: Team) -> dict[str, Any]:
-        """Return the arguments of kernels that compare the members' call signatures."""
-        return barrier_arguments(team) | {"kind": request.options.get("kind", 0)}
+    def arguments(request: CollectiveRequest, team: Team, carrier: Carrier | None = None) -> dict[str, Any]:
+        """Return the arguments of kernels that compare the members' call signatures, and those for layouts."""
+        given = barrier_arguments(team) | layout_arguments(request, carrier)
+        return given | {"kind": request.options.get("kind", 0)}
 
     @staticmethod
     def reduction(request: CollectiveRequest) -> tuple[str, Carrier | None]:

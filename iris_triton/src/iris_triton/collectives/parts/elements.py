@@ -35,13 +35,16 @@ def are_aligned(addresses):
 
 @triton.jit
 def strided(index, sizes, strides, DIMS: tl.constexpr):
-    """Convert linear indices (a block) to offsets in a tensor with these sizes and strides."""
-    offset = index * 0
-    for d in tl.static_range(DIMS):
-        size = sizes[DIMS - 1 - d]
-        offset += index % size * strides[DIMS - 1 - d]
-        index = index // size
-    return offset
+    """Convert linear indices (a block) to offsets in a tensor with these sizes and strides; DIMS 0: it is dense."""
+    if DIMS == 0:
+        return index
+    else:
+        offset = index * 0
+        for d in tl.static_range(DIMS):
+            size = sizes[DIMS - 1 - d]
+            offset += index % size * strides[DIMS - 1 - d]
+            index = index // size
+        return offset
 
 
 @triton.jit
@@ -87,12 +90,8 @@ def _copy_units(
     wide_to = tl.multiple_of(dst.to(ANEW).to(dst.dtype), 16)
     wide_origin = tl.multiple_of(src.to(ANEW).to(src.dtype), 16)
     for at in range(part * BLOCK, count, parts * BLOCK):
-        to = dst_at + at + lanes
-        origin = src_at + at + lanes
-        if DST_DIMS > 0:
-            to = strided(to, sizes, strides, DST_DIMS)
-        else:
-            origin = strided(origin, sizes, strides, SRC_DIMS)
+        to = strided(dst_at + at + lanes, sizes, strides, DST_DIMS)
+        origin = strided(src_at + at + lanes, sizes, strides, SRC_DIMS)
         mask = (at + lanes < count)[:, None]
         # // UNIT * UNIT changes no value, but lets the compiler prove alignment
         value = tl.load(wide_origin + ((origin // UNIT * UNIT)[:, None] + within), mask=mask)
@@ -107,12 +106,9 @@ def copy_part(
     """Copy elements from the linear index `src_at` of one tensor to `dst_at` of another; one of them is dense.
 
     Args:
-        dst, src: pointers to the tensors.
-        dst_at, src_at: linear indices.
         sizes, strides: of the one that is not dense; tuples of DST_DIMS or SRC_DIMS numbers, the other is 0.
         count: number of elements (int64); nothing is done if it is negative.
         part, parts: this program, and how many programs share the work (int64).
-        BLOCK: elements of a block.
     """
     tl.static_assert(DST_DIMS == 0 or SRC_DIMS == 0, "one of the tensors is dense")
     UNIT: tl.constexpr = 16 // item_nbytes(dst.dtype)
@@ -132,12 +128,8 @@ def copy_part(
     else:
         lanes = tl.arange(0, BLOCK)
         for at in range(part * BLOCK, count, parts * BLOCK):
-            to = dst_at + at + lanes
-            origin = src_at + at + lanes
-            if DST_DIMS > 0:
-                to = strided(to, sizes, strides, DST_DIMS)
-            else:
-                origin = strided(origin, sizes, strides, SRC_DIMS)
+            to = strided(dst_at + at + lanes, sizes, strides, DST_DIMS)
+            origin = strided(src_at + at + lanes, sizes, strides, SRC_DIMS)
             mask = at + lanes < count
             tl.store(dst + to, tl.load(src + origin, mask=mask), mask=mask)
 
@@ -152,7 +144,6 @@ def copy(
     copy_part(dst, dst_at, src, src_at, sizes, strides, count, part, parts, DST_DIMS, SRC_DIMS, BLOCK)
 
 
-# -- reducing ---------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def wide_type(element):
     """Return the type in which elements are accumulated."""
@@ -192,10 +183,8 @@ def finished(value, OP: tl.constexpr, SIZE: tl.constexpr):
         divisor = tl.cast(SIZE, value.dtype)
         if value.dtype.is_fp32():
             return tl.div_rn(value, divisor)
-        elif value.dtype.is_floating():
-            return value / divisor
         else:
-            return value // divisor
+            return value / divisor if value.dtype.is_floating() else value // divisor
     else:
         return value
 
@@ -207,8 +196,7 @@ def reduced(row, bases, shift, like, index, mask, ALIGNED: tl.constexpr, OP: tl.
     Args:
         row, bases, shift: a member's elements begin `shift` bytes after the heap offset that it published.
         like: a pointer of the elements' type.
-        index: offsets of the block's elements from there, in elements (block).
-        mask: which of them exist (block).
+        index, mask: offsets of the block's elements from there, in elements, and which of them exist (blocks).
         ALIGNED: they begin at multiples of 16 bytes.
     """
     for i in tl.static_range(SIZE):
@@ -239,10 +227,7 @@ def _owner(index, tiles, STRIDING: tl.constexpr, SIZE: tl.constexpr):
     first = down // tiles[5] * tiles[5]
     height = tl.minimum(tiles[3] - first, tiles[5])
     number = first * tiles[4] + right * height + (down - first)
-    if STRIDING:
-        return number % SIZE
-    else:
-        return number // ((tiles[3] * tiles[4] + SIZE - 1) // SIZE)
+    return number % SIZE if STRIDING else number // ((tiles[3] * tiles[4] + SIZE - 1) // SIZE)
 
 
 @triton.jit
@@ -263,8 +248,7 @@ def reduce_to(
 ):  # fmt: skip
     """Reduce `count` elements into this rank's tensor `out`, from linear index `begin` on; see `reduced`.
 
-    With `tiles`, only those that belong to the member `me`; see `_owner`.  With PUSH, to all members; see
-    `_store_to_all`.
+    With `tiles`, only those of the member `me`; see `_owner`.  With PUSH, to all members; see `_store_to_all`.
     """
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     lanes = tl.arange(0, BLOCK)
@@ -294,9 +278,6 @@ def reduce_to(
         if PUSH:
             _store_to_all(row, bases, shift, out, at + lanes, total, mask, False, SIZE)
         else:
-            if DIMS == 0:
-                to = at + lanes
-            else:
-                to = strided(begin + at + lanes, sizes, strides, DIMS)
+            to = at + lanes if DIMS == 0 else strided(begin + at + lanes, sizes, strides, DIMS)
             tl.store(out + to, total, mask=mask)
         at += step

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.types import DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.collectives.parts.collective import bind_alone
 from iris_triton.copies import copier, flag_writer, handles
 from iris_triton.language.flags import await_flag
@@ -22,24 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import DeviceTarget
 
 WORD_NBYTES = 4
 _WORDS_NBYTES = 256  # memory for words is asked for in multiples of it, so that few sizes are there
 
-_FIRST = -1
-"""Priority of the second stream: before all that say nothing."""
-
 
 @triton.jit(do_not_specialize=("index", "rank", "timeout_ns", "status"))
 def await_word(words, index, rank, timeout_ns, status):
-    """Wait until a word is 1, and clear it.  One program; later work of the stream sees the data before the flag.
-
-    Args:
-        words: int32 words in own memory.
-        index: which of them.
-        rank, timeout_ns, status: the caller in the world; bound of the wait, and where it reports.
-    """
+    """Wait until one of some int32 words is 1, and clear it; later work of the stream sees the data before the flag."""
     word = words + index
     one = tl.cast(index, tl.int32) * 0 + 1
     await_flag(word, one, "eq", "acquire", "sys", timeout_ns, tl.cast(status, tl.int64), rank)
@@ -47,37 +37,23 @@ def await_word(words, index, rank, timeout_ns, status):
 
 
 def words_of(team: Team, name: str, number: int) -> torch.Tensor:
-    """Return words of symmetric memory for `await_word`, int32, 0 between calls.  Collective.
-
-    Args:
-        team, name: owner and name of the region.
-        number: of words.
-    """
+    """Return int32 words of symmetric memory, a region by its name, for `await_word`: 0 between calls.  Collective."""
     nbytes = number * WORD_NBYTES
     return team.region(name, -(-nbytes // _WORDS_NBYTES) * _WORDS_NBYTES).tensor[:nbytes].view(torch.int32)
 
 
 @dataclass(slots=True)
 class Side:
-    """The second stream; on the CPU there is none, and copies are synchronous.
-
-    Attributes:
-        barrier: the barrier kernel.
-        copy, write: see `iris_triton.copies.copier` and `flag_writer`.
-        address: see `iris_triton.copies.handles`.
-        stream, raw: a torch stream, or None; its handle for `copy`.
-        ready: the event that one stream waits for after the other; None on the CPU.
-        main_raw, main: the last main stream, and its handle, by which it is found: torch takes 5 us for it.
-    """
+    """The second stream; on the CPU there is none, and copies are synchronous."""
 
     barrier: Callable[[Any], None]
-    copy: Callable[[Any, Any, int, Any], None]
+    copy: Callable[[Any, Any, int, Any], None]  # see `iris_triton.copies.copier`, `flag_writer` and `handles`
     write: Callable[[Any, int, int, Any], None]
     address: Callable[[int], Any]
-    stream: Any = None
-    raw: Any = 0
-    ready: Any = None
-    main_raw: int | None = None
+    stream: Any = None  # of torch
+    raw: Any = 0  # its handle for `copy`
+    ready: Any = None  # the event that one stream waits for after the other
+    main_raw: int | None = None  # handle of the last main stream, by which it is found: torch takes 5 us for it
     main: Any = None
 
     @classmethod
@@ -87,7 +63,7 @@ class Side:
         address, raw = handles(device)
         side = cls(bind_alone(team), copier(device), flag_writer(device), address)
         if device is not DeviceType.CPU:
-            side.stream = torch.cuda.Stream(target.index, priority=_FIRST)
+            side.stream = torch.cuda.Stream(target.index, priority=-1)  # before all that say nothing
             side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
         return side
 

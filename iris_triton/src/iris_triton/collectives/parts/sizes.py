@@ -12,27 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from iris_core.dispatch.requests import COLUMNS
-from iris_core.types import REDUCIBLE, DeviceType
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
-VECTOR_NBYTES = 16
-"""Widest access of a thread; pieces begin at multiples of it."""
-
+VECTOR_NBYTES = 16  # widest access of a thread; pieces begin at multiples of it
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
 
-MOST_PROGRAMS = 64
-"""Programs of a launch on a GPU, if the config does not say how many."""
-
+MOST_PROGRAMS = 64  # programs of a launch on a GPU, if the config does not say how many
 _GPU_WARPS = 8
 _THREAD_NBYTES_MOVE, _THREAD_NBYTES_REDUCE = 64, 32  # a thread that reduces holds as much of every member
 
-USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")
-"""Fields of the config that `blocks_for` makes use of."""
+USED_CONFIG = ("comm_sms", "num_warps", "num_stages", "block_size_m", "block_size_n")  # of `blocks_for`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +90,9 @@ class Carrier:
         return (*shape, self.parts), (*(self.parts * step for step in stride), 1)
 
 
-_OTHERS = (
-    "uint16 uint32 uint64 complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
-)
-
-MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} float8_e8m0fnu".split() if hasattr(torch, name)))
+_OTHERS = "uint16 uint32 uint64 complex32 complex64 complex128"
+_FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+MOVABLE = (*REDUCIBLE, *(name for name in f"{_OTHERS} {_FP8}".split() if hasattr(torch, name)))
 """torch's names of the element types that can be moved."""
 
 
@@ -172,11 +164,10 @@ def pieces(
     Collective: every member calls it with the same arguments.
 
     Args:
-        team: owner of the region.
+        team, name: owner of the region, and its name; each protocol has its own.
         elements, item: elements of the largest useful piece, None if that differs between members; bytes of one.
         number: pieces that are staged together.
         halves: number of buffers of these pieces in the region, if more than one round is needed.
-        name: of the region; each protocol has its own.
         needed: False: nothing is staged, and everything is one piece.
     """
     if not needed:
@@ -190,8 +181,9 @@ def pieces(
     return {"stage": region.tensor, "capacity": capacity}
 
 
-def layout_arguments(inner: Layout, outer: Layout) -> dict[str, Any]:
-    """Return the arguments for the layouts of the input and of the output."""
+def layout_arguments(request: CollectiveRequest, carrier: Carrier | None = None) -> dict[str, Any]:
+    """Return the arguments for the layouts of the input and of the output; see `layouts_of`."""
+    inner, outer = layouts_of(request, carrier)
     return {
         "in_sizes": inner.sizes,
         "in_strides": inner.strides,

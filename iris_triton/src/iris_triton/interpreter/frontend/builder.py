@@ -19,17 +19,9 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import find_assembly
-from iris_triton.interpreter.frontend import numerics
+from iris_triton.interpreter.frontend import numerics, values
 from iris_triton.interpreter.frontend.elementwise import ElementwiseOps, as_float
-from iris_triton.interpreter.frontend.values import (
-    Array,
-    Handle,
-    block_type,
-    element_nbytes,
-    numpy_dtype,
-    signless,
-    unsigned,
-)
+from iris_triton.interpreter.frontend.values import Array, Handle, numpy_dtype
 from iris_triton.interpreter.hints import refute
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current, program_info
@@ -43,7 +35,7 @@ _PAD_NAN = _compat.ir.PADDING_OPTION.PAD_NAN
 
 def _constant(name: str, kept: np.dtype[Any]) -> Callable[[Any, Any], Handle]:
     type_ = tl.str_to_ty(name.removeprefix("u").replace("int", "i"), None)
-    return lambda self, value: Handle(signless(np.array([value], kept)), type_)
+    return lambda self, value: Handle(values.signless(np.array([value], kept)), type_)
 
 
 def _on_array(function: Callable[..., Array]) -> Callable[..., Handle]:
@@ -66,7 +58,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
 
     def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
         """Return a block type, the same object every time."""
-        return block_type(dtype, tuple(shape))
+        return values.block_type(dtype, tuple(shape))
 
     def create_get_program_id(self, axis: int) -> Any:
         return self.get_int32(current.program.pid[axis])
@@ -91,11 +83,11 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         if not condition.data.all():
             refute("tl.assume was given a condition that does not hold")
 
-    def create_print(self, prefix: str, hex: bool, values: list[Handle], is_signed: list[bool]) -> None:
+    def create_print(self, prefix: str, hex: bool, handles: list[Handle], is_signed: list[bool]) -> None:
         formatter: Any = {"int": lambda x: f"{int(x):#x}"} if hex else None
         parts = []
-        for handle, signed in zip(values, is_signed, strict=True):
-            data = as_float(handle) if signed or not handle.dtype.is_int() else unsigned(handle.data)
+        for handle, signed in zip(handles, is_signed, strict=True):
+            data = as_float(handle) if signed or not handle.dtype.is_int() else values.unsigned(handle.data)
             parts.append(np.array2string(data.reshape(()) if data.shape == (1,) else data, formatter=formatter))
         print(f"pid {current.program.pid}{prefix}{', '.join(parts)}")
 
@@ -152,8 +144,8 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         raise UnsupportedError("the CPU executor does not implement atomic_poll: wait in a loop around an atomic load")
 
     def create_addptr(self, pointers: Handle, offset: Handle) -> Handle:
-        delta = np.multiply(offset.data, element_nbytes(pointers.get_element_ty()), dtype=np.int64).view(np.uint64)
-        return Handle(pointers.data + delta, pointers.dtype)
+        delta = np.multiply(offset.data, values.element_nbytes(pointers.get_element_ty()), dtype=np.int64)
+        return Handle(pointers.data + delta.view(np.uint64), pointers.dtype)
 
     def create_int_to_ptr(self, value: Handle, dst_type: Any) -> Handle:
         return Handle(value.data.astype(np.int64, copy=False).view(np.uint64), dst_type.scalar)
@@ -192,9 +184,9 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         return Handle(np.take_along_axis(source.data, index.data.astype(np.int64), axis), source.dtype)
 
     def create_histogram(self, data: Handle, bins: int, mask: Handle | None, *layout: Any) -> Handle:
-        values = data.data if mask is None else data.data[mask.data]
-        values = values[(values >= 0) & (values < bins)]  # the GPU drops what is out of range
-        return Handle(np.bincount(values.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
+        found = data.data if mask is None else data.data[mask.data]
+        found = found[(found >= 0) & (found < bins)]  # the GPU drops what is out of range
+        return Handle(np.bincount(found.astype(np.int64), minlength=bins).astype(np.int32), tl.int32)
 
     def create_dot(self, a: Handle, b: Handle, accumulator: Handle, *precision: Any) -> Handle:
         out = accumulator.data
@@ -210,7 +202,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         raise UnsupportedError("the CPU executor does not implement tl.dot_scaled: scale the operands and use tl.dot")
 
     def create_inline_asm(
-        self, assembly: str, constraints: str, values: list[Handle], types: list[Any], is_pure: bool, pack: int
+        self, assembly: str, constraints: str, operands: list[Handle], types: list[Any], is_pure: bool, pack: int
     ) -> Any:
         entry = find_assembly(assembly)
         if entry is None:

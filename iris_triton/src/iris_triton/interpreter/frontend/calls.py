@@ -294,7 +294,6 @@ def _static_assert(condition: Any, message: Any = "") -> None:
         raise AssertionError(f"static_assert failed: {message}" if message else "static_assert failed")
 
 
-# -- values of CPU entries --------------------------------------------------------------------------------------------
 _TRITON = {
     np.dtype(np.bool_): tl.int1,
     **{np.dtype(f"{u}int{bits}"): getattr(tl, f"{u}int{bits}") for u in ("", "u") for bits in (8, 16, 32, 64)},

@@ -92,7 +92,6 @@ def fma(x: Array, y: Array, z: Array) -> Array:
     return (bits + np.where(nudge, outward, 0)).view(np.float64).astype(z.dtype)
 
 
-# -- fp8 --------------------------------------------------------------------------------------------------------------
 _TORCH = {
     "fp8e5": torch.float8_e5m2,
     "fp8e4nv": torch.float8_e4m3fn,
@@ -136,7 +135,6 @@ def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
     return result
 
 
-# -- functions of the vendors' libraries ------------------------------------------------------------------------------
 def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
     """Make a function that torch has and numpy has not; halves are computed in float32."""
 
@@ -151,12 +149,10 @@ def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
 
 erf = _torch(torch.erf)
 
-
-_SPECIAL = {
+_SPECIAL = {  # names in torch.special that differ
     **{"cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1", "lgamma": "gammaln", "normcdf": "ndtr", "normcdfinv": "ndtri"},
     **{name: f"bessel_{name}" for name in ("j0", "j1", "y0", "y1")},
 }
-"""Names in torch.special that differ."""
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},

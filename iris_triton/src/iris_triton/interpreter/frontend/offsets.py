@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton.language as tl
 
-from iris_triton.interpreter.frontend.values import facts_of, wrap
+from iris_triton.interpreter.frontend.values import Array, facts_of, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_triton.interpreter.frontend.values import Array
 
-WRAPPED = np.uint64(1 << 60)
-"""Added to pointers that an offset which has wrapped leads to."""
-
+WRAPPED = np.uint64(1 << 60)  # added to pointers that an offset which has wrapped leads to
 _INT32 = np.dtype(np.int32)
 _OPERATORS = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply}
 

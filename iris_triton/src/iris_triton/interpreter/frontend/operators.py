@@ -17,14 +17,13 @@ from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.elementwise import shift_left, shift_right
 from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
-from iris_triton.interpreter.frontend.values import TypeFacts, facts_of, plain_form, wrap
+from iris_triton.interpreter.frontend.values import Array, TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_triton.interpreter.frontend.values import Array
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr

@@ -15,16 +15,8 @@ import numpy as np
 import triton.language as tl
 
 from iris_triton import _compat
-from iris_triton.interpreter.frontend.values import (
-    Array,
-    Handle,
-    block_type,
-    facts_of,
-    signless,
-    unsigned,
-    wrap,
-    wrap_handle,
-)
+from iris_triton.interpreter.frontend import values
+from iris_triton.interpreter.frontend.values import Array, Handle, facts_of, wrap
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
@@ -49,20 +41,19 @@ class _Region:
 
 Combine = Callable[[list[Array], list[Array]], list[Array]]
 
-_CONVERTED = {
+_CONVERTED = {  # kinds of types (`TypeFacts.kind`) that numpy converts as a GPU does, and to what
     "bool": ("int", "unsigned", "float", "half"),
     "int": ("int", "unsigned", "float", "half"),
     "float": ("float", "half"),
     "half": ("float",),
 }
-"""Kinds of types (`TypeFacts.kind`) that numpy converts as a GPU does, and to what."""
 
 _ADDRESSES = (("pointer", "int"), ("int", "pointer"), ("pointer", "pointer"))
 
 
 class _TensorMaker(type):
     def __call__(cls, handle: Any, type_: Any) -> Any:
-        return wrap_handle(handle, type_)
+        return values.wrap_handle(handle, type_)
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, tl.tensor)
@@ -77,7 +68,9 @@ class ArrayRegions:
 
     tensor = _Tensor
 
-    broadcast_tensors: Callable[..., Any]  # of the semantic layer
+    broadcast_tensors: Callable[..., Any]  # of the semantic layer, as those that follow
+    reshape: Callable[..., Any]
+    _check_same_layout: Callable[..., None]
 
     def cast(self, value: Any, type_: Any, fp_downcast_rounding: Any = None) -> Any:
         """Convert at once what numpy converts as a GPU does."""
@@ -95,13 +88,22 @@ class ArrayRegions:
     def reduced_type(self, type_: Any, axis: int) -> Any:
         """Return the type of a reduction's result: a block without one dimension, or a scalar."""
         shape = tuple(int(n) for i, n in enumerate(type_.shape) if i != axis)
-        return block_type(type_.scalar, shape) if shape else type_.scalar
+        return values.block_type(type_.scalar, shape) if shape else type_.scalar
 
-    def reduce_arrays(self, inputs: Any, axis: int, region_builder_fn: Any) -> tuple[Any, ...]:
-        """Reduce tensors of one shape along an axis."""
+    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
+        """Reduce tensors of one shape along an axis, or altogether."""
+        if axis is None:
+            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=False) for value in inputs)
+            axis = 0
+        shape = tuple(inputs[0].type.shape)
+        if not 0 <= axis < len(shape):
+            raise ValueError(f"expected reduction axis to be in the range [0, {len(shape)}) but got {axis}")
+        self._check_same_layout(inputs)
+        if any(tuple(value.type.shape) != shape for value in inputs):
+            raise ValueError("all reduction inputs must have the same shape")
         numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
         if numpy is not None:
-            parts = [signless(numpy.reduce(parts[0], axis=-1, dtype=parts[0].dtype))]
+            parts = [values.signless(numpy.reduce(parts[0], axis=-1, dtype=parts[0].dtype))]
         else:
             combine = self._combine(inputs, region_builder_fn)
             while (length := parts[0].shape[-1]) > 1:  # pairs of neighbours: keeps the order of the elements
@@ -110,18 +112,17 @@ class ArrayRegions:
                 rest = [[p[..., length - 1 :]] if length % 2 else [] for p in parts]
                 parts = [np.concatenate([c, *r], axis=-1) for c, r in zip(combined, rest, strict=True)]
             parts = [p[..., 0] for p in parts]
-        types = [self.reduced_type(value.type, axis) for value in inputs]
-        return tuple(_as_tensor(data, type_) for data, type_ in zip(parts, types, strict=True))
+        pairs = zip(parts, inputs, strict=True)
+        return tuple(_as_tensor(data, self.reduced_type(value.type, axis)) for data, value in pairs)
 
     def associative_scan(self, inputs: Any, axis: int, region_builder_fn: Any, reverse: bool) -> tuple[Any, ...]:
-        shape = tuple(inputs[0].type.shape)
-        axis = axis % len(shape)
-        reverse = bool(reverse.value if isinstance(reverse, tl.constexpr) else reverse)
+        axis = axis % len(inputs[0].type.shape)
+        reverse = bool(getattr(reverse, "value", reverse))
         numpy, parts = _numpy_combine(region_builder_fn, inputs, axis)
         if reverse:
             parts = [p[..., ::-1] for p in parts]
         if numpy is not None:
-            parts = [signless(numpy.accumulate(parts[0], axis=-1, dtype=parts[0].dtype))]
+            parts = [values.signless(numpy.accumulate(parts[0], axis=-1, dtype=parts[0].dtype))]
         else:
             combine, step = self._combine(inputs, region_builder_fn), 1
             while step < parts[0].shape[-1]:
@@ -181,7 +182,7 @@ class ArrayRegions:
             made.append(_as_tensor(data, type_.with_element_ty(scalar) if type_.is_block() else scalar))
         return tuple(made)
 
-    def multiple_of(self, value: Any, values: Any) -> Any:
+    def multiple_of(self, value: Any, numbers: Any) -> Any:
         return value
 
     max_contiguous = max_constancy = multiple_of
@@ -195,14 +196,8 @@ class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]
         """Cache the values: they are the same every time, and tensors never change: one tensor per range."""
         return super().arange(start, end)
 
-    def reduction(self, inputs: Any, axis: int | None, region_builder_fn: Any) -> tuple[Any, ...]:
-        if axis is None:
-            inputs = tuple(self.reshape(value, [value.numel.value], can_reorder=True) for value in inputs)
-            axis = 0
-        shape = tuple(inputs[0].type.shape)
-        if any(tuple(value.type.shape) != shape for value in inputs):
-            raise ValueError("all inputs of a reduction must have the same shape")
-        return self.reduce_arrays(inputs, axis, region_builder_fn)
+    def _check_same_layout(self, inputs: Any) -> None:
+        """Blocks of Triton have no layout."""
 
 
 def _as_tensor(data: Array, type_: Any) -> Any:
@@ -210,13 +205,12 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-_NUMPY = (
+_NUMPY = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
     (tl.standard._sum_combine, (np.add, np.add)),
     (tl.standard._prod_combine, (np.multiply, np.multiply)),
     (tl.standard._elementwise_max, (np.maximum, np.fmax)),
     (tl.standard._elementwise_min, (np.minimum, np.fmin)),
 )
-"""Combine functions of Triton's own, and numpy's for integers and floats; a list, as hashing the former is slow."""
 
 
 def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, list[Array]]:
@@ -228,5 +222,5 @@ def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, li
     function = _compat.combine_function(region_builder)
     found = next((functions[scalar.is_floating()] for each, functions in _NUMPY if each is function), None)
     if found is not None and scalar.is_int_unsigned():
-        arrays[0] = unsigned(arrays[0])
+        arrays[0] = values.unsigned(arrays[0])
     return found, arrays

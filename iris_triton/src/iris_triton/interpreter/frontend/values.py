@@ -82,7 +82,6 @@ def signless(data: Array) -> Array:
     return data.view(_SIGNED.get(data.dtype, data.dtype))
 
 
-# -- facts about types ------------------------------------------------------------------------------------------------
 _KINDS = {tl.int1: "bool", tl.float16: "half", tl.float32: "float", tl.float64: "float"}
 _NUMBERS = {tl.int32: np.int32, tl.int64: np.int64, tl.float32: np.float32}
 
@@ -190,7 +189,6 @@ def block_type(scalar: Any, shape: tuple[int, ...]) -> Any:
     return facts_of(scalar).block(plain_form(shape))
 
 
-# -- tensors ----------------------------------------------------------------------------------------------------------
 _new = tl.tensor.__new__
 
 

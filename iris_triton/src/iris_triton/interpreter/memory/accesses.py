@@ -12,7 +12,7 @@ counts for the checker only.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -20,16 +20,10 @@ import triton.language as tl
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
-from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, registered_heaps
-from iris_triton.interpreter.state import current
+from iris_triton.interpreter.memory.regions import FAR, OFF_HEAP, RANK_BIT, Array, Region, registered_heaps
+from iris_triton.interpreter.state import ProgramInfo, current
 
-if TYPE_CHECKING:
-    from iris_triton.interpreter.memory.regions import Region
-    from iris_triton.interpreter.state import ProgramInfo
-
-watcher: Any = None
-"""The checker (`iris_triton.checker`) while it is on, for launches; at accesses it replaces functions below."""
-
+watcher: Any = None  # the checker while it is on, for launches; at accesses it replaces functions below
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
 _ALIGNMENT = 4096  # HEAP_ALIGNMENT of iris_triton.language.address
@@ -49,8 +43,7 @@ def plain(data: Array) -> Array:
 def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Region | None:
     """Return the accessible range that holds every active element; None if they lie in several.
 
-    Raises:
-        OutOfBoundsError: an active element lies in none, and checks are on.
+    Raises OutOfBoundsError where an active element lies in none and checks are on.
     """
     launch = current.launch
     checker = launch.checker
@@ -191,7 +184,6 @@ def _add_16_bit(addresses: Array, values: Array, mask: Array, sem: Any, element:
     return old.view(values.dtype).reshape(addresses.shape)
 
 
-# -- other ranks' heaps -----------------------------------------------------------------------------------------------
 def check_context(program: ProgramInfo, context_tensor: Any, rank: Any, world_size: Any) -> None:
     """Check the rank and the words that a kernel makes its context of; CPU entry."""
     if not current.launch.refuse:
@@ -223,8 +215,10 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
     address = int(heap_bases)
     bases = [_word.from_address(address + 8 * rank).value for rank in ranks]  # the kernel has just loaded them
     end, number = heaps.get(bases[0], _NO_HEAP)
-    if number is None:
-        end = _end_of_memory(bases)
+    if number is None:  # other memory, which ends with the region at its beginning, if kernels can reach all of it
+        first, *others = (current.launch.checker.find(base, base + 1) for base in bases)
+        is_apart = any((base - bases[0]) % _ALIGNMENT for base in bases)
+        end = 0 if first is None or None in others or is_apart else first.end
     if not end or any(heaps.get(base, _NO_HEAP)[1] != number for base in bases):
         said = ", ".join(f"{base:#x} for rank {rank}" for rank, base in zip(ranks, bases, strict=True))
         raise ArgumentError(
@@ -241,10 +235,3 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
     if pointer.min() >= bases[0] and pointer.max() < end:
         return added
     return np.where((pointer >= bases[0]) & (pointer < end), added, np.int64(OFF_HEAP))
-
-
-def _end_of_memory(bases: list[int]) -> int:
-    """Where the memory at the first one of some addresses ends; 0 unless all are of memory that kernels can reach."""
-    first, *others = (current.launch.checker.find(base, base + 1) for base in bases)
-    is_apart = any((base - bases[0]) % _ALIGNMENT for base in bases)
-    return 0 if first is None or None in others or is_apart else first.end

@@ -23,14 +23,13 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.memory.regions import Array, registered_heaps
-from iris_triton.interpreter.state import current
+from iris_triton.interpreter.state import ProgramInfo, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from iris_core.protocols import MemoryMap
     from iris_core.types import Network
-    from iris_triton.interpreter.state import ProgramInfo
 
 _carriers: dict[int, _Carrier] = {}  # by the device communicator, the first word of a network
 _lock = threading.Lock()
@@ -90,7 +89,6 @@ class _Carrier:
         address: int = self.bases[rank] + offset
         return address
 
-    # -- what kernels do -----------------------------------------------------------------------------------------------
     def put_bytes(self, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any) -> None:
         """Start a put."""
         target, source = self._address(peer, to_offset, nbytes), self._address(self.memory.rank, from_offset, nbytes)
@@ -122,7 +120,7 @@ class _Carrier:
             self._changed.wait_for(lambda: not self._running)
 
 
-def run(function: str, network: Any = None, *args: Any, **named: Any) -> None:
+def run(function: str, program: ProgramInfo, network: Any = None, *args: Any, **named: Any) -> None:
     """Run what a function of `iris_triton.language.gin` is on the CPU; CPU entry, but for the function's name."""
     if function == "lsa_pointer":
         raise UnsupportedError(

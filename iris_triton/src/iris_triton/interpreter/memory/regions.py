@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-OFF_HEAP = 1 << 62
-"""Added to pointers that are translated and do not lie on the heap; no address is as high."""
-
-FAR, RANK_BIT = 1 << 61, 48
-"""Added to pointers that are translated to ranks of other nodes, with the rank in the bits from RANK_BIT."""
+OFF_HEAP = 1 << 62  # added to pointers that are translated and do not lie on the heap; no address is as high
+FAR, RANK_BIT = 1 << 61, 48  # added to pointers to ranks of other nodes, with the rank in the bits from RANK_BIT
 
 # No lock: whatever allocates here may run the garbage collector, and with it `unregister_memory` of contexts that were
 # dropped.  Entering, removing and copying are single steps for other threads, and for the collector.
