@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iris_core.errors import SettingsError
@@ -59,9 +59,8 @@ def configure(
 @contextlib.contextmanager
 def configured(**changes: Any) -> Iterator[CpuConfig]:
     """Change settings within a `with` block, for tests; arguments as for `configure`."""
-    global _current
-    before = _current
+    before = configuration()
     try:
         yield configure(**changes)
     finally:
-        _current = before
+        configure(**asdict(before))

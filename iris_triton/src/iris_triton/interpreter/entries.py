@@ -5,6 +5,7 @@ Imports neither torch nor triton, so any kernel module can register its entries.
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 import re
 import time
@@ -16,9 +17,7 @@ from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
-PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"
-"""Attributes of a jitted function: what the executor has made of it, its CPU entry, and what stands for it."""
-
+PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"  # of jitted functions: prepared, entry, stand-in
 FACTORIES = {"triton": "iris_triton.interpreter.frontend.calls:triton_dialect"}
 """What makes the `frontend.calls.Dialect` of a language, as "module:function"; the same one every time.  A language on
 top of Triton adds its own; it is imported when the first kernel in that language is launched."""
@@ -48,6 +47,12 @@ def cpu_entry(function: Any) -> Callable[[Entry], Entry]:
         return implementation
 
     return register
+
+
+def cpu_entry_at(function: Any, place: str, *given: Any) -> None:
+    """Register a CPU implementation, by "module:name", that is imported when it is first called, with `given` first."""
+    found = functools.cache(lambda: pkgutil.resolve_name(place))
+    cpu_entry(function)(lambda *args, **named: found()(*given, *args, **named))
 
 
 def run_around(function: Any, around: Callable[..., Any] | None) -> None:

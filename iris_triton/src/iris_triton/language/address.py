@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from iris_triton._compat import core
-from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.interpreter.entries import cpu_entry_at
 
 HEAP_ALIGNMENT = 4096  # bytes of which every heap base is a multiple; the host checks it, `translate` builds on it
 _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
@@ -44,23 +44,13 @@ def _stray(pointer, from_rank, to_rank, heap_bases):
     return 0
 
 
-@cpu_entry(_stray)
-def _(*given):
-    from iris_triton.interpreter.memory.accesses import stray
-
-    return stray(*given)
-
-
 @triton.jit
 def check_context(context_tensor, rank, world_size):
     """Check on the CPU that a context tensor is that of this rank and world; does nothing on GPUs."""
 
 
-@cpu_entry(check_context)
-def _(*given):
-    from iris_triton.interpreter.memory.accesses import check_context as check
-
-    check(*given)
+cpu_entry_at(_stray, "iris_triton.interpreter.memory.accesses:stray")
+cpu_entry_at(check_context, "iris_triton.interpreter.memory.accesses:check_context")
 
 
 @triton.jit

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from iris_core.errors import UnsupportedError
 from iris_triton._compat import core, linked_libraries
-from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.interpreter.entries import cpu_entry_at
 from iris_triton.language.sync import gather_stores
 
 SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"  # the shim (and NCCL's version), NCCL's bitcode: linked in this order
@@ -140,19 +140,8 @@ def lsa_pointer(window, offset, member):
     return _lsa_pointer(window, offset, member)
 
 
-def _on_cpu(function):
-    """Have the CPU executor call the function of that name in its emulated network."""
-
-    def entry(program, *args, **named):
-        from iris_triton.interpreter.memory import network
-
-        return network.run(function.__name__, *args, **named)
-
-    cpu_entry(function)(entry)
-
-
-for _function_on_network in (put_bytes, put_bytes_signal, add_to_word, get_bytes, flush, lsa_pointer):
-    _on_cpu(_function_on_network)
+for _each in (put_bytes, put_bytes_signal, add_to_word, get_bytes, flush, lsa_pointer):
+    cpu_entry_at(_each, "iris_triton.interpreter.memory.network:run", _each.__name__)
 
 
 # -- blocks of pointers -----------------------------------------------------------------------------------------------
@@ -166,11 +155,7 @@ def _check_run(pointer, mask, itemsize: tl.constexpr, heap_bases, rank, what: tl
     """Check on the CPU that what a mask leaves of a block lies on the heap, one element after the other."""
 
 
-@cpu_entry(_check_run)
-def _(*given):
-    from iris_triton.interpreter.memory.network import check_run
-
-    check_run(*given)
+cpu_entry_at(_check_run, "iris_triton.interpreter.memory.network:check_run")
 
 
 @triton.jit

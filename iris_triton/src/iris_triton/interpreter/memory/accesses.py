@@ -215,8 +215,10 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
     address = int(heap_bases)
     bases = [_word.from_address(address + 8 * rank).value for rank in ranks]  # the kernel has just loaded them
     end, number = heaps.get(bases[0], _NO_HEAP)
-    if number is None:
-        end = _end_of_memory(bases)
+    if number is None:  # other memory, which ends with the region at its beginning, if kernels can reach all of it
+        first, *others = (current.launch.checker.find(base, base + 1) for base in bases)
+        is_apart = any((base - bases[0]) % _ALIGNMENT for base in bases)
+        end = 0 if first is None or None in others or is_apart else first.end
     if not end or any(heaps.get(base, _NO_HEAP)[1] != number for base in bases):
         said = ", ".join(f"{base:#x} for rank {rank}" for rank, base in zip(ranks, bases, strict=True))
         raise ArgumentError(
@@ -233,10 +235,3 @@ def stray(program: ProgramInfo, pointer: Any, from_rank: Any, to_rank: Any, heap
     if pointer.min() >= bases[0] and pointer.max() < end:
         return added
     return np.where((pointer >= bases[0]) & (pointer < end), added, np.int64(OFF_HEAP))
-
-
-def _end_of_memory(bases: list[int]) -> int:
-    """Where the memory at the first one of some addresses ends; 0 unless all are of memory that kernels can reach."""
-    first, *others = (current.launch.checker.find(base, base + 1) for base in bases)
-    is_apart = any((base - bases[0]) % _ALIGNMENT for base in bases)
-    return 0 if first is None or None in others or is_apart else first.end

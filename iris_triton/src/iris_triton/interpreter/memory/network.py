@@ -120,7 +120,7 @@ class _Carrier:
             self._changed.wait_for(lambda: not self._running)
 
 
-def run(function: str, network: Any = None, *args: Any, **named: Any) -> None:
+def run(function: str, program: ProgramInfo, network: Any = None, *args: Any, **named: Any) -> None:
     """Run what a function of `iris_triton.language.gin` is on the CPU; CPU entry, but for the function's name."""
     if function == "lsa_pointer":
         raise UnsupportedError(
