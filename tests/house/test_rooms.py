@@ -96,9 +96,9 @@ FEATURES = {
             "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4400, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (4300, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_746
+REST = 41_206
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -29,19 +29,21 @@ class Streams:
             real(left, *rest)
 
         patch.setattr(torch.cuda, "current_stream", lambda device: self.main)
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: RAW + 1, raising=False)
         patch.setattr(copy_engine_product, "multiply", multiply)
         self.side = Side(
             self.kernel("waits for all"), self._copy, self._write, int, self.second, RAW, self.event("ready")
         )
 
-    def _stream(self, name):
-        def wait(other):
-            self.log.append((name, "waits for", other.name))
-
-        return SimpleNamespace(name=name, device="cuda:0", wait_event=wait)
+    @staticmethod
+    def _stream(name):
+        return SimpleNamespace(name=name, device="cuda:0", device_index=0)
 
     def event(self, name):
-        return SimpleNamespace(name=name, record=lambda stream: self.log.append((stream.name, "records", name)))
+        def does(what):
+            return lambda stream: self.log.append((stream.name, what, name))
+
+        return SimpleNamespace(name=name, record=does("records"), wait=does("waits for"))
 
     def kernel(self, what):
         """A kernel that writes down on which stream it is launched, and what with."""
@@ -93,12 +95,11 @@ def test_words_are_written_before_the_product_that_waits_for_them_is_launched(st
 def test_products_are_carried_beside_the_next_one(streams):
     a, b = torch.randn(12, 3), torch.randn(3, 5)
     product, slots, out = torch.zeros(12, 5), torch.zeros(3, 4, 5), torch.zeros(4, 5)
-    carried = [(4, 8, product[4:8], 11, 1, streams.event("of 1")), (8, 12, product[8:], 12, 2, streams.event("of 2"))]
+    carried = [(4, 8, product[4:8], 11, 1), (8, 12, product[8:], 12, 2)]
     carry_products(streams.side, carried, (0, slots[0]), streams.kernel("adds"), True, False)(None, out, a, b)
     assert streams.log == [
-        *BEGIN, ("main", "multiplies", 4), ("main", "records", "of 1"), ("side", "waits for", "of 1"),
-        ("side", "copies", (11, 1)), ("main", "multiplies", 8), ("main", "records", "of 2"),
-        ("side", "waits for", "of 2"), ("side", "copies", (12, 2)), ("main", "multiplies", 0),
-        ("side", "waits for all", 0), *JOIN, ("main", "adds", 1),
+        *BEGIN, ("main", "multiplies", 4), *BEGIN[:2], ("side", "copies", (11, 1)), ("main", "multiplies", 8),
+        *BEGIN[:2], ("side", "copies", (12, 2)), ("main", "multiplies", 0), ("side", "waits for all", 0), *JOIN,
+        ("main", "adds", 1),
     ]  # fmt: skip
     torch.testing.assert_close(torch.cat([slots[0], product[4:]]), a @ b)
