@@ -245,7 +245,7 @@ def all_to_all(state: State, ctx: Iris) -> None:
 @bench.register
 @bench.axis("group", [WORLD])
 @bench.axis("place", [ORDINARY])
-@bench.axis("op", OPS)
+@bench.axis("collective", OPS)
 @bench.axis("nbytes", lambda options: [KIB] if options.device == "cpu" else [KIB, 32 * KIB, 256 * KIB, MIB])
 def between_kernels(state: State, ctx: Iris) -> None:
     """A collective between two kernels of about 5 us, as layers have it; "kernels" are these two alone."""
@@ -256,7 +256,7 @@ def between_kernels(state: State, ctx: Iris) -> None:
         add(name, lambda: (numbers.mul_(1), call(), numbers.mul_(1)), **how)
 
     state.provider = provider  # type: ignore[assignment, method-assign]
-    declare(state, ctx, state["op"], each=False)
+    declare(state, ctx, state["collective"], each=False)
     for timer in ("graph", "events") if state.on_gpu else ():
         state.set_timer(timer)
         add("kernels" + " eager" * (timer == "events"), lambda: (numbers.mul_(1), numbers.mul_(1)), check=None)

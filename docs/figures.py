@@ -206,7 +206,7 @@ def points(kind: str) -> Iterator[Point]:
             if not each.get("verified") or any(each["params"].get(name, own) != own for name, own in usual.items()):
                 continue
             op, launched = each["benchmark"].removeprefix(f"{kind}."), LAUNCHED[each["timer"]]
-            op = f"{each['params']['op']} between kernels" if "op" in each["params"] else op
+            op = f"{each['params']['collective']} between kernels" if "collective" in each["params"] else op
             key = op, launched, *each["params"].items()
             new = Point(kind, file, op, each["params"], launched, each["num_ranks"], {})
             found.setdefault(key, new).times[each["provider"].removesuffix(" eager")] = each["time_us"]
@@ -216,7 +216,7 @@ def points(kind: str) -> Iterator[Point]:
 def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
     """How many times as fast as the best peer our choice is, at least and at most."""
     rows: dict[str, dict[str, list[float]]] = {}
-    for each in (each for kind in kinds for each in points(kind) if "op" not in each.params):
+    for each in (each for kind in kinds for each in points(kind) if "collective" not in each.params):
         rows.setdefault(each.name, {}).setdefault(f"{each.num_ranks} GPUs, {each.launched}", []).append(each.ratio)
     heads = sorted({head for row in rows.values() for head in row})
     cells = [[name, *(spread(row.get(head, [])) for head in heads)] for name, row in rows.items()]

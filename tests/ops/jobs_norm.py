@@ -194,7 +194,7 @@ def refused():
             ("ArgumentError: .*eps must be", lambda: call(out, residual, x, weight, -1.0)),
             ("UnsupportedError: .*float64 is not normalised",
              lambda: call(*(each.double() for each in (out, residual, x)), weight)),
-            ("ArgumentError: .*gradients", lambda: call(out, residual.clone().requires_grad_(), x, weight)),
+            ("ArgumentError: .*gradient", lambda: call(out, residual.clone().requires_grad_(), x, weight)),
             ("RankMismatchError: .*eps", lambda: call(out, residual, x, weight, eps=1e-3 if one else 1e-5)),
             ("UnsupportedError: .*no use for num_stages",
              lambda: call(out, residual, x, weight, config=Config(algorithm="one_shot", num_stages=2))),

@@ -246,12 +246,13 @@ class Pull(KernelCollective):
         arguments |= dict(zip(_ROOMS, rows, strict=True)) if told else dict.fromkeys((*_TOLD, *_ROOMS))
         return self.bind(pull, team, blocks, arguments, carrier, table, more=told)
 
-    def launch(self, plan: Plan, out: Any, inp: Any, *more: Any, **options: Any) -> None:
-        if len(more) < len(_TOLD):
-            super().launch(plan, out, inp, *more, **options)
+    def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None, takes: Any = None) -> None:
+        """Launch; of a call whose sizes the devices know these two are the tensors of them, in place of a stream."""
+        if takes is None:
+            super().launch(plan, out, inp, stream)
         else:
             assert plan.carrier is not None
-            plan.kernels[0](options.get("stream"), plan.carrier.view(out), plan.carrier.view(inp), *more)
+            plan.kernels[0](None, plan.carrier.view(out), plan.carrier.view(inp), stream, takes)
 
 
 def _has_input(request: CollectiveRequest) -> bool:
