@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4300, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_206
+REST = 41_207
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
