@@ -110,6 +110,36 @@ for turn in range(1, 3):
 """, {"(flag, turn, 1": "(flag, 1, 1", "< turn": "< 1"}, given(data=heap(3 * N), flag=flags(2))),
 )  # fmt: skip
 
+# -- long histories of one word, and many words ------------------------------------------------------------------------
+AHEAD = """
+if RANK == 0:
+    for turn in range(1, COUNT + 1):
+        ctx.store(data + turn * N + i, x, 1)  # A
+        ctx.signal(flag, HOW, 1)
+    ctx.signal(flag + 1, 1, 1, sem="relaxed")
+else:
+    ctx.wait(flag + 1, 1, sem="relaxed")  # all turns are over: by luck
+    ctx.wait(flag, 5)
+    tl.store(out + i, tl.load(data + 5 * N + i))  # B
+"""
+planted(
+    *(
+        (f"ahead_by_{count}_{name}", "The receiver, which comes late, waits for one turn too few.",
+         AHEAD.replace("HOW, 1", how).replace("COUNT", str(count)), {"wait(flag, 5)": "wait(flag, 4)"},
+         given(data=heap((count + 1) * N), flag=flags(2)))
+        for count in (20, 40, 200)
+        for name, how in (("set", "turn, 1"), ("added", "1, 1, op='add'"))
+    ),
+    ("many_flags", "A block of flags is raised by a relaxed atomic.", """
+if RANK == 0:
+    ctx.store(data + i, x, 1)  # A
+    ctx.atomic_add(flag + tl.arange(0, 512), 1, 1, sem="release")
+else:
+    ctx.wait(flag + tl.arange(0, 512), 1)
+    tl.store(out + i, tl.load(data + i))  # B
+""", {"release": "relaxed"}, given(data=heap(N), flag=flags(512))),
+)  # fmt: skip
+
 # -- several senders --------------------------------------------------------------------------------------------------
 planted(
     ("several_senders", "A counter of several senders, of whom one is a turn ahead: flash decode as it was.", """

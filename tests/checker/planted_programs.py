@@ -30,6 +30,13 @@ for _ in range(3):
     ctx.store(data + i, y + 1, 0)  # A B
     ctx.atomic_xchg(lock, 0, 0, sem="release")
 """, {"acquire": "relaxed"}, given(data=heap(N), lock=flags())),
+    ("last_of_eight", "One of the programs that raise a counter waits for one too few.", """
+tl.store(data + pid * N + i, x)  # A
+tl.atomic_add(flag, 1, sem="release")
+if pid == 7:
+    ctx.wait(flag, 8, scope="gpu")
+    tl.store(out + i, tl.load(data + 3 * N + i))  # B
+""", {"wait(flag, 8": "wait(flag, 7"}, given(ranks=1, programs=8, data=heap(8 * N), flag=flags())),
     ("barrier_of_one_program", "A barrier inside the kernel that only one of two programs calls.", """
 ctx.store(data + pid * N + i, x, peer)  # A
 if pid < 2:

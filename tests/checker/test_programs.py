@@ -118,6 +118,29 @@ def test_the_fixture_finds_and_forgives(checked):
     assert checked.take() == []
 
 
+NOT_ACQUIRED = """
+tl.store(data + pid * N + i, x)
+if tl.atomic_add(flag, 1, sem="release") == 2:
+    tl.load(data + i)
+"""
+TOO_WIDE = """
+if pid == 0:
+    tl.store(data + i, x)
+    tl.atomic_add(flag + tl.arange(0, 8192), 1)
+else:
+    ctx.wait(flag + tl.arange(0, 8192), 1)
+    tl.load(data + i)
+"""
+
+
+@pytest.mark.parametrize(("text", "said"), [(NOT_ACQUIRED, "does not acquire"), (TOO_WIDE, "more than 4096 lanes")])
+def test_a_report_says_why_an_atomic_orders_nothing(checked, text, said):
+    with Iris("4MiB", device="cpu") as ctx:
+        data, flag = ctx.zeros(3 * N), ctx.zeros(8192, dtype=torch.int32)
+        launch(ctx, kernel(text, "data", "flag"), data, flag, programs=3)
+    assert [said in each.missing for each in checked.take()] == [True]
+
+
 def _learned():
     with Iris("4MiB", device="cpu", check=["races"]) as ctx:
         data, flag = ctx.zeros(N), ctx.zeros(2, dtype=torch.int32)

@@ -6,8 +6,8 @@ may get it, at GPU scope the programs of its own rank only.  A read-modify-write
 not.
 
 A wait relies on the *earliest* change that satisfies it and that it could still have read, not on the one that it
-happened to see: another run might read that one.  Of additions, which may come in any order that nothing forbids, it
-relies on those without which the others could not reach the value.
+happened to see: another run might read that one.  Additions may come in any order that nothing forbids: it relies on
+what all sets of them that reach the value have in common.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from iris_triton.checker.strands import Strand, joined
 
 PLAIN, SET, RMW, ADD = range(4)  # kinds of changes: a plain store, an atomic one, any read-modify-write, an addition
 CTA, GPU, SYS = range(3)  # scopes, the smallest first
-MAX_WORDS = 256  # lanes of an atomic that are looked at as words; more are data
-_LOOKED_AT = 32  # changes of a word that a wait goes back
+MAX_WORDS = 4096  # lanes of an atomic that are looked at as words; more are data
 _UNHEEDED = 16
 
 Word = tuple[int, int] | int  # (rank, granule) on a heap, else an address
@@ -54,12 +53,11 @@ class Reader(NamedTuple):
 
 
 class Unheeded(NamedTuple):
-    """A change that was seen and whose strand is not ordered before the reader: its epoch, the reader's line, why."""
+    """A read that has seen a change of a strand that is not ordered before: the change, and whether it waited less."""
 
-    side: Side
-    epoch: int
-    reader: int
-    why: str
+    by: Reader
+    last: int
+    is_early: bool
 
 
 class Words:
@@ -68,6 +66,7 @@ class Words:
     def __init__(self, tables: Tables, rank: int) -> None:
         self._tables, self._rank = tables, rank
         self._others: dict[int, int] = {}  # words that are on no heap
+        self._past: dict[Word, list[int]] = {}  # changes of words that waits have read, the first one first
         self._join = functools.lru_cache(1 << 14)(lambda *rows: joined(tables, rows))
 
     def last(self, word: Word) -> int:
@@ -110,27 +109,53 @@ class Words:
             tables.words[word] = number
         else:
             self._others[word] = number
-        return self._overtaken(strand, new) if kind == ADD and value > old else None
+        return self._overtaken(strand, word, new) if kind == ADD and value > old and before else None
 
-    def _overtaken(self, strand: Strand, new: Change) -> tuple[Side, Side] | None:
+    def _rows(self, word: Word) -> tuple[Any, Change]:
+        """Return the numbers of all changes of a word, the first one first, and a change of arrays in that order."""
+        past, new, number = self._past.setdefault(word, []), list[int](), self.last(word)
+        while number and not (past and number == past[-1]):
+            new.append(number)
+            number = int(self._tables.changes[number, 0])
+        if not number:  # the first one is new, too: the word's block may have been freed
+            past.clear()
+        past += reversed(new)
+        numbers = np.array(past)
+        rows = self._tables.changes[numbers].T
+        return numbers, Change._make([*rows[:RANKS], rows[RANKS:]])
+
+    def _overtaken(self, strand: Strand, word: Word, new: Change) -> tuple[Side, Side] | None:
         """Return a wait for additions, and one that it relied on and that a new addition can stand in for."""
-        number = new.before
-        for _ in range(_LOOKED_AT):
-            past = self._get(number)
-            at = past.wait
+        numbers, past = self._rows(word)
+        first, end = _additions(past), len(numbers) - 1
+        is_free = past.epoch > strand.clock[past.slot]  # what the new one may have come before
+        if not is_free[first:end].any():
+            return None
+        for last in (first + np.flatnonzero(past.wait[first:end]))[::-1].tolist():
+            at = int(past.wait[last])
             while at:
-                at_before, slot, epoch, site, program, cmp, expected = self._tables.waits[at].tolist()
+                at, slot, epoch, site, program, cmp, expected = self._tables.waits[at].tolist()
                 if epoch > strand.clock[slot]:
-                    wait = Wait(_NAMES[cmp], expected)
-                    still = self._additions(number, wait, (new, strand.clock))[0]
-                    lost = next((each for each in self._additions(number, wait)[0] if each not in still), None)
-                    if lost is not None:
-                        return Side(site, program, slot), side_of(self._get(lost))
-                at = at_before
-            number = past.before
-            if not number or past.kind != ADD:
-                break
+                    run, need = slice(first, last + 1), _need(Wait(_NAMES[cmp], expected), past.old[first])
+                    is_needed = self._needed(past, run, need)
+                    lost = is_needed & ~self._needed(past, run, need, np.where(is_free[run], new.value - new.old, 0))
+                    if lost.any():
+                        return Side(site, program, slot), side_of(self._get(numbers[run][lost][-1]))
         return None
+
+    def _needed(self, past: Change, run: slice, need: int, more: Any = 0) -> Any:
+        """Whether each of some additions is needed: the others that need not come after it, and more, fall short."""
+        slots, owners = np.unique(past.slot[run], return_inverse=True)
+        knows = self._tables.clocks[past.own[run]][:, slots]
+        at = np.arange(len(owners)), owners
+        knows[at] = np.maximum(knows[at], past.epoch[run])
+        order, sums = _summed(knows, owners, (past.value - past.old)[run])
+        found = np.empty(len(owners), np.bool_)
+        for column in range(slots.size):
+            mine = owners == column
+            without = np.searchsorted(knows[order[:, column], column], past.epoch[run][mine])
+            found[mine] = np.append(0, sums[:, column])[without] + np.broadcast_to(more, mine.shape)[mine] < need
+        return found
 
     def _remember(self, by: Reader, last: int, wait: Wait) -> None:
         """Keep a wait that relies on several additions, for those that come later."""
@@ -146,94 +171,82 @@ class Words:
         last = self.last(word)
         if not last:
             return
-        relied_on, own = last, list[int]()  # of the latter, it may rely on what they release themselves, and no more
+        relied_on = last
         if wait is not None and wait.holds(seen):
-            own, base = self._additions(last, wait)
-            relied_on = base if own else self._earliest(by.strand, last, wait)
-            if len(own) > 1 and by.acquires:
-                self._remember(by, last, wait)
+            relied_on = self._wait(by, word, wait)
         if relied_on:
             self._hand_over(by, self._get(relied_on))
-        for number in own:
-            self._hand_over(by, self._get(number), alone=True)
-        change, unheeded = self._get(last), by.strand.unheeded
-        if change.epoch > by.strand.clock[change.slot]:
+        slot, epoch = self._tables.changes[last, 1:3].tolist()
+        if relied_on != last or epoch > by.strand.clock[slot]:
+            unheeded, key = by.strand.unheeded, (slot, by.site)
+            unheeded.pop(key, None)
             if len(unheeded) >= _UNHEEDED:
                 del unheeded[next(iter(unheeded))]
-            why = self._reason(by, change, last != relied_on and last not in own)
-            unheeded[change.slot, by.site] = Unheeded(side_of(change), change.epoch, by.site, why)
+            unheeded[key] = Unheeded(by, last, relied_on != last)
 
-    def _hand_over(self, by: Reader, change: Change, *, alone: bool = False) -> None:
-        clocks, strand = self._tables.clocks, by.strand
-        if change.reads:
-            strand.learn(None, clocks[change.reads])
-        if alone:
-            is_ours = change.slot // PROGRAMS == self._rank
-            reaches = by.scope == SYS and change.scope == SYS
-            rows = [change.own] if reaches or (is_ours and by.scope >= GPU) else []
-        else:
-            rows = [change.ranks[self._rank]] if by.scope >= GPU else []
-            if by.scope == SYS:
-                rows.append(change.system)
-        for number in filter(None, rows):
-            if by.acquires:
-                strand.learn(clocks[number], clocks[number])
-            elif strand.heard is None:
-                strand.heard = clocks[number].copy()
+    def _wait(self, by: Reader, word: Word, wait: Wait) -> int:
+        """Let a strand whose wait has ended know what additions have handed over; returns the change before them."""
+        numbers, past = self._rows(word)
+        is_known, first = past.epoch <= by.strand.clock[past.slot], len(numbers)
+        if wait.cmp in ("ge", "gt", "eq", "reached"):
+            first = _additions(past)
+        if first < len(numbers):
+            run, need = slice(first, None), _need(wait, past.old[first])
+            if by.acquires and len(numbers) - first > 1 and self._needed(past, run, need).sum() > 1:
+                self._remember(by, int(numbers[-1]), wait)
+            need -= (past.value - past.old)[run][is_known[run]].sum()
+            if need > 0:
+                self._hand_over_sums(by, past, first + np.flatnonzero(~is_known[run]), need)
+            if is_known[run].any() or not wait.holds(past.old[first]):
+                return int(numbers[first - 1]) if first else 0
+        return _earliest(numbers[:first], past, is_known[:first], wait)
+
+    def _hand_over_sums(self, by: Reader, past: Change, free: Any, need: int) -> None:
+        """Hand over what additions that may come in any order must have handed over when they reach a sum."""
+        added, parts = past.value - past.old, list[Any]()
+        for slot in np.unique(past.slot[free]):
+            mine = free[past.slot[free] == slot]
+            parts.append(mine[: np.searchsorted(added[mine].cumsum(), need) + 1])  # these alone reach it
+        chosen, clocks = np.concatenate(parts), self._tables.clocks
+        is_ours = past.slot[chosen] // PROGRAMS == self._rank
+        reaches = (by.scope == SYS) & (past.scope[chosen] == SYS) | is_ours & (by.scope >= GPU)
+        for rows, has_order in ((past.reads[chosen], False), (np.where(reaches, past.own[chosen], 0), True)):
+            held = clocks[rows]
+            order, sums = _summed(held, past.slot[chosen], added[chosen])
+            clock = np.take_along_axis(held, order, 0)[(sums >= need).argmax(0), np.arange(held.shape[1])]
+            if has_order:
+                self._learn(by, clock)
             else:
-                np.maximum(strand.heard, clocks[number], out=strand.heard)
+                by.strand.learn(None, clock)
 
-    def _earliest(self, strand: Strand, last: int, wait: Wait) -> int:
-        """Return the first change that would have ended a wait and that the strand could still read; 0: none had to be.
+    def _hand_over(self, by: Reader, change: Change) -> None:
+        if change.reads:
+            by.strand.learn(None, self._tables.clocks[change.reads])
+        rows = [change.ranks[self._rank]] if by.scope >= GPU else []
+        if by.scope == SYS:
+            rows.append(change.system)
+        for number in filter(None, rows):
+            self._learn(by, self._tables.clocks[number])
 
-        Where a change happens before the strand, what was there before that cannot be read any more.
-        """
-        best, number = last, last
-        for _ in range(_LOOKED_AT):
+    @staticmethod
+    def _learn(by: Reader, clock: Any) -> None:
+        strand = by.strand
+        if by.acquires:
+            strand.learn(clock, clock)
+        elif strand.heard is None:
+            strand.heard = clock.copy()
+        else:
+            np.maximum(strand.heard, clock, out=strand.heard)
+
+    def why(self, seen: Unheeded, slot: int, epoch: int) -> tuple[Side, str] | None:
+        """Return who of a slot has made a change after an epoch that a read could have acquired, and why it did not."""
+        number = seen.last
+        while number:
             change = self._get(number)
-            if wait.holds(change.value):
-                best = number
-            if change.epoch <= strand.clock[change.slot]:
-                break
-            number = change.before
-            if not number:
-                return 0 if wait.holds(change.old) else best
-        return best
-
-    def _additions(self, last: int, wait: Wait, also: tuple[Change, Any] | None = None) -> tuple[list[int], int]:
-        """Additions that must have come before the wait could end, and the change before all of them.
-
-        One is needed if the others, without those that come after it, do not reach the value.  Nothing where the last
-        change is no addition, or the word had the value before.  `also` is a later addition that counts among the
-        others, and what it comes after.
-        """
-        if wait.cmp not in ("ge", "gt", "eq", "reached"):
-            return [], 0
-        added: dict[int, Change] = {}
-        number = last
-        while number and len(added) < _LOOKED_AT:
-            change = self._get(number)
-            if change.kind != ADD or change.value <= change.old:
-                break
-            added[number] = change
-            number, base = change.before, change.old
-        if not added or wait.holds(base):
-            return [], 0
-        at_least = Wait("ge" if wait.cmp == "eq" else wait.cmp, wait.expected)
-        needed = []
-        for number_of, one in added.items():
-            others = [each for each in added.values() if each is not one and not self._comes_after(each, one)]
-            if also is not None and one.epoch > also[1][one.slot]:
-                others.append(also[0])
-            if not at_least.holds(base + sum(each.value - each.old for each in others)):
-                needed.append(number_of)
-        return needed, number
-
-    def _comes_after(self, late: Change, early: Change) -> bool:
-        """Whether one addition happens after another: of the same program, or by what it knew when it released."""
-        if late.slot == early.slot:
-            return bool(late.epoch > early.epoch)
-        return bool(late.own) and int(self._tables.clocks[late.own, early.slot]) >= early.epoch
+            if change.slot == slot and change.epoch >= epoch:
+                return side_of(change), self._reason(seen.by, change, seen.is_early)
+            number = change.before if seen.is_early or change.kind in (RMW, ADD) else 0
+        return None
 
     def _reason(self, by: Reader, change: Change, is_early: bool) -> str:
         """Why a change that was seen orders nothing: a key of `reports.REASONS`."""
@@ -254,3 +267,40 @@ class Words:
 def side_of(change: Change) -> Side:
     """Return who has made a change."""
     return Side(change.site, change.program, change.slot)
+
+
+def _additions(past: Change) -> int:
+    """Return where the additions begin that a word's changes end with."""
+    others = np.flatnonzero((past.kind != ADD) | (past.value <= past.old))
+    return int(others[-1]) + 1 if others.size else 0
+
+
+def _need(wait: Wait, value: int) -> int:
+    """Return what is to be added to a value for a wait to end."""
+    return int(wait.expected + (wait.cmp == "gt") - value)
+
+
+def _summed(held: Any, owners: Any, added: Any) -> tuple[Any, Any]:
+    """Return, by column, additions in the order of what they hold, and their sums; `held` is changed.
+
+    What one holds is at least what those before it in its own program hold: they come with it.
+    """
+    for owner in np.unique(owners):
+        held[owners == owner] = np.maximum.accumulate(held[owners == owner], axis=0)
+    order = held.argsort(axis=0, kind="stable")
+    return order, added[order].cumsum(axis=0)
+
+
+def _earliest(numbers: Any, past: Change, is_known: Any, wait: Wait) -> int:
+    """Return the first change that would have ended a wait and that a strand could still read; 0: none had to be.
+
+    Where a change happens before the strand, what was there before that cannot be read any more.
+    """
+    if not numbers.size:
+        return 0
+    known = np.flatnonzero(is_known)
+    if not known.size and wait.holds(past.old[0]):
+        return 0
+    begin = known[-1] if known.size else 0
+    holding = np.flatnonzero(HOLDS[wait.cmp](past.value[begin : numbers.size], wait.expected))
+    return int(numbers[begin + holding[0] if holding.size else -1])

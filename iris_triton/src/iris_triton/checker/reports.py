@@ -48,6 +48,8 @@ MIXED = (  # what is wrong with atomics that are not ordered
     "that reach both: scope='sys' between ranks."
 )
 
+TOO_WIDE = "The program has an atomic of more than {} lanes, which is taken for data here: signal and wait with fewer."
+
 OVERTAKEN = "In this run it was {} that ended it. Give each sender a counter of its own, or order the two."
 """What is wrong with a wait for additions that ended by luck."""
 

@@ -31,7 +31,9 @@ PROGRAMS = SLOTS + 1  # slots of a rank: its host and its programs
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
-HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED = range(7)  # FAILED: 1 + the rank that ended the check
+HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED, WIDE = range(8)
+"""Counters; FAILED: 1 + the rank that ended the check; WIDE: whether an atomic had too many lanes to be words."""
+
 _COUNTED = ("histories", "changes", "clocks", "sites", "waits")
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])

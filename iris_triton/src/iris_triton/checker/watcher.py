@@ -19,7 +19,7 @@ from iris_triton.checker import changes, histories, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
 from iris_triton.checker.given_views import View, Views
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
-from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, Side, Tables
+from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, WIDE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
 from iris_triton.checker.strands import HOST, Host, LaunchStrands, Strand
 from iris_triton.interpreter.memory.regions import registered_heaps
@@ -158,7 +158,7 @@ class Watcher:
         site = self._sites.of_kernel("volatile load")
         with self.tables:
             if seen.dtype.kind in "iu" and seen.itemsize >= GRANULE and seen.size <= MAX_WORDS:
-                before, strand.operation = strand.operation, ("wait", "eq", seen.reshape(-1))
+                before, strand.operation = strand.operation, ("look", "eq", seen.reshape(-1))
                 self._read_words(strand, addresses, mask, seen, False, SYS, site)
                 strand.operation = before
             what = histories.ATOMIC_READ | histories.form(seen.itemsize, 0, is_wide=True)
@@ -179,7 +179,7 @@ class Watcher:
 
         def meaning(old: Any) -> tuple[Any, int, Any, bool]:
             if is_load and are_words and strand.operation is None:  # a poll by hand: the first change to it counts
-                strand.operation = "wait", "eq", old.reshape(-1).view(f"i{old.itemsize}")
+                strand.operation = "look", "eq", old.reshape(-1).view(f"i{old.itemsize}")
             return None if is_load else mask, kind, mask, are_words
 
         name = f"atomic_{op.name.lower()}"
@@ -195,7 +195,7 @@ class Watcher:
         def meaning(old: Any) -> tuple[Any, int, Any, bool]:
             swapped = (old.view(expected.dtype) == expected) & (expected != desired)
             if not swapped.any() and strand.operation is None:
-                strand.operation = "wait", "eq", expected.reshape(-1)
+                strand.operation = "look", "eq", expected.reshape(-1)
             return (swapped if swapped.any() else None), RMW, everywhere, True
 
         return self._atomic(strand, run, "atomic_cas", addresses, expected.itemsize, 0, sem, scope, meaning)
@@ -215,7 +215,9 @@ class Watcher:
         with self.tables as tables:
             old = run()
             changed, kind, active, are_words = meaning(old)
-            are_words = are_words and itemsize >= GRANULE and old.size <= MAX_WORDS
+            are_words = are_words and itemsize >= GRANULE
+            if are_words and old.size > MAX_WORDS:
+                are_words, tables.counters[WIDE] = False, 1
             if are_words and kind != SET:
                 strand.past = strand.clock.copy()
                 self._read_words(strand, addresses, active, old, acquires(sem), reach, site)
@@ -253,18 +255,17 @@ class Watcher:
     ) -> None:
         by = Reader(strand, acquires, scope, site)
         operation = strand.operation
-        lanes = range(seen.size) if mask is None else np.flatnonzero(mask)
+        lanes = np.arange(seen.size) if mask is None else np.flatnonzero(mask)
         values, places = seen.reshape(-1).view(f"i{seen.itemsize}"), addresses.reshape(-1)
+        what, cmp, expected = operation if operation is not None and len(operation) > 1 else ("", "", None)
+        if expected is not None:
+            holds = np.broadcast_to(changes.HOLDS[cmp](values, expected), values.shape)[lanes]
+            if what == "wait" and not holds.all():
+                return  # another look may see something else: nothing can rely on this one
+            lanes = lanes[holds][: 1 if what == "any" else None]
         for lane in lanes:
-            wait = None
-            if operation is not None and len(operation) > 1:
-                _, cmp, expected = operation
-                wait = Wait(cmp, int(expected[lane if expected.size > 1 else 0]))
-                if not wait.holds(int(values[lane])):
-                    continue  # another look may see something else: nothing can rely on this one
+            wait = None if expected is None else Wait(cmp, int(expected[lane if expected.size > 1 else 0]))
             self._words.read(by, self._word(int(places[lane])), int(values[lane]), wait)
-            if operation is not None and operation[0] == "any":
-                break
 
     def _words_of(self, places: list[Place]) -> list[tuple[int, int, int]]:
         """Return the words (rank, granule, value) in some places that atomics have changed before."""
@@ -459,12 +460,14 @@ class Watcher:
         rank = other.side.rank
         scope = "scope gpu or sys" if rank == self._rank else "sys"
         for seen in reversed(strand.unheeded.values()):
-            if seen.side.slot == other.side.slot and seen.epoch >= other.epoch:
-                signal = self._side(seen.side)
-                reader = self._side(Side(seen.reader, strand.program, strand.slot))
+            found = self._words.why(seen, other.side.slot, other.epoch)
+            if found is not None:
+                reader = self._side(Side(seen.by.site, strand.program, strand.slot))
                 name = "store" if kind & 1 else "load"
-                why = reports.REASONS[seen.why].format(scope=scope, reader=reader, kind=name)
-                return f"T{str(signal)[1:]} {why}."
+                why = reports.REASONS[found[1]].format(scope=scope, reader=reader, kind=name)
+                return f"T{str(self._side(found[0]))[1:]} {why}."
+        if self.tables.counters[WIDE]:
+            return reports.TOO_WIDE.format(MAX_WORDS)
         if other.side.program == HOST or strand.program == HOST:
             return "Call ctx.barrier() between the two."
         if rank == self._rank:
