@@ -21,6 +21,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from iris_triton.checker.exploration.turns import AWAY, STATE
 from iris_triton.checker.places import Place, place_of, range_of
 from iris_triton.checker.replacements import replaced
 
@@ -178,10 +179,24 @@ class Meetings:
         self._turns: collections.Counter[Any] = collections.Counter()
         self._pending: dict[Any, Callable[[Any], None]] = {}  # by the handle, or the address of the result
 
+    def aside(self, call: Callable[[], Any]) -> Any:
+        """Call what waits for other ranks; where ranks take turns, these go on meanwhile."""
+        if self._explorer is None:
+            return call()
+        turns = self._explorer.turns
+        turns.ensure()
+        with turns._lock:
+            turns.ranks[turns.rank, STATE] = AWAY
+            turns._pass_to_any()
+        try:
+            return call()
+        finally:
+            turns.ensure()
+
     def run(self, call: Callable[[], Any], name: str, given: dict[str, Any]) -> Any:
         """Run an operation; what it orders comes when it is awaited, at once where it is not asynchronous."""
         if name == "wait_tensor":
-            result = call()
+            result = self.aside(call)
             self.end(given["tensor"].data_ptr())
             return result
         group, known = self._group(given), self._world.torch_ranks or ()
@@ -209,7 +224,7 @@ class Meetings:
         work = dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
         if not waits:
             if work is not None:
-                _WAIT(work)
+                _WAIT(work) if begun else self.aside(lambda: _WAIT(work))
             end(work)
             return result
         for key in tree_leaves(result) if work is None else [work]:
@@ -287,7 +302,8 @@ class Meetings:
         """Return what stands for methods of the handles of asynchronous operations."""
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = _WAIT(work, *args, **kwargs)
+            call = functools.partial(_WAIT, work, *args, **kwargs)
+            result = self.aside(call) if work in self._pending else call()
             self.end(work)
             return result
 
