@@ -100,13 +100,16 @@ class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         read += [] if only else places
                         written += places if writes else []
         run = functools.partial(func, *args, **kwargs)
+        awaited = []  # results of torch.distributed that await themselves
+        if types and not is_view:
+            awaited = [each for each in tree_leaves((args, kwargs)) if isinstance(each, AsyncCollectiveTensor)]
+            run = functools.partial(self.meetings.aside, run) if awaited else run
         if self.watcher is not None and (read or written):
             result = self.watcher.host_operation(run, name, read, written)
         else:
             result = run()
-        for tensor in tree_leaves((args, kwargs)) if types and not is_view else ():
-            if isinstance(tensor, AsyncCollectiveTensor):  # which has awaited itself
-                self.meetings.end(tensor.elem.data_ptr())
+        for tensor in awaited:
+            self.meetings.end(tensor.elem.data_ptr())
         return result
 
 
