@@ -42,7 +42,7 @@ def check(monkeypatch, capfd, tmp_path):
         path.write_text(textwrap.dedent(program))
         with monkeypatch.context() as patch:
             if forked:
-                patch.setattr("iris_core.cli.check.subprocess.run", fork)
+                patch.setattr("iris_core.cli.check._ended", fork)
             try:
                 status = main(["check", *options.split(), str(path), *arguments.split()])
             except SystemExit as error:  # of wrong usage

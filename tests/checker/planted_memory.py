@@ -13,6 +13,35 @@ planted(
      data=(heap(N), lambda ctx: ctx.empty(N)))),
 )  # fmt: skip
 
+WRITES = {
+    "index_put": lambda data, n: data.__setitem__(torch.arange(n), 1.0),
+    "index_fill": lambda data, n: data.index_fill_(0, torch.arange(n), 1.0),
+    "scatter": lambda data, n: data.scatter_(0, torch.arange(n), 1.0),
+    "put": lambda data, n: data.put_(torch.arange(n), torch.ones(n)),
+    "masked_fill": lambda data, n: data.masked_fill_(torch.arange(N) < n, 1.0),
+    "foreach_zero": lambda data, n: torch._foreach_zero_([data[:n]]),
+    "foreach_copy": lambda data, n: torch._foreach_copy_([data[:n]], [torch.ones(n)]),
+    "sort": lambda data, n: torch.sort(torch.ones(n), out=(data[:n], torch.empty(n, dtype=torch.int64))),
+}
+"""Operations that write the first elements, and read none."""
+
+
+def written(name, write):
+    """Enter an operation that writes all elements but one before they are read."""
+
+    @case(ranks=1, kind="uninitialised")
+    def run(ctx, bug):
+        data = ctx.empty(N)
+        write(data, N - bug)
+        data.sum()  # B
+
+    run.__doc__ = "torch writes all elements but one."
+    CASES[f"written_by_{name}"] = CASES.pop("run")
+
+
+for name, write in WRITES.items():
+    written(name, write)
+
 
 # -- freed ------------------------------------------------------------------------------------------------------------
 def read(ctx):

@@ -4,7 +4,9 @@ import inspect
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from corpus import Case, N, flags, given, heap, kernel, launch, local, marks, marks_in_kernel, out, registry
+from torch.distributed import barrier as imported_barrier
 
 CASES, case, planted = registry()
 
@@ -102,9 +104,90 @@ in_turn("entry_barrier", "The host's own change comes after the peer's store.", 
 in_turn("exit_barrier", "A rank stores what its peer still reads of the turn before.", READS, relaxed, STORES)
 in_turn("host_overwrites", "The host overwrites what the peer's kernel still reads.", LOADS, exchanged, CHANGES)
 in_turn("host_fills", "A peer's kernel reads what the host has just written.", CHANGES, exchanged, LOADS)
-in_turn("torch_barrier", "As before; the barrier is torch's.", CHANGES, lambda ctx: dist.barrier(), LOADS)
+for name, order in {
+    "barrier": lambda ctx: dist.barrier(),
+    "imported_barrier": lambda ctx: imported_barrier(dist.group.WORLD),
+    "all_reduce": lambda ctx: dist.all_reduce(torch.ones(1)),
+    "objects": lambda ctx: dist.all_gather_object([None] * 2, 1),
+    "functional": lambda ctx: functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD) + 1,
+}.items():
+    in_turn(f"torch_{name}", "As before; torch.distributed orders the ranks.", CHANGES, order, LOADS)
 in_turn("relaxed_barrier", "A barrier between a store and a load of it is relaxed.", CHANGES, device, LOADS, relaxed)
 in_turn("relaxed_overwrites", "Behind reads a relaxed barrier is enough.", LOADS, relaxed, CHANGES)
+
+
+def of_one(name, about, order, ranks=2):
+    """Enter a change by rank 0, and a load of it by rank 1, with something between them that both call."""
+
+    def run(ctx, bug):
+        data = ctx.zeros(N)
+        ctx.barrier()
+        if ctx.cur_rank == 0:
+            CHANGES[0](ctx, data)
+        order(ctx.cur_rank, bug)
+        if ctx.cur_rank == 1:
+            LOADS[0](ctx, data)
+        ctx.barrier()
+
+    run.__doc__ = about
+    CASES[name] = Case(run, ranks, "race", {"A": {CHANGES[1]}, "B": {LOADS[1]}})
+
+
+unawaited = []
+
+
+def awaited(rank, bug):
+    handle = dist.barrier(async_op=rank == 1)
+    if handle is not None:
+        unawaited.append(handle) if bug else handle.wait()
+
+
+of_one("torch_handle", "A barrier orders when its handle is awaited.", awaited)
+of_one("torch_group", "Of some ranks.", lambda rank, bug: dist.barrier(dist.new_group([0, 1 + bug])), ranks=3)
+of_one("torch_root_sends", "A broadcast.", lambda rank, bug: dist.broadcast(torch.ones(1), src=int(bug)))
+of_one("torch_root_receives", "A sum on one rank.", lambda rank, bug: dist.reduce(torch.ones(1), dst=int(not bug)))
+of_one(
+    "torch_message", "A message.", lambda rank, bug: (dist.send if rank == bug else dist.recv)(torch.ones(1), 1 - rank)
+)
+
+PICKS = {
+    "index": lambda data, at: data[at],
+    "index_put": lambda data, at: data.__setitem__(at, 1.0),
+    "mask_put": lambda data, at: data.__setitem__(torch.arange(2 * N) == at, 1.0),
+    "index_select": lambda data, at: data.index_select(0, at),
+    "index_fill": lambda data, at: data.index_fill_(0, at, 1.0),
+    "index_add": lambda data, at: data.index_add_(0, at, torch.ones(1)),
+    "index_copy_of_rows": lambda data, at: data.view(2, N).index_copy_(0, at // N, torch.ones(1, N)),
+    "columns": lambda data, at: data.view(N, 2).t()[:, at // 2],
+    "gather": lambda data, at: data.gather(0, at),
+    "scatter": lambda data, at: data.scatter_(0, at, 1.0),
+    "take": lambda data, at: data.take(at),
+    "put": lambda data, at: data.put_(at, torch.ones(1)),
+    "masked_fill": lambda data, at: data.masked_fill_(torch.arange(2 * N) == at, 1.0),
+}
+"""Operations of torch on some elements, those of an index."""
+
+
+def picked(name, operation):
+    """Enter an operation of rank 1 on its tensor, in whose second half rank 0 writes."""
+    upper, line = STORES_UPPER
+
+    def run(ctx, bug):
+        data = ctx.zeros(2 * N)
+        ctx.barrier()
+        if ctx.cur_rank == 0:
+            upper(ctx, data)
+        else:
+            operation(data, torch.tensor([2 * N - 1 if bug else 0]))
+        ctx.barrier()
+
+    run.__doc__ = "The element is written by a peer at the same time; in the twin it is another one."
+    CASES[f"picked_by_{name}"] = Case(run, 2, "race", {"A": {line}, "B": {operation.__code__.co_firstlineno}})
+
+
+STORES_UPPER = by_kernel("ctx.store(data + N + i, x, peer)")
+for name, operation in PICKS.items():
+    picked(name, operation)
 
 
 @case()

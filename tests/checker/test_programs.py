@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import forked
@@ -82,9 +85,69 @@ def test_a_picture_of_nothing_and_one_without_a_folder(check, tmp_path):
     assert "output" not in done.out
 
 
-def test_unknown_kinds_are_refused():
+def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")
+    for options, said in ((f"--timeline {tmp_path}", "is a folder"), ("--only ,", "at least one of")):
+        done = check(PROGRAM, options, "right 0")
+        assert said in done.err
+        assert "output" not in done.out
+    monkeypatch.setenv("IRIS_CHECK_SEED", "5")
+    with pytest.raises(SettingsError, match="needs schedules"):
+        Iris("1MiB", device="cpu", check="races")
+
+
+DECLARED = """
+    import torch
+    from corpus import N, kernel, launch
+    from iris_core import Iris
+    from iris_triton.checker import benign_race
+
+    for _ in range(2):
+        with Iris("4MiB", device="cpu") as ctx:
+            for name in ("first", "second"):
+                data = ctx.zeros(N)
+                benign_race(data, "for this test")
+                launch(ctx, kernel("tl.store(data + i, x)", "data"), data, programs=2)
+"""
+
+
+def test_declared_races_are_added_up(check):
+    races = [
+        json.loads(check(DECLARED, f"--json {options}").out)["benign"] for options in ("", "--replay 1", "--seeds 2")
+    ]
+    (one,), (_,), (two,) = races
+    assert one["races"] >= 4
+    assert two["races"] == 2 * one["races"]
+    assert f"{one['races']} races: for this test" in check(DECLARED).out
+
+
+def test_seeds_are_numbers_and_ranks_are_counted(check):
+    twice = PROGRAM.replace(
+        "    print(",
+        """
+    with Iris("4MiB", device="cpu") as ctx:
+        planted_programs.CASES["programs_without_flag"].run(ctx, True)
+    print(""",
+        1,
+    )
+    (found,) = json.loads(check(twice, "--json --replay 1", "bug 0").out)["findings"]
+    assert (found["seeds"], found["count"], found["ranks"]) == ([1], 2, 1)
+    assert "ranks)" not in check(twice, "", "bug 0").out
+
+
+def test_a_signal_ends_the_program_too(tmp_path):
+    started, program = tmp_path / "started", tmp_path / "program.py"
+    program.write_text(f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    command = [sys.executable, "-m", "iris_core", "check", str(program)]
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as running:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        running.terminate()
+        assert running.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert {each.name for each in tmp_path.iterdir()} == {"started", "program.py"}
 
 
 def test_a_report_survives_json():
@@ -115,6 +178,8 @@ def test_the_fixture_finds_and_forgives(checked):
     _case("programs_without_flag", True)
     assert {each.kind for each in checked.take()} == {RACE}
     _case("programs_without_flag", False)
+    with open(os.environ["IRIS_CHECK_REPORTS"], "a") as file:
+        file.write('{"kind": "order", "rows": [], "ranks": 1}\n')
     assert checked.take() == []
 
 

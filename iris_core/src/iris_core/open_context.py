@@ -16,7 +16,7 @@ from iris_core.device.barrier import GRAPHS, DeviceBarriers
 from iris_core.device.reports import KernelReports
 from iris_core.device.status import STANDSTILL_NBYTES, Standstill, StatusPage
 from iris_core.device.targets import device_targets
-from iris_core.errors import IrisError, UnsupportedError
+from iris_core.errors import IrisError, SettingsError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
 from iris_core.logs import rank_logger, set_logger_level
@@ -213,6 +213,8 @@ def _start_checker(
             f"IRIS_CHECK={','.join(settings.check)} needs CPU ranks of one node and a backend whose kernels run there, "
             f"not {backend.info.name!r} on {target.torch_device}: open it with device='cpu', or unset IRIS_CHECK"
         )
+    if settings.check_seed and "schedules" not in settings.check:
+        raise SettingsError(f"IRIS_CHECK_SEED={settings.check_seed} needs schedules in IRIS_CHECK, or is to be unset")
     start(settings.check, settings.check_reports, settings.check_timeline, heap, world, settings.check_seed)
     if settings.check_reports is not None:
         open(settings.check_reports, "a").close()  # that it is there says that something is checked

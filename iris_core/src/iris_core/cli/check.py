@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from iris_core.errors import SettingsError
 from iris_core.settings import ORDINARY_CHECKS, load_settings
 
 Row = dict[str, Any]
+_PATIENCE_S = 5.0  # for a program that was told to end
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,21 +49,28 @@ def run(args: argparse.Namespace) -> int:
             raise SettingsError(f"{option} needs a positive number, got {number}")
     seeds = range(args.seeds) if args.seeds else [] if args.replay is None else [args.replay]
     only = args.only
+    if not only.strip(" ,"):
+        raise SettingsError(f"--only needs at least one of {', '.join(ORDINARY_CHECKS)}")
     if (seeds or args.all_orders) and "schedules" not in only:
         only = f"{only},schedules"
     try:
-        checks = load_settings(check=only, check_seed=max(seeds, default=0)).check  # refused before anything is started
+        settings = load_settings(check=only, check_seed=max(seeds, default=0))  # refused before anything is started
     except SettingsError as error:
         if args.replay is None or "check_seed" not in str(error):
             raise
         known = "a seed, such as 7, or an order that --all-orders has named, such as order:1.0.2"
         raise SettingsError(f"--replay needs {known}, not {args.replay!r}") from None
+    checks = settings.check
+    if args.replay is not None:
+        seeds = [settings.check_seed]
     if args.all_orders and "races" not in checks:
         raise SettingsError("--all-orders walks the orders of atomics and waits; it needs races for all other accesses")
     if not os.path.isfile(args.script):
         raise FileNotFoundError(f"there is no program {args.script}")
     if args.timeline and (args.seeds or args.all_orders):
         raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds or --all-orders")
+    if args.timeline and os.path.isdir(args.timeline):
+        raise IsADirectoryError(f"{args.timeline} is a folder, where --timeline needs a file")
     if args.timeline and not os.path.isdir(folder := os.path.dirname(args.timeline) or "."):
         raise FileNotFoundError(f"there is no folder {folder} for the picture")
     if args.timeline and not os.access(folder, os.W_OK):
@@ -89,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for seed in seeds or [None]:
             once(seed)
-    findings, benign = merged(rows), [row for row in rows if row["kind"] == "benign"]
-    drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"]) if args.timeline else 0
+    findings, benign = merged(rows), _declared(rows)
     if args.json:
         orders = {"orders": vars(walked)} if args.all_orders else {}
         about = {"checked": is_checked, "status": status, "failed": failed, **orders}
@@ -98,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for number, row in enumerate(findings, 1):
             print(f"{number}. {row['text']}{_times(row)}")
-        for row in {(row["rank"], row["reason"]): row for row in benign}.values():
+        for row in benign:
             print(f"declared benign on rank {row['rank']}, {row['races']} races: {row['reason']}")
         for row in failed:
             print(f"with seed {row['seed']} the program ended with status {row['status']}: --replay {row['seed']}")
@@ -109,7 +118,9 @@ def run(args: argparse.Namespace) -> int:
             under = f" in {walked.orders} orders of synchronisation, {are}, in {walked.runs} runs; {len(failed)} failed"
         what = f"{len(findings)} findings" if is_checked else f"{args.script} opened no context that could be checked"
         print(f"iris check ({', '.join(checks)}): {what}{under}{other}")
-        if args.timeline:
+    if args.timeline:
+        drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"])
+        if not args.json:
             print(f"{args.timeline} shows {drawn} of them as they were made, rank by rank: open it in ui.perfetto.dev")
     return 1 if findings or status < 0 or not (is_checked or status) else status
 
@@ -130,7 +141,7 @@ def _run_once(
         where: Any = {"stdout": sys.stderr if args.json else None}
         if quiet:
             where = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run([sys.executable, args.script, *args.args], env=environ, **where)
+        done = _ended([sys.executable, args.script, *args.args], env=environ, **where)
         if quiet and done.returncode:
             said = done.stdout.decode(errors="replace")
             print(f"-- with {seed if isinstance(seed, str) else f'seed {seed}'}:", said, sep="\n", file=sys.stderr)
@@ -140,20 +151,53 @@ def _run_once(
             return [json.loads(line) for line in file], done.returncode
 
 
+def _ended(command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a program until it ends; SIGTERM ends it and the ranks that it has started, and then this process."""
+    was = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with subprocess.Popen(command, process_group=0, **how) as program:
+            try:
+                said, _ = program.communicate()
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    program.wait(_PATIENCE_S)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, was)
+    return subprocess.CompletedProcess(command, program.returncode, said)
+
+
 def _times(row: Row) -> str:
     if row["seeds"]:
         return f" (seed {row['seeds'][0]}, {len(row['seeds'])} in all)"
-    return f" ({row['count']} ranks)" if row["count"] > 1 else ""
+    return f" ({row['ranks']} ranks)" if row["ranks"] > 1 else ""
+
+
+def _declared(rows: list[Row]) -> list[Row]:
+    """Return the declared races, one for each rank and reason, with the numbers of all its tensors, in all runs."""
+    found: dict[tuple[int, str], Row] = {}
+    for row in rows:
+        if row["kind"] == "benign":
+            first = found.setdefault((row["rank"], row["reason"]), {**row, "races": 0})
+            first["races"] += row["races"]
+    return list(found.values())
 
 
 def merged(rows: list[Row]) -> list[Row]:
-    """Return the findings, those about the same lines once, with their `count` and the `seeds` that have found them."""
+    """Return the findings, those about the same lines once, with `count`, how many `ranks`, and the `seeds`."""
     found: dict[str, Row] = {}
+    by: dict[str, set[int]] = {}
     for row in rows:
-        if row["kind"] not in ("benign", "timeline", "order"):
+        if "text" in row:
             sides = [(side["file"], side["line"]) for side in (row["access"], row["other"]) if side is not None]
-            first = found.setdefault(repr((row["kind"], sorted(sides))), {**row, "count": 0, "seeds": []})
-            first["count"] += 1
+            key = repr((row["kind"], sorted(sides)))
+            first = found.setdefault(key, {**row, "count": 0, "ranks": 0, "seeds": []})
+            by.setdefault(key, set()).add(row["access"]["rank"])
+            first["count"], first["ranks"] = first["count"] + 1, len(by[key])
             if row["seed"] is not None and row["seed"] not in first["seeds"]:
                 first["seeds"].append(row["seed"])
     return list(found.values())

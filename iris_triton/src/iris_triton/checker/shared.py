@@ -31,10 +31,10 @@ PROGRAMS = SLOTS + 1  # slots of a rank: its host and its programs
 SITE_NBYTES, MESSAGE_NBYTES = 512, 8192
 _MAX_HISTORIES, _MAX_CHANGES, _MAX_CLOCKS, _MAX_SITES = 1 << 24, 1 << 22, 1 << 20, 1 << 14
 
-HISTORIES, CHANGES, CLOCKS, SITES, WAITS, ALLOCATIONS, FAILED, WIDE = range(8)
-"""Counters; FAILED: 1 + the rank that ended the check; WIDE: whether an atomic had too many lanes to be words."""
-
-_COUNTED = ("histories", "changes", "clocks", "sites", "waits")
+HISTORIES, CHANGES, CLOCKS, SITES, WAITS, HANDED, ALLOCATIONS, FAILED, WIDE = range(9)
+"""Counters: of rows of the tables in `_COUNTED`, of allocations; FAILED: 1 + the rank that ended the check; WIDE:
+whether an atomic had too many lanes to be words."""
+_COUNTED = ("histories", "changes", "clocks", "sites", "waits", "handed")
 
 HISTORY = np.dtype([(name, np.uint32) for name in ("before", "kind", "slot", "epoch", "site", "program", "written")])
 
@@ -103,6 +103,7 @@ class Tables:
             ("changes", np.int64, (_MAX_CHANGES, RANKS + size)),
             ("waits", np.int64, (_MAX_CHANGES, 7)),
             ("clocks", np.int32, (_MAX_CLOCKS, self.num_slots)),
+            ("handed", np.int64, (_MAX_CLOCKS, 4)),
         )
         self._fd, arrays = share(world, "iris-checker", parts)
         vars(self).update(arrays)

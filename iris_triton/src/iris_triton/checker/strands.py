@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iris_triton.checker.shared import PROGRAMS, SLOTS, Tables
+from iris_triton.checker.shared import HANDED, PROGRAMS, SLOTS, Tables
 from iris_triton.interpreter.state import ProgramInfo
 
 if TYPE_CHECKING:
@@ -111,6 +111,21 @@ class Host(Strand):
             ranks, turn = begun
             with self._tables as tables:
                 self.learn(*tables.published[turn % 2, list(ranks)].max(axis=0))
+
+    def hand_over(self, name: int) -> None:
+        """Let what this rank did happen before what those do next that `take_over` the same name from it."""
+        with self._tables as tables:
+            row = tables.take(HANDED)
+            tables.handed[row] = name, self._world.rank, self.release(tables), self.finished_reads(tables)
+            self.tick(tables)
+
+    def take_over(self, name: int, ranks: tuple[int, ...]) -> None:
+        """Take over what some ranks have handed over so far under a name."""
+        with self._tables as tables:
+            handed = tables.handed[: tables.counters[HANDED]]
+            for _, rank, *rows in handed[handed[:, 0] == name]:
+                if rank in ranks:
+                    self.learn(*tables.clocks[rows])
 
 
 class LaunchStrands:

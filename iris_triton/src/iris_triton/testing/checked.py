@@ -28,7 +28,7 @@ class Findings:
         """Return the findings since the last call, in the order in which they were made."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         new, self._taken = lines[self._taken :], len(lines)
-        return [Report.from_json(line) for line in new if json.loads(line)["kind"] not in ("benign", "timeline")]
+        return [Report.from_json(line) for line in new if "text" in json.loads(line)]
 
 
 @pytest.fixture
