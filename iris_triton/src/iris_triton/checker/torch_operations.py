@@ -63,9 +63,9 @@ def _given(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells a watcher of every access that torch's operations make to the heap, and what orders ranks."""
 
-    def __init__(self, watcher: Watcher | None, meetings: Meetings) -> None:
+    def __init__(self, watcher: Watcher | None, distributed: DistributedOperations) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.watcher, self.meetings = watcher, meetings
+        self.watcher, self.distributed = watcher, distributed
         self.is_on = True
 
     @classmethod
@@ -80,7 +80,7 @@ class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = func._schema
         space, _, name = schema.name.partition("::")
         if space in ("c10d", "_c10d_functional"):
-            return self.meetings.run(functools.partial(func, *args, **kwargs), name, _given(schema, args, kwargs))
+            return self.distributed.run(functools.partial(func, *args, **kwargs), name, _given(schema, args, kwargs))
         is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
         is_view = is_view and not schema.returns[0].alias_info.is_write
         read: list[Place] = []
@@ -103,13 +103,13 @@ class HostOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         awaited = []  # results of torch.distributed that await themselves
         if types and not is_view:
             awaited = [each for each in tree_leaves((args, kwargs)) if isinstance(each, AsyncCollectiveTensor)]
-            run = functools.partial(self.meetings.aside, run) if awaited else run
+            run = functools.partial(self.distributed.aside, run) if awaited else run
         if self.watcher is not None and (read or written):
             result = self.watcher.host_operation(run, name, read, written)
         else:
             result = run()
         for tensor in awaited:
-            self.meetings.end(tensor.elem.data_ptr())
+            self.distributed.end(tensor.elem.data_ptr())
         return result
 
 
@@ -167,7 +167,7 @@ def _picked(name: str, shape: torch.Size, steps: list[int], given: dict[str, Any
     return offsets.numpy().reshape(-1)
 
 
-class Meetings:
+class DistributedOperations:
     """Operations of torch.distributed: what a rank did before its part happens before what those do that wait for it.
 
     Names of operations are those of c10d, which all ways to call them come to.  What awaits one in C++, such as
@@ -327,9 +327,9 @@ _WAIT, _IS_COMPLETED = dist.Work.wait, dist.Work.is_completed
 @contextlib.contextmanager
 def watched(watcher: Watcher | None, observer: Any, world: World) -> Iterator[None]:
     """Watch torch's operations of this thread within a `with` block, for a watcher if there is one."""
-    meetings = Meetings(watcher, observer, world)
-    mode = HostOperations(watcher, meetings)
-    with replaced(meetings.replacements()):
+    distributed = DistributedOperations(watcher, observer, world)
+    mode = HostOperations(watcher, distributed)
+    with replaced(distributed.replacements()):
         mode.__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
