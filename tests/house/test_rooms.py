@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 362,
     "iris_core/cli": 1671,
     "iris_core/device": 1427,
-    "iris_core/dispatch": 3394,
+    "iris_core/dispatch": 3395,
     "iris_core/heap": 2725,
     "iris_core/nn": 870,
     "iris_core/ops": 1194,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_209
+REST = 41_210
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

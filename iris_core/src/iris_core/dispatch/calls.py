@@ -41,7 +41,8 @@ class Calls:
 
         Args:
             op: the operation, "all_reduce" and so on.
-            *tensors, **options: as the operation takes them.
+            *tensors: as the operation takes them.
+            **options: likewise.
 
         Example:
             >>> import torch
