@@ -1,6 +1,7 @@
 """Backend "iris" of torch.distributed, and `torch.ops.iris`: as gloo (on GPUs NCCL), and as one process alone."""
 
 import copy
+import functools
 import os
 import pathlib
 import pickle
@@ -25,6 +26,7 @@ from iris_core.torch_backend.adapters import IS_BACKEND, create
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
+apart = functools.partial(pytest.mark.multigpu, shared=False)  # NCCL inside wants a GPU for each rank
 MIXED = pytest.mark.skipif(not IS_BACKEND, reason="before torch 2.14 a group in Python takes the place of a mixed one")
 
 
@@ -47,8 +49,8 @@ def on_ranks(ranks, tmp_path):
     ("device", "num_ranks", "nodes"),
     [
         ("cpu", 3, ""), ("cpu", 4, "3+1"),
-        *(pytest.param("cuda", each, "", marks=pytest.mark.multigpu(each)) for each in (2, 4)),
-        pytest.param("cuda", 4, "2x2", marks=pytest.mark.multigpu(4)),
+        *(pytest.param("cuda", each, "", marks=apart(each)) for each in (2, 4)),
+        pytest.param("cuda", 4, "2x2", marks=apart(4)),
     ],
 )  # fmt: skip
 def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
@@ -93,7 +95,7 @@ def test_the_programs_of_the_page_run(ranks, number):
     ("device", "num_ranks", "by"),
     [
         *(("cpu", 3, each) for each in ("sum", "DDP", "messages")),
-        *(pytest.param("cuda", n, each, marks=pytest.mark.multigpu(n)) for n in (2, 4) for each in ("sum", "DDP")),
+        *(pytest.param("cuda", n, each, marks=apart(n)) for n in (2, 4) for each in ("sum", "DDP")),
     ],
 )
 def test_a_rank_that_dies_within_a_step_is_named_on_all_others(tmp_path, device, num_ranks, by):
@@ -112,7 +114,7 @@ def test_a_rank_that_is_late_fails_the_call_itself(tmp_path, is_async):
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("num_ranks", [pytest.param(each, marks=pytest.mark.multigpu(each)) for each in (2, 4)])
+@pytest.mark.parametrize("num_ranks", [pytest.param(each, marks=apart(each)) for each in (2, 4)])
 def test_large_layers_go_through_nccl_in_the_order_of_our_calls(on_ranks, num_ranks, is_deterministic):
     on_ranks(jobs.large_beside_small, num_ranks, is_deterministic)
 
@@ -140,8 +142,8 @@ SELDOM = [*TRANSFORMERS, "DDP, allreduce", "DDP, post-local SGD"]
 
 @pytest.mark.parametrize(("device", "num_ranks", "name"), [
     *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in SELDOM)) for each in PROGRAMS),
-    *(pytest.param("cuda", 2, each, marks=pytest.mark.multigpu(2)) for each in PROGRAMS if "ring" not in each),
-    *(pytest.param("cuda", 4, each, marks=pytest.mark.multigpu(4)) for each in TRANSFORMERS),
+    *(pytest.param("cuda", 2, each, marks=apart(2)) for each in PROGRAMS if "ring" not in each),
+    *(pytest.param("cuda", 4, each, marks=apart(4)) for each in TRANSFORMERS),
 ])  # fmt: skip
 def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
     """They compute what they compute on gloo, or NCCL.  On CPUs, tests/examples trains the transformers."""
@@ -165,7 +167,7 @@ def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
         assert "all_reduce: sums and averages have gradients, not 'max': detach the input" in whole["maximum"]
 
 
-@pytest.mark.multigpu(2)
+@apart(2)
 def test_graphs_of_the_compiler(ranks):
     assert ranks.run(jobs_fuse.reduce_overhead, 2, timeout_s=400.0) == [([], 0)] * 2
 
@@ -227,7 +229,7 @@ def test_torchs_own_tests(tmp_path, backend, passing):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.multigpu(2)
+@apart(2)
 def test_torchs_own_tests_on_gpus(tmp_path):
     """In NCCL's place, what NCCL passes."""
     of_nccl, passed_by_nccl, _ = suite_of_torch(tmp_path / "nccl", WORLD_SIZE="2", BACKEND="nccl", BY="nccl")
