@@ -9,6 +9,7 @@ import planted_memory
 import planted_messages
 import planted_programs
 import torch
+import torch.distributed as dist
 from jobs_corpus import exploring
 
 from iris_core import Iris
@@ -71,6 +72,18 @@ def never_signalled(bounded):
         except DeviceError as error:
             return type(error).__name__
     return ""
+
+
+def waits_by_torch():
+    """Make a group and add up in it, in two schedules, after a kernel that the others wait for; the sums."""
+    sums = []
+    for seed in (0, 1):
+        with exploring(seed, "", "schedules"), Iris("4MiB", device="cpu") as ctx:
+            ctx.ccl.all_reduce(x := ctx.ones(4), x)
+            dist.all_reduce(x, group=dist.new_group([0, 1]))
+            ctx.ccl.all_reduce(x, x)
+            sums.append(x.tolist())
+    return sums
 
 
 def waits_outside(done):

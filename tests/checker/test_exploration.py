@@ -70,6 +70,7 @@ def test_a_wait_that_nobody_ends_is_found_at_once(pool):
 
 def test_a_rank_that_waits_for_something_else_loses_its_turn(pool, tmp_path):
     assert pool.run(jobs_exploration.waits_outside, 2, tmp_path / "done") == [True, True]
+    assert pool.run(jobs_exploration.waits_by_torch, 2, timeout_s=60.0) == [[[8.0] * 4] * 2] * 2
 
 
 @pytest.mark.parametrize("checks", ["schedules", "bounds", "races,schedules"])

@@ -302,7 +302,7 @@ class DistributedOperations:
             end(key)
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """Return what stands for methods of the handles of asynchronous operations."""
+        """Return what stands for methods of asynchronous operations' handles, and for what makes a group."""
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             call = functools.partial(_WAIT, work, *args, **kwargs)
@@ -316,12 +316,17 @@ class DistributedOperations:
                 self.end(work)
             return result
 
-        return [(dist.Work, "wait", wait), (dist.Work, "is_completed", is_completed)]
+        def new_group(*args: Any, **kwargs: Any) -> Any:  # its members wait for each other, by the store
+            return self.aside(functools.partial(_NEW_GROUP, *args, **kwargs))
+
+        made = dist.distributed_c10d, _NEW_GROUP.__name__, new_group
+        return [(dist.Work, "wait", wait), (dist.Work, "is_completed", is_completed), made]
 
 
 _TO_ROOT = ("gather_", "reduce_")
 _MOST_PENDING = 1024  # what is awaited in C++ would stay
 _WAIT, _IS_COMPLETED = dist.Work.wait, dist.Work.is_completed
+_NEW_GROUP: Any = dist.distributed_c10d._new_group_with_tag  # all ways to make one
 
 
 @contextlib.contextmanager
