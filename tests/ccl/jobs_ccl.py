@@ -133,7 +133,7 @@ def verify(case, tensors, inputs, what=""):
                 f"{case}{what}: rank {rank} of {tensors.size} got {got.flatten()[:8]}, not {want.flatten()[:8]}"
             )
     if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in row_splits(case, tensors.size)]:
-        wrong.append(f"{case}{what}: rank {rank} of {tensors.size} was told {tensors.taken.tolist()}")
+        wrong.append(f"{case}{what}: rank {rank} of {tensors.size} received the sizes {tensors.taken.tolist()}")
     if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
         wrong.append(f"{case}{what}: the input of rank {rank} was changed")
     return wrong

@@ -48,7 +48,7 @@ def compile_cases():
             SOURCE="staged", SHARED=False, BLOCK=2048,
         ),
         _case(
-            "pull-told", pull,
+            "pull-device-sizes", pull,
             (f32, f32, *moved, *plain, _SIZE, "staged", False, 0, 0, 2048, _I64, _I64, 100, 100, 100), {},
         ),
         _case(

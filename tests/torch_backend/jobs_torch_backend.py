@@ -214,7 +214,7 @@ def promising_bits(store):
 
 
 def die(store, folder, device, by):
-    """Rank 1 ends within a step; the others write down what they are told of it.  On GPUs, NCCL carries the step.
+    """Rank 1 ends within a step; the others write down the error that they get.  On GPUs, NCCL carries the step.
 
     It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call, or of gloo's messages.
     """

@@ -96,8 +96,7 @@ class Opened:
 
 def settings_of(asked: Mapping[str, Any]) -> IrisSettings:
     """Load a context's settings: what was asked for, then the environment."""
-    plugins = {name: None if asked[name] == "auto" else asked[name] for name in ("allocator", "backend")}
-    settings = load_settings(**{**asked, **plugins})
+    settings = load_settings(**asked)
     if settings.source("log_level") != "default":  # else what the program set itself stays
         set_logger_level(settings.log_level)
     warn_unknown_variables(default_registry().names())

@@ -218,12 +218,14 @@ def load_settings(**given: Any) -> IrisSettings:
     """Read the core's settings.
 
     Args:
-        **given: values of the caller, which beat the environment; None means "not given": the environment decides.
+        **given: values of the caller, which beat the environment; None means "not given": the environment decides, as
+            for an allocator or backend that is "auto".
 
     Raises:
         SettingsError: a value is wrong or a name unknown; says which variable or argument, its value and source.
     """
-    arguments = {name: value for name, value in given.items() if value is not None}
+    open_to = {"allocator": "auto", "backend": "auto"}
+    arguments = {name: value for name, value in given.items() if value not in (None, open_to.get(name))}
     _refuse_unknown(arguments, IrisSettings, "argument {!r} is not a setting of Iris")
     settings = _build(IrisSettings, PREFIX, arguments, "argument {name}={value!r}")
     settings._given = frozenset(arguments)

@@ -53,8 +53,7 @@ class Suite(RunOptions):
         try:
             options = self.options(args)
             asked = {name: getattr(options, name) for name in ("heap_size", "allocator", "backend", "device")}
-            settings = load_settings(**{name: None if value == "auto" else value for name, value in asked.items()})
-            choose_plugins(settings, options.device)
+            choose_plugins(load_settings(**asked), options.device)
             chosen = registered(source=self.source, pattern=args.only)
             ranks = "-".join(map(str, options.axes.get(RANKS, [options.num_ranks])))
             file = self.results.format(ranks=ranks, allocator=options.allocator)

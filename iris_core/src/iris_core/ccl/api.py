@@ -160,8 +160,7 @@ class Collectives(Calls):
         splits: Any = None
         if output_split_sizes is not None or input_split_sizes is not None:
             sizes = output_split_sizes, input_split_sizes
-            given = (None if each is None or len(each) == 0 else each for each in sizes)
-            splits = tuple(each if each is None else tuple(each) for each in given)
+            splits = tuple(None if each is None or len(each) == 0 else tuple(each) for each in sizes)
             splits = None if splits == (None, None) else splits  # torch says that also by empty lists
         return self._run("all_to_all", output, input, group, async_op, config, splits, layout)
 

@@ -56,8 +56,8 @@ def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings,
     from iris_core.settings import load_settings, sizes_of
     from iris_core.world.launch import check_num_ranks
 
-    plugins = {name: None if (value := getattr(args, name)) == "auto" else value for name in ("allocator", "backend")}
-    settings = load_settings(device=args.device, nodes=getattr(args, "nodes", None), **plugins)
+    asked = {name: getattr(args, name, None) for name in ("device", "nodes", "allocator", "backend")}
+    settings = load_settings(**asked)
     ranks = sum(sizes_of(settings.nodes)) if settings.nodes else args.ranks
     if args.ranks not in (None, ranks):
         raise ArgumentError(f"nodes {settings.nodes} have {ranks} ranks, --ranks says {args.ranks}")

@@ -19,7 +19,7 @@ from iris_core.errors import SettingsError
 from iris_core.settings import ORDINARY_CHECKS, load_settings
 
 Row = dict[str, Any]
-_PATIENCE_S = 5.0  # for a program that was told to end
+_PATIENCE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 def add_parser(subparsers: Any) -> None:

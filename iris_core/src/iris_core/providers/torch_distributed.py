@@ -83,6 +83,14 @@ def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, rank
     return "" if is_there() else f"this torch has no {backend}"
 
 
+def watch_for_lost(watch: Callable[[], None]) -> None:
+    """Look, after torch has failed, for a rank that was lost: others may have noticed it before this one."""
+    until = time.monotonic() + _LEARN_S
+    while time.monotonic() < until:
+        watch()
+        time.sleep(_LEARN_S / 20)
+
+
 @contextlib.contextmanager
 def guarded(what: str, members: Sequence[int], watch: Callable[..., None]) -> Iterator[None]:
     """Raise what torch says as an error of Iris, or that of ranks that were lost, as `watch` raises it."""
@@ -91,10 +99,7 @@ def guarded(what: str, members: Sequence[int], watch: Callable[..., None]) -> It
     except IrisError:
         raise
     except RuntimeError as error:
-        until = time.monotonic() + _LEARN_S
-        while time.monotonic() < until:  # others may have noticed it before
-            watch()
-            time.sleep(_LEARN_S / 20)
+        watch_for_lost(watch)
         watch(failed=True)
         who = name_ranks(members)
         raise IrisError(f"{what}: torch.distributed has failed between {who}: {error}") from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+from iris_core.providers.torch_distributed import watch_for_lost
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from iris_core.api import Iris
-
-_LOOKS, _LOOK_S = 20, 0.1  # for a lost peer, after an error
 
 
 def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:
@@ -172,10 +171,8 @@ class PassedWork(dist.Work):
         try:
             return getattr(self._work, name)(*args, **named)
         except RuntimeError:
-            for _ in range(_LOOKS):  # others may have noticed it before
-                for ctx in self._contexts.values():
-                    ctx.heap.check_peers()
-                    time.sleep(_LOOK_S)
+            for ctx in self._contexts.values():
+                watch_for_lost(ctx.heap.check_peers)
             raise
 
 

@@ -21,7 +21,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from iris_triton.checker.exploration.turns import AWAY, STATE
 from iris_triton.checker.places import Place, place_of, range_of
 from iris_triton.checker.replacements import replaced
 
@@ -187,10 +186,7 @@ class DistributedOperations:
         if self._explorer is None:
             return call()
         turns = self._explorer.turns
-        turns.ensure()
-        with turns._lock:
-            turns.ranks[turns.rank, STATE] = AWAY
-            turns._pass_to_any()
+        turns.go_away()
         try:
             return call()
         finally:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from iris_core.types import CollectiveRequest
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
-_TOLD, _ROOMS = ("gives", "takes"), ("row_items", "in_rows", "out_rows")
+_SIZES, _ROOMS = ("gives", "takes"), ("row_items", "in_rows", "out_rows")
 _NUMBER_BITS = tl.constexpr(48)
 _SPLITS = tl.constexpr(int(MismatchCode.SPLITS))
 
@@ -83,7 +83,7 @@ def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVE
             sync.report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
 
 
-@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS, *_ROOMS), do_not_specialize_on_alignment=(*PER_CALL, *_TOLD))
+@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS, *_ROOMS), do_not_specialize_on_alignment=(*PER_CALL, *_SIZES))
 def pull(
     out, inp, control, stage, table, bases, me, rank, kind, in_step, given, out_step, taken, giver, capacity,
     timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
@@ -226,8 +226,8 @@ class Pull(KernelCollective):
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         carrier = carrier_of(request.dtype)
         item = carrier.dtype.itemsize
-        table, chunk, parts, told = None, None, (0, 0, 0, 0, -1), _TOLD * ("device_splits" in request.options)
-        if told:
+        table, chunk, parts, sizes = None, None, (0, 0, 0, 0, -1), _SIZES * ("device_splits" in request.options)
+        if sizes:
             rows = math.prod(request.shape[1:]) * carrier.parts, request.shape[0], request.options["out_shape"][0]
         elif request.options["uneven"]:
             numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
@@ -243,8 +243,8 @@ class Pull(KernelCollective):
         arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, chunk, item, 1 if shared else team.size, needed=not self._all_direct(request))
         arguments |= dict(zip(_PARTS, parts, strict=True)) | {"table": table, "SOURCE": source, "SHARED": shared}
-        arguments |= dict(zip(_ROOMS, rows, strict=True)) if told else dict.fromkeys((*_TOLD, *_ROOMS))
-        return self.bind(pull, team, blocks, arguments, carrier, table, more=told)
+        arguments |= dict(zip(_ROOMS, rows, strict=True)) if sizes else dict.fromkeys((*_SIZES, *_ROOMS))
+        return self.bind(pull, team, blocks, arguments, carrier, table, more=sizes)
 
     def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None, takes: Any = None) -> None:
         """Launch; of a call whose sizes the devices know these two are the tensors of them, in place of a stream."""

@@ -196,6 +196,13 @@ class Turns:
         self._pass_to_any()
         return is_last
 
+    def go_away(self) -> None:
+        """Let others go on while this rank waits for something else, until it calls `ensure`."""
+        self.ensure()
+        with self._lock:
+            self.ranks[self.rank, STATE] = AWAY
+            self._pass_to_any()
+
     def leave(self) -> None:
         """Take part no more; others go on."""
         with self._lock:
