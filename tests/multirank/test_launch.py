@@ -77,6 +77,8 @@ def test_the_pool_survives_failures(monkeypatch):
         with pytest.raises(PeerLostError, match="rank 1 ended with exit code 7") as caught:
             pool.run(jobs.die_on, 2, 1)
         assert caught.value.ranks == (1,)
+        with pytest.raises(PeerLostError, match=r"(?s)exit code -6 .*in die_on"):
+            pool.run(jobs.die_on, 2, 1, True)
         with pytest.raises(PeerLostError, match=r"(?s)exit code 7.*rank 0: rank 1 ended while others still needed it"):
             pool.run(jobs.end_slowly, 2, 1)
         pool.run(jobs.process_id, 2)  # the new worker has started

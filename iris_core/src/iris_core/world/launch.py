@@ -302,6 +302,7 @@ def serve(pipe: Connection, torch_distributed: bool, inherited: Any = None) -> N
             if folder != joined:
                 stacks = open(f"{folder}/stack-{rank}", "w")  # noqa: SIM115 - as long as this world lasts
                 faulthandler.register(_STACK_SIGNAL, stacks)
+                faulthandler.enable(stacks)  # of a rank that a fatal signal ends, too
                 join_rank(folder, rank, num_ranks, torch_distributed=torch_distributed)
                 joined = folder
             fn, args = inherited or pickle.loads(call)  # only now: that may import torch, which takes seconds
@@ -354,6 +355,8 @@ def _collect(processes: Sequence[RankProcess], job: str, timeout_s: float, grace
             except (EOFError, ConnectionError):
                 each.process.join(_LEAVE_S)
                 died[rank] = f"rank {rank} ended with exit code {each.process.exitcode} before {job} had a result"
+                if (each.process.exitcode or 0) < 0 and (stack := _written(folder, rank)):
+                    died[rank] += f":\n{stack}"
                 continue
             each.busy = False
             if ok:
@@ -381,6 +384,10 @@ def _stack(process: RankProcess, folder: str, rank: int) -> str:
     with contextlib.suppress(OSError):
         os.kill(process.process.pid or 0, _STACK_SIGNAL)
         time.sleep(_STACK_S)
-        with open(f"{folder}/stack-{rank}") as file:
-            return file.read()
-    return "no stack: it has not joined its world"
+    return _written(folder, rank) or "no stack: it has not joined its world"
+
+
+def _written(folder: str, rank: int) -> str:
+    with contextlib.suppress(OSError), open(f"{folder}/stack-{rank}") as file:
+        return file.read()
+    return ""
