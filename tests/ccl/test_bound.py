@@ -2,6 +2,7 @@
 
 import random
 import time
+import unittest.mock
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from ops_cases import Case as Product
 from iris_core import Iris
 from iris_core.dispatch.products import GATHERING
 from iris_core.dispatch.products import OPS as PRODUCTS
+from iris_triton import launcher
+from iris_triton.backend import TritonBackend
 
 
 class Binding:
@@ -62,6 +65,24 @@ def calls(device, group, turns=5):
                     jobs_of(case).call(ctx, case, tensors, group, group)
                 wrong += jobs_of(case).verify(case, tensors, given, f" ({how})")
     return wrong
+
+
+def found_in_c(device, group):
+    """What is wrong with `calls` that are looked for in the cache of GPUs' calls, and how often one was found."""
+    hits = []
+
+    class Cache:
+        def __init__(self, *about):
+            self._cache = launcher.call_cache(*about)
+            self.keep, self.clear = self._cache.keep, self._cache.clear
+
+        def __call__(self, tensors, how):
+            found = self._cache(tensors, how)
+            hits.append(bool(found))
+            return found
+
+    with unittest.mock.patch.object(TritonBackend, "call_cache", lambda self, *about: Cache(*about)):
+        return calls(device, group, turns=6), sum(hits)
 
 
 @on_heap("8MiB")
@@ -120,6 +141,14 @@ def replays(ctx):
 @pytest.mark.parametrize("group", [None, [2, 0]])
 def test_bound_calls_are_right(pool, group, device, num_ranks):
     assert pool.run(calls, num_ranks, device, group) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_calls_that_the_cache_in_c_finds_are_right(pool, num_ranks):
+    if launcher.call_cache(0, 0, False) is None:
+        pytest.skip("there is no C compiler here, or torch is older than 2.11")
+    kinds = len(OPS) + len(PRODUCTS) + 1  # each is called twice, but for what binds it
+    assert pool.run(found_in_c, num_ranks, "cpu", None) == [([], kinds)] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -240,11 +240,11 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
 
     assert bound(compiled, no_driver) is None
     monkeypatch.setattr(launcher._compat, "c_module", lambda *named: exec("raise RuntimeError('no C compiler')"))
-    launcher._launch_type.cache_clear()
+    launcher._c_type.cache_clear()
     try:
         assert bound(compiled, Fake(layout)) is None
     finally:
-        launcher._launch_type.cache_clear()
+        launcher._c_type.cache_clear()
 
 
 # -- compiled ahead ---------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ class Iris(TensorFactories, OneSided):
         with targets.on_device(self.target):
             if self._reports.alarm[0] != self._reports.heard:
                 self._reports.raise_new()
-            self._device_barriers.bind(group, sem).launch(stream)
+            self._device_barriers.launch(group, sem, stream)
 
     def broadcast(self, value: Any, src: int = 0, *, source_rank: int | None = None) -> Any:
         """Return rank `src`'s value on every rank.

@@ -295,6 +295,33 @@ class SupportsDeviceBarrier(Protocol):
         """
 
 
+class CallCache(Protocol):
+    """Recent calls by what their tensors are like: a quick look, before a key is made of them in Python.
+
+    Calls are equal if their tensors have the same shapes, strides, dtypes, devices, alignment to 16 bytes, are on the
+    heap or not, and lie equally far from each other where they overlap; and `how` has the same objects.
+    """
+
+    def __call__(self, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+        """Return what was kept for such a call; None if nothing was, False if nothing can be."""
+
+    def keep(self, tensors: tuple[Any, ...], how: tuple[Any, ...], value: Any) -> None:
+        """Keep a value, which is no bool and not None, or drop it."""
+
+    def clear(self) -> None:
+        """Drop all."""
+
+
+class SupportsCallCache(Protocol):
+    """A backend that has a quick cache of calls."""
+
+    def call_cache(self, low: int, high: int, skips_float32: bool) -> CallCache | None:
+        """Return a new cache, for a heap between these addresses; None where there can be none.
+
+        Calls with tensors of float32 are not kept if `skips_float32`.
+        """
+
+
 class SupportsSignals(Protocol):
     """A backend that can change and await signals on a stream, for `ctx.put` and `ctx.signal_wait`."""
 

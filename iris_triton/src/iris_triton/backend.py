@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iris_core import types
     from iris_core.diagnosis import PairCheck
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap, NormOperation
+    from iris_core.protocols import CallCache, Collective, Context, FusedOperation, MemoryMap, NormOperation
     from iris_core.world import World
     from iris_triton.launcher import BoundKernel
 
@@ -128,6 +128,12 @@ class TritonBackend:
         from iris_triton.clocks import compare
 
         return compare(context)
+
+    def call_cache(self, low: int, high: int, skips_float32: bool) -> CallCache | None:
+        """Return a new cache in C; None on the CPU, whose calls take much longer, and where there is no compiler."""
+        from iris_triton import launcher
+
+        return None if self._on_cpu else launcher.call_cache(low, high, skips_float32)
 
     def device_barrier(self, slot: types.BarrierSlot, sem: str, stream: Any = None) -> None:
         bound = self._barriers.get((slot.size, sem))

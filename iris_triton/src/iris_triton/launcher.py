@@ -195,13 +195,21 @@ def _driver() -> _Driver:
 
 
 @functools.cache
-def _launch_type() -> Any:
-    """Return the type that launcher.c defines; None, with a warning in the log, where it cannot be compiled."""
+def _c_type(file: str, name: str) -> Any:
+    """Return a type that a file in C defines; None, with a warning in the log, where it cannot be compiled."""
     try:
-        return _compat.c_module(Path(__file__).with_name("launcher.c").read_text(), "iris_launcher").Launch
+        return getattr(_compat.c_module(Path(__file__).with_name(f"{file}.c").read_text(), f"iris_{file}"), name)
     except (OSError, RuntimeError, ImportError, subprocess.CalledProcessError) as error:
-        logger.warning("launches take some microseconds more: launcher.c cannot be compiled (%s)", error)
+        logger.warning("calls take some microseconds more: %s.c cannot be compiled (%s)", file, error)
         return None
+
+
+def call_cache(low: int, high: int, skips_float32: bool) -> Any:
+    """Return a new `iris_core.protocols.CallCache`; None without a compiler, and before torch 2.11."""
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None or (make := _c_type("call_cache", "CallCache")) is None:
+        return None
+    return make(table, torch.Tensor, torch.is_grad_enabled, low, high, 16, skips_float32)
 
 
 def _c_launch(
@@ -219,7 +227,7 @@ def _c_launch(
         through_triton: the same by Triton, for as long as a profiler listens.
     """
     parameters = _compat.driver_parameters(compiled, values)
-    if parameters is None or (make := _launch_type()) is None:
+    if parameters is None or (make := _c_type("launcher", "Launch")) is None:
         return None
     try:
         found = driver()

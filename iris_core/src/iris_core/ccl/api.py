@@ -300,15 +300,31 @@ class Collectives(Calls):
         config: Config | None, first: Any = None, second: Any = None, splits: tuple[Any, ...] = (),
     ) -> Work | None:  # fmt: skip
         tensors = (out, inp, *splits) if splits else (out, inp)
+        how = op, group, config, first, second
         if is_compiling():
-            how = group, config, first, second
-            return trace(self._binder, op, tensors, how, bool(async_op))  # type: ignore[no-any-return]
+            return trace(self._binder, op, tensors, how[1:], bool(async_op))  # type: ignore[no-any-return]
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
                 return Collectives._run(self, op, out, inp, group, async_op, config, first, second, splits)
+        front = None if splits else self._bound.front
+        bound: Any = front(tensors, how) if front is not None else False
+        if not bound:
+            is_new, bound = bound is None, self._find(op, tensors, group, config, first, second)
+            if is_new and front is not None:
+                front.keep(tensors, how, bound)
+        if async_op:
+            return bound.run_async(*tensors)  # type: ignore[no-any-return]
+        bound.run(*tensors)
+        return None
+
+    def _find(
+        self, op: str, tensors: tuple[Any, ...], group: Group, config: Config | None, first: Any, second: Any
+    ) -> Any:
+        """Return the bound launch of a call, by a key that Python makes; bind it if there is none."""
+        out, inp, *splits = tensors
         key: Any = None
-        bound = None
+        bound: Any = None
         main: Any = out if inp is None else inp
         # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
         # has other numbers, and those whose gradients torch would have to record.
@@ -343,11 +359,8 @@ class Collectives(Calls):
             bound = self._bound.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(group, list):
-                return Collectives._run(self, op, out, inp, tuple(group), async_op, config, first, second, splits)
+                return self._find(op, tensors, tuple(group), config, first, second)
             key = None
         if bound is None:
             bound = self._binder.bind(CollectiveCall(op, tensors, group, config, first, second), key)
-        if async_op:
-            return bound.run_async(*tensors)
-        bound.run(*tensors)
-        return None
+        return bound

@@ -40,7 +40,6 @@ SEMS = ("release", "relaxed")
 GRAPHS = 1024
 """Graphs of one group that can have barriers."""
 
-_HERE = contextlib.nullcontext()
 _AREA_SHARE = 64
 _WORD = 8
 
@@ -92,6 +91,15 @@ class DeviceBarriers:
             self._of_all = found
         return found.bind(sem)
 
+    def launch(self, group: Group, sem: str, stream: Any) -> None:
+        """Launch a barrier on a stream, None for the current one; see `Iris.device_barrier`."""
+        if group is None and stream is None and self._of_all is not None:
+            again = self._of_all.again.get(sem)
+            if again is not None:
+                again()
+                return
+        self.bind(group, sem).launch(stream)
+
     def _make(self, members: tuple[int, ...]) -> _Group:
         size, count, rank = len(members), self._num_slots(len(members)), self._world.rank
         offset = self._world_offset
@@ -125,7 +133,7 @@ class DeviceBarriers:
 
 
 class _Group:
-    """The barriers of some ranks."""
+    """The barriers of some ranks; on a GPU, `again` has what launches a further one on the current stream, by sem."""
 
     def __init__(
         self, members: tuple[int, ...], words: torch.Tensor, targets: torch.Tensor, backend: SupportsDeviceBarrier
@@ -134,7 +142,7 @@ class _Group:
         self._first = self._slot_at(0)
         self._unused = 1
         self._captured: dict[int, BarrierSlot] = {}
-        self._warm: set[str] = set()
+        self.again: dict[str, Callable[[], None]] = {}
         self._lock = threading.Lock()
         self._turns: list[threading.Event] = []  # of barriers on the CPU that are bound and not over
         self._index = words.device.index
@@ -166,19 +174,18 @@ class _Group:
             turn.set()
 
     def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
-        with _HERE if stream is None else torch.cuda.stream(stream):
-            if sem not in self._warm:
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            if sem not in self.again:
                 _refuse_capture(self._members, sem)
             order.run(self._enqueue, sem)
-        self._warm.add(sem)
+        self.again[sem] = partial(order.run, self._enqueue, sem)
 
     def _enqueue(self, sem: str) -> None:
-        self._backend.device_barrier(self._slot(), sem, None)
+        slot = self._slot() if torch.cuda.is_current_stream_capturing() else self._first
+        self._backend.device_barrier(slot, sem, None)
 
     def _slot(self) -> BarrierSlot:
         capture = launch_order.current_capture(self._index)
-        if capture == 0:
-            return self._first
         slot = None if capture is None else self._captured.get(capture)
         if slot is None:
             if self._unused == len(self._words):

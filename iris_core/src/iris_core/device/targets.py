@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
+_HERE: AbstractContextManager[Any] = contextlib.nullcontext()
+
 
 def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
     """Return the devices that a rank may use, the preferred one first."""
@@ -74,8 +76,8 @@ def on_device(target: DeviceTarget) -> AbstractContextManager[Any]:
     capture is one of a stream of that device.
     """
     if target.type is DeviceType.CPU:
-        return contextlib.nullcontext()
+        return _HERE
     import torch
 
     current: int = torch._C._cuda_getDevice()
-    return contextlib.nullcontext() if current == target.index else torch.cuda.device(target.index)
+    return _HERE if current == target.index else torch.cuda.device(target.index)

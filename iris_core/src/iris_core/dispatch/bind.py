@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from iris_core.dispatch.products import FusedCall, NormCall
     from iris_core.dispatch.requests import Request
     from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import Context, Work
+    from iris_core.protocols import CallCache, Context, Work
     from iris_core.types import Group
     from iris_core.world import World
 
@@ -161,15 +161,16 @@ class Bound:
 
 
 class Launches(dict[Any, Any]):
-    """Bound calls by key, and `scratch`, the local memory of their plans.
+    """Bound calls by key, with `scratch`, the local memory of their plans, and `front`, a `CallCache` of recent ones.
 
     An LRU cache, approximated by two generations, so that a hit is one lookup in a dict.  When the young generation is
     full, it becomes the `old` one, and the rest of that is dropped; an old entry that is used moves to the young ones.
     Entries that cannot be dropped stay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, front: CallCache | None = None) -> None:
         super().__init__()
+        self.front = front
         self.scratch: Scratch = {}
         self.old: dict[Any, Any] = {}
         self._lock = threading.Lock()
@@ -184,6 +185,8 @@ class Launches(dict[Any, Any]):
                 dropped, self.old = list(self.old.values()), young
                 for name in young:
                     del self[name]
+                if self.front is not None:
+                    self.front.clear()  # what is used again becomes young
             self[key] = launch
         return dropped
 
@@ -191,6 +194,8 @@ class Launches(dict[Any, Any]):
         """Drop all; the memory stays."""
         super().clear()
         self.old.clear()
+        if self.front is not None:
+            self.front.clear()
 
 
 class Binder:
@@ -223,7 +228,8 @@ class Binder:
         own = heap.heap_bases[world.rank]
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
-        self.bound, self.fused = Launches(), Launches()
+        make = getattr(opened.backend, "call_cache", lambda *_, **__: None)
+        self.bound, self.fused = (Launches(make(own, own + heap.nbytes, each)) for each in (False, not on_cpu))
         self.held: dict[int, Bound] = {}
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dropped: deque[tuple[Any, Bound]] = deque()

@@ -476,6 +476,25 @@ class Operations(Calls):
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
                 return Operations._run(self, op, tensors, how, async_op, workspace)
+        whole = op, *how
+        front = self._bound.front if workspace is None else None
+        bound: Any = front(tensors, whole) if front is not None else False
+        if not bound:
+            is_new, bound = bound is None, self._find(op, tensors, how, workspace)
+            if is_new and front is not None:
+                front.keep(tensors, whole, bound)
+        if gpu is not None and torch.cuda.is_current_stream_capturing():
+            (binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
+        if workspace is not None:
+            workspace.describe(bound)
+        if async_op:
+            return bound.run_async(*tensors)  # type: ignore[no-any-return]
+        if async_op is not None:  # else it was to be prepared
+            bound.run(*tensors)
+        return bound.workspace  # type: ignore[no-any-return]
+
+    def _find(self, op: str, tensors: tuple[Any, ...], how: tuple[Any, ...], workspace: FusedWorkspace | None) -> Any:
+        """Return the bound launch of a call, by a key that Python makes; bind it if there is none."""
         key: Any = None
         bound: Any = None
         try:
@@ -498,29 +517,14 @@ class Operations(Calls):
             key = op, *facts, how, a.dtype is _FLOAT32 and a.is_cuda and products.torch_allows_tf32()
             if workspace is None:
                 bound = self._bound.get(key)
-            elif workspace.owner is binder:
+            elif workspace.owner is self._binder:
                 bound = workspace.calls.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor with memory, or no key: the binder says what
             if isinstance(how[0], list):
-                return Operations._run(self, op, tensors, (tuple(how[0]), *how[1:]), async_op, workspace)
+                return self._find(op, tensors, (tuple(how[0]), *how[1:]), workspace)
             key = None
         if bound is None:
-            bound = self._bind(call_of(op, tensors, how), key, workspace)
-        else:
-            out_at, a_at, b_at, c_at, *more = places
-            to_out, to_a, to_b, to_c, *_ = bound.reach
-            out_end = out_at + to_out
-            if products.overlap(places, bound.reach) if more else (
-                (a_at < out_end and out_at < a_at + to_a) or (b_at < out_end and out_at < b_at + to_b)
-                or (c_at < out_end and out_at < c_at + to_c)
-            ):  # fmt: skip
-                products.check_apart(call_of(op, tensors, how))  # one may lie in the gaps of the other
-        if gpu is not None and torch.cuda.is_current_stream_capturing():
-            (binder.held if workspace is None else workspace.held)[id(bound)] = bound  # a graph knows it
-        if workspace is not None:
-            workspace.describe(bound)
-        if async_op:
-            return bound.run_async(*tensors)  # type: ignore[no-any-return]
-        if async_op is not None:  # else it was to be prepared
-            bound.run(*tensors)
-        return bound.workspace  # type: ignore[no-any-return]
+            return self._bind(call_of(op, tensors, how), key, workspace)
+        if products.overlap(places, bound.reach):
+            products.check_apart(call_of(op, tensors, how))  # one may lie in the gaps of the other
+        return bound
