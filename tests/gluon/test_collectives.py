@@ -3,18 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from ccl_cases import Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases, with_config
 from collectives_jobs import ALGORITHMS, in_gluon, mixed, said_of, stays_away
 from rank_counts import rank_counts
 from tables import table
-from triton.runtime import _allocation
 
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_gluon.collectives import collectives
-from iris_gluon.gemm.launch import WithScratch
 from iris_gluon.info import GLUON_INFO
-from iris_triton.launcher import BoundKernel
 
 
 def ours(cases):
@@ -147,24 +143,3 @@ def test_warps_of_the_device(algorithm):
     assert answer(amd)
     assert "threads_per_warp is 32, and this device has 64" in answer(amd, threads_per_warp=32).reason
     assert answer(amd, waves_per_eu=2)
-
-
-def test_launches_have_scratch_of_their_own(monkeypatch):
-    """A kernel's launches get the same memory each time, and others what they had before."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))
-    asked = []
-
-    def launch(bound, stream, *tensors):
-        asked.append(_allocation._allocator.get()(*sizes[len(asked)], 128, None))
-
-    sizes = [(256,), (256,), (512,)]
-    monkeypatch.setattr(BoundKernel, "__call__", launch)
-    before = _allocation._allocator.get()
-    bound = WithScratch.__new__(WithScratch)  # no GPU is asked for
-    bound._index = 0
-    for _ in sizes:
-        bound(None)
-        assert _allocation._allocator.get() is before
-    assert [each.numel() for each in asked] == [256, 256, 512]
-    assert asked[0] is asked[1]

@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.nvidia.driver import CudaLauncher
+from triton.runtime import _allocation
 
 from iris_triton import _compat, launcher
+from iris_triton.launcher import BoundKernel
 from iris_triton.testing.compile_only import TARGETS, compile_for
 
 VALUES = [0x7000, 0x8000, 5, 128]
@@ -121,7 +123,7 @@ class Fake:
 
 
 def bound(compiled, fake, through_triton=None):
-    return launcher._c_launch(compiled, 6, BOUND, PLACES, 3, through_triton, fake)
+    return launcher._c_launch(compiled, 6, BOUND, PLACES, 3, through_triton, driver=fake)
 
 
 @pytest.fixture
@@ -157,6 +159,44 @@ def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled, made):
     programmatic_stream_serialization = 6
     shared = compiled[0].metadata.shared
     assert fake.how == ([6, 1, 1, 64, 1, 1, shared], 17, [programmatic_stream_serialization])
+
+
+class Described:
+    """A kernel that describes memory: Triton's launch asks for scratch memory."""
+
+    params = types.SimpleNamespace(name="out"), types.SimpleNamespace(name="inp")
+
+    def __init__(self):
+        self.asked, self.nbytes = [], 256
+
+    def __getitem__(self, grid):
+        return lambda **arguments: self.run() or types.SimpleNamespace(run=self.run)
+
+    def run(self, *_):
+        self.asked.append(_allocation._allocator.get()(self.nbytes, 128, None))
+
+
+def test_launches_share_scratch_memory(monkeypatch):
+    """Triton's launches and those from C; other kernels have what they had before."""
+    given, kernel, empty, before = [], Described(), torch.empty, _allocation._allocator.get()
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))  # no GPU is asked for
+    monkeypatch.setattr(launcher, "_c_launch", lambda *how: given.append(how))
+    monkeypatch.setattr(_compat, "launcher_of", lambda compiled, grid: lambda stream, values: compiled.run())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    launch, tensors = BoundKernel(kernel, 1, {}, ("out", "inp"), "cuda:0"), torch.zeros(2, 1)
+    for _ in range(3):
+        launch(None, *tensors)
+        assert _allocation._allocator.get() is before
+    assert len(kernel.asked) == 3
+    assert {each.data_ptr() for each in kernel.asked} == {given[0][-1]}
+
+
+def test_the_driver_gets_scratch_memory(compiled):
+    compiled, layout = compiled
+    fake = Fake(layout)
+    described = changed(compiled, global_scratch_size=8)
+    launcher._c_launch(described, 6, BOUND, PLACES, 3, None, 0x9000, fake)(stream(5), *torch.zeros(2, 128))
+    assert fake.launched[0][1][-2:] == [struct.pack("<Q", 0x9000), bytes(8)]
 
 
 def test_threads_launch_with_their_own_addresses(made):

@@ -8,15 +8,11 @@ TMA                      async_copy_*        async_load, async_store from 3.8 on
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton._compat import aggregate as aggregate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 try:
     import triton
@@ -78,16 +74,6 @@ def provide_scratch() -> None:
         return torch.empty(nbytes, dtype=torch.int8, device="cuda")  # torch aligns to 512 bytes; descriptions need 128
 
     triton.set_allocator(allocate)
-
-
-@contextlib.contextmanager
-def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[None]:
-    """Allocate scratch memory of launches within the block by a function of bytes, alignment and raw stream."""
-    token = _allocation._allocator.set(allocate)
-    try:
-        yield
-    finally:
-        _allocation._allocator.reset(token)
 
 
 def forwarded(name: str) -> Any | None:

@@ -58,7 +58,7 @@ try:
     from triton.language import target_info as target_info
     from triton.language.extra import libdevice  # kernels find it as tl.extra.libdevice, too, without importing it
     from triton.language.semantic import TritonSemantic as TritonSemantic
-    from triton.runtime import driver
+    from triton.runtime import _allocation, driver
     from triton.runtime.autotuner import Autotuner as Autotuner
     from triton.runtime.interpreter import InterpretedFunction as InterpretedFunction
     from triton.runtime.interpreter import InterpreterBuilder as InterpreterBuilder
@@ -208,6 +208,16 @@ def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None
     return launch
 
 
+@contextlib.contextmanager
+def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[None]:
+    """Allocate scratch memory of launches within the block by a function of bytes, alignment and raw stream."""
+    token = _allocation._allocator.set(allocate)
+    try:
+        yield
+    finally:
+        _allocation._allocator.reset(token)
+
+
 def c_module(source: str, name: str) -> Any:
     """Compile an extension for CUDA as Triton compiles its own, with the same compiler and into its cache; load it.
 
@@ -222,20 +232,19 @@ def c_module(source: str, name: str) -> Any:
 
 _PACKED = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "fp32": "f", "fp64": "d"}
 _PACKED |= {"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
-_SCRATCH = (-1, bytes(8))
 
 
-def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, bytes]] | None:
+def driver_parameters(compiled: Any, values: Sequence[Any], scratch: int) -> list[tuple[int, bytes]] | None:
     """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
 
-    Constants are none.  Triton appends two addresses, -1 here, of scratch memory, which is null.  Not of kernels that
-    need such memory, of clusters, of cooperative ones, nor of those with tensor descriptors.  `compiled` is what a
-    launch returned, `values` are those of all parameters, in their order, addresses as ints.
+    Constants are none.  Triton appends two addresses, -1 here, of scratch memory, and of a profiler's, which is null.
+    Not of clusters, of cooperative kernels, nor of those with tensor descriptors.  `compiled` is what a launch
+    returned, `values` are those of all parameters, in their order, addresses as ints; `scratch` is 0 if there is none.
     """
     needs = compiled.metadata
     if type(compiled.run).__name__ != "CudaLauncher" or needs.num_ctas != 1 or needs.launch_cooperative_grid:
         return None
-    if needs.global_scratch_size or needs.profile_scratch_size:
+    if (needs.global_scratch_size and not scratch) or needs.profile_scratch_size:
         return None
     found: list[tuple[int, bytes]] = []
     for number, (kind, value) in enumerate(zip(compiled.src.signature.values(), values, strict=True)):
@@ -244,7 +253,7 @@ def driver_parameters(compiled: Any, values: Sequence[Any]) -> list[tuple[int, b
             if packed is None:
                 return None
             found.append((number, struct.pack(f"<{packed}", part)))
-    return [*found, _SCRATCH, _SCRATCH]
+    return [*found, (-1, struct.pack("<Q", scratch)), (-1, bytes(8))]
 
 
 def _flat(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.dispatch.team import lasting
 from iris_core.logs import logger
 from iris_triton import _compat
 
@@ -46,7 +47,8 @@ class BoundKernel:
     """A kernel with all arguments but some tensors.
 
     Those tensors may have other addresses at each call, so the kernel must name their parameters in
-    `do_not_specialize_on_alignment`; dtypes stay the same.
+    `do_not_specialize_on_alignment`; dtypes stay the same.  A kernel that describes memory to the copy unit does so in
+    scratch memory that all its launches share: they must follow each other, and graphs may keep its address.
 
     Args:
         kernel, grid: a jitted function, and the number of its programs.
@@ -68,6 +70,7 @@ class BoundKernel:
         self._on_cpu = device == "cpu"
         self._index = 0 if self._on_cpu else torch.device(device).index
         self._run: Any = None
+        self._scratch: torch.Tensor | None = None
         self._compiling: Future[None] | None = None
 
     def compile_ahead(self, **dtypes: torch.dtype) -> None:
@@ -102,7 +105,7 @@ class BoundKernel:
             wait([self._compiling])
         named = dict(zip(self._names, tensors, strict=True))
         on_stream = contextlib.nullcontext() if self._on_cpu or stream is None else torch.cuda.stream(stream)
-        with on_stream:
+        with on_stream, _compat.scratch_from(self._allocate):
             compiled = self._kernel[(self._grid,)](**self._arguments, **named, **self._options)
         if self._on_cpu:
             return
@@ -111,8 +114,20 @@ class BoundKernel:
         # addresses: the launcher asks the driver about each object that is not a number
         plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in everything.items()}
         values, places = [plain[name] for name in order], tuple(order.index(name) for name in self._names)
-        through_triton = _through_triton(_compat.launcher_of(compiled, self._grid), values, places, self._index)
-        self._run = _c_launch(compiled, self._grid, values, places, self._index, through_triton) or through_triton
+        launch = _compat.launcher_of(compiled, self._grid)
+        if self._scratch is not None:
+            launch = _compat.scratch_from(self._allocate)(launch)
+        through_triton = _through_triton(launch, values, places, self._index)
+        scratch = 0 if self._scratch is None else self._scratch.data_ptr()
+        how = values, places, self._index, through_triton, scratch
+        self._run = _c_launch(compiled, self._grid, *how) or through_triton
+
+    def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            # torch aligns to 512 bytes; descriptions need 128
+            device = f"cuda:{self._index}"
+            self._scratch = lasting(lambda: torch.empty(nbytes, dtype=torch.int8, device=device))
+        return self._scratch
 
 
 class BoundKernels:
@@ -214,7 +229,7 @@ def call_cache(low: int, high: int, skips_float32: bool) -> Any:
 
 def _c_launch(
     compiled: Any, grid: int, values: Sequence[Any], places: tuple[int, ...], index: int,
-    through_triton: Callable[..., None], driver: Callable[[], _Driver] = _driver
+    through_triton: Callable[..., None], scratch: int = 0, driver: Callable[[], _Driver] = _driver
 ) -> Callable[..., None] | None:  # fmt: skip
     """Return what launches a compiled kernel from C: (stream, tensor, ...); None where that cannot be.
 
@@ -225,8 +240,9 @@ def _c_launch(
         values, places: of all parameters, in their order, addresses as ints; places of the tensors among them.
         index: of the device.
         through_triton: the same by Triton, for as long as a profiler listens.
+        scratch: address of memory for what the kernel describes; 0 if it has none.
     """
-    parameters = _compat.driver_parameters(compiled, values)
+    parameters = _compat.driver_parameters(compiled, values, scratch)
     if parameters is None or (make := _c_type("launcher", "Launch")) is None:
         return None
     try:

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.types import DeviceType
-from iris_gluon.gemm.launch import GemmConfig, WithScratch, choose_config
+from iris_gluon.gemm.launch import GemmConfig, choose_config
 from iris_gluon.gemm.sinks import AddBias, Scales
 from iris_gluon.info import GLUON_INFO
 from iris_triton.gemm.parts.fused import Fused, arguments_of, bind, programs_for
@@ -207,4 +207,4 @@ class Hopper(Fused):
             "TURNED_A": request.a_stride[1] != 1,
             "TURNED_B": request.b_stride[1] != 1 or gemm.item == 1,
         }
-        return bind(request, host, kernel, programs, common | arguments, options, WithScratch)
+        return bind(request, host, kernel, programs, common | arguments, options)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from iris_core.dispatch.team import lasting
-from iris_gluon import _compat
-from iris_triton.launcher import BoundKernel
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,25 +130,3 @@ def _tile_time(config: GemmConfig, k: int) -> float:
     if config.block_n >= 2 * _FULL_ROWS:
         return float(k + _LARGE_TILE_END)
     return _SMALL_TILE_COST / 2 * (k + _SMALL_TILE_END)
-
-
-class WithScratch(BoundKernel):
-    """A bound kernel that describes memory to the copy unit, in scratch memory that all its launches share.
-
-    Triton asks for it at every launch.  Nothing is allocated, and graphs may keep the address: launches of a team
-    follow each other.
-    """
-
-    _scratch: torch.Tensor | None = None
-
-    def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
-        """Launch; see `BoundKernel`."""
-        with _compat.scratch_from(self._allocate):
-            super().__call__(stream, *tensors)
-
-    def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
-        if self._scratch is None or self._scratch.numel() < nbytes:
-            # torch aligns to 512 bytes; descriptions need 128
-            device = f"cuda:{self._index}"
-            self._scratch = lasting(lambda: torch.empty(nbytes, dtype=torch.int8, device=device))
-        return self._scratch

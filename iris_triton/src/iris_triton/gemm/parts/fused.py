@@ -186,7 +186,6 @@ def bind(
     programs: int,
     arguments: Mapping[str, Any],
     options: Mapping[str, Any],
-    launcher: type[BoundKernel] = BoundKernel,
 ) -> BoundKernel:
     """Bind a kernel to all that it takes, of the arguments or of what every kernel has, but the tensors of a call.
 
@@ -202,7 +201,7 @@ def bind(
     tensors += ["a_scales", "b_scales"] if request.scales != "none" else []
     names = [name for name in tensors if name in kernel.arg_names]
     bound = {name: given[name] for name in kernel.arg_names if name not in names}
-    result = launcher(kernel, programs, bound, names, host.team.device, options)
+    result = BoundKernel(kernel, programs, bound, names, host.team.device, options)
     left, out = getattr(torch, request.dtype), getattr(torch, request.out_dtype)
     right = getattr(torch, request.b_dtype) if request.b_dtype else left
     scales = dict.fromkeys(("a_scales", "b_scales"), torch.float32)
