@@ -58,20 +58,20 @@ BUDGETS = {
     "iris_allocators/driver": 498,
     "iris_allocators/nccl": 242,
     "iris_allocators/vmem": 745,
-    "iris_triton/*.py": 1679,
-    "iris_triton/collectives": 4359,
+    "iris_triton/*.py": 1500,
+    "iris_triton/collectives": 4330,
     "iris_triton/checker": 4116,
-    "iris_triton/demos": 153,
-    "iris_triton/gemm": 2524,
-    "iris_triton/interpreter": 3740,
-    "iris_triton/language": 1844,
-    "iris_triton/rocm_iris": 1085,
-    "iris_triton/testing": 599,
-    "iris_triton/tiles": 1069,
-    "iris_gluon/*.py": 758,
-    "iris_gluon/collectives": 510,
-    "iris_gluon/gemm": 1294,
-    "iris_gluon/interpreter": 1541,
+    "iris_triton/demos": 151,
+    "iris_triton/gemm": 2300,
+    "iris_triton/interpreter": 3674,
+    "iris_triton/language": 1806,
+    "iris_triton/rocm_iris": 1074,
+    "iris_triton/testing": 578,
+    "iris_triton/tiles": 1055,
+    "iris_gluon/*.py": 723,
+    "iris_gluon/collectives": 486,
+    "iris_gluon/gemm": 1228,
+    "iris_gluon/interpreter": 1522,
 }
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_216
+REST = 40_547
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

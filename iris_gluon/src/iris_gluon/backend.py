@@ -1,17 +1,12 @@
 """The device backend "gluon": one object per rank, created by the plugin."""
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
+from iris_core.types import CompileCase, Demo, PluginInfo
 from iris_gluon.info import GLUON_INFO
 from iris_triton.backend import TritonBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
-    from iris_core.types import CompileCase, Demo, PluginInfo
 
 
 def prepare(*, on_cpu: bool) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.device.context_words import HEADER_WORDS, STATUS_WORDS, TRACE_WORD, TRACE_WORDS, encode
 from iris_core.errors import CapabilityError
 from iris_core.types import DeviceType
+from iris_triton import collectives, demos, gemm, interpreter
 from iris_triton.info import TRITON_INFO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    import torch
 
     from iris_core import types
     from iris_core.diagnosis import PairCheck
@@ -32,7 +33,7 @@ class TritonBackend:
         self.settings: Any = request.settings
         self._tokens: list[int] = []  # of memory that the CPU executor knows
         self._trace_tokens: list[int] = []
-        self._spec: types.ContextSpec | None = None
+        self._spec: Any = None  # of `make_context`
         self._barriers: dict[tuple[int, str], BoundKernel] = {}
         self._end_check: Callable[[], None] | None = None
 
@@ -46,8 +47,6 @@ class TritonBackend:
         Raises:
             CapabilityError: a heap base is not aligned as address translation needs it.
         """
-        import torch
-
         from iris_triton.language.address import HEAP_ALIGNMENT
 
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
@@ -57,8 +56,6 @@ class TritonBackend:
                 f"allocator placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
-            from iris_triton import interpreter
-
             self._tokens.append(interpreter.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
             if spec.report_range[0]:
                 self._tokens.append(interpreter.allow_region(*spec.report_range, "reports"))
@@ -69,8 +66,6 @@ class TritonBackend:
         """Register the heap with the CPU executor; does nothing on a GPU."""
         if not self._on_cpu:
             return
-        from iris_triton import interpreter
-
         interpreter.enable()
         settings = self.settings
         interpreter.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
@@ -100,22 +95,14 @@ class TritonBackend:
     @staticmethod
     def _forget(tokens: list[int]) -> None:
         while tokens:
-            from iris_triton import interpreter
-
             interpreter.unregister_memory(tokens.pop())
 
     @property
     def ticks_per_second(self) -> float:
-        from iris_triton.clocks import ticks_per_second
-
-        return ticks_per_second(self._target.type)
+        return 1e8 if self._target.type is DeviceType.HIP else 1e9  # of `iris_triton.language.asm.read_realtime`
 
     def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
-        import torch
-
         if self._on_cpu:
-            from iris_triton import interpreter
-
             self._forget(self._trace_tokens)
             for number, each in enumerate(buffers):
                 nbytes = each.numel() * each.element_size()
@@ -161,7 +148,6 @@ class TritonBackend:
     ) -> None:
         from iris_triton import device_barrier
 
-        assert self._spec is not None
         where = context, len(self._spec.heap_bases), peer, source, target, nbytes
         how = {"GETS": gets, "SIGNALS": signal is not None, "num_warps": 1, **self.network_options(network)}
         device_barrier.copy_between_nodes[(1,)](*where, *(signal or (0, 0)), **how)
@@ -175,7 +161,6 @@ class TritonBackend:
         from iris_triton import device_barrier
 
         spec = self._spec
-        assert spec is not None
         device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
 
     def group_kernels(self, name: str, space: Any) -> Any:
@@ -186,24 +171,16 @@ class TritonBackend:
         return {"experts": ExpertKernels, "flash_decode": DecodeKernels, "ring_attention": RingKernels}[name](space)
 
     def collectives(self) -> Sequence[Collective]:
-        from iris_triton.collectives import collectives
-
-        return collectives(packets=not self._on_cpu)
+        return collectives.collectives(packets=not self._on_cpu)
 
     def tables(self) -> Sequence[Path]:
-        from iris_triton.collectives import TABLES
-
-        return [TABLES]
+        return [collectives.TABLES]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        from iris_triton.gemm import operations
-
-        return operations()
+        return gemm.operations()
 
     def operation_tables(self) -> Sequence[Path]:
-        from iris_triton.gemm import TABLES
-
-        return [TABLES]
+        return [gemm.TABLES]
 
     def device_api(self) -> Mapping[str, Any]:
         """Return the device functions by name (load, store, ...), and the class DeviceContext."""
@@ -224,9 +201,7 @@ class TritonBackend:
         return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
 
     def demos(self) -> Sequence[types.Demo]:
-        from iris_triton.demos import demos
-
-        return demos()
+        return demos.demos()
 
     def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
         from iris_triton.testing.selftest import self_test

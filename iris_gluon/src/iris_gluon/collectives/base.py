@@ -1,16 +1,10 @@
 """Base of the algorithms in Gluon, where they differ from those in Triton."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_for
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 LANDING = "gluon landing"  # for what peers cannot address; before others store into it is a barrier: all share it
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,14 +12,8 @@ from iris_core.dispatch.team import lasting
 from iris_gluon import _compat
 from iris_triton.launcher import BoundKernel
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_FULL_ROWS = 128
-"""Rows of a tile with which eight warps multiply; four do with half as many."""
-_SHARED_BYTES = 227 * 1024
-"""What a program can have on Hopper."""
-
+_FULL_ROWS = 128  # rows of a tile with which eight warps multiply; four do with half as many
+_SHARED_BYTES = 227 * 1024  # what a program can have on Hopper
 _SMALL_TILE_COST = 1.07
 """Time of a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile: of the model."""
 

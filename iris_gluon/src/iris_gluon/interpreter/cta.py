@@ -17,7 +17,8 @@ hardware's other path to shared memory, the async proxy, which TMA and wgmma use
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.interpreter.errors import RaceError
@@ -25,9 +26,6 @@ from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory.regions import running_ranks
 from iris_triton.interpreter.scheduler import Program
 from iris_triton.interpreter.state import Line, current, here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 class Clock:

@@ -17,7 +17,6 @@ Backwards, `send` multiplies gradients by the weights of their tokens' choices, 
 
 Lepikhin et al., GShard (2020), for the layer.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 from __future__ import annotations
 

@@ -20,14 +20,12 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from iris_core.world.failures import name_ranks
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory import regions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_WAITING = 2048  # programs of a launch that are in progress at the same time; each one that waits keeps a thread
 _FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting

@@ -11,7 +11,6 @@ A program's row of the team's control region (`iris_core.dispatch.team`) has, fo
 Epochs only grow, so nothing is reset and a captured launch can be replayed.  A member is at most one epoch ahead.  If
 two launches overlap on a device, as those of two graphs may, the second one reports it.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import triton
 import triton.language as tl

@@ -9,8 +9,9 @@ from __future__ import annotations
 import builtins
 import functools
 import threading
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton
@@ -29,9 +30,6 @@ from iris_triton.interpreter.hints import check_hint
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.rewrite import rewrite
 from iris_triton.interpreter.state import program_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _Tensor = tl.tensor
 _JITTED = (_compat.JITFunction, _compat.InterpretedFunction)
@@ -77,8 +75,7 @@ class Dialect(Operators):
             if around is not None:
                 target = functools.partial(around, target)
             prepared[self] = function.src, target
-        ready: Callable[..., Any] = target
-        return ready
+        return target
 
     def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         named = {name: _to_numpy(value) for name, value in kwargs.items()}
@@ -131,8 +128,6 @@ class Dialect(Operators):
             return self.prepare(jitted(function))(*args, **kwargs)
         if isinstance(function, tl.constexpr):
             return self.call(function.value, *args, **kwargs)
-        if isinstance(function, _compat.SemanticFunction):
-            return function(*args, _semantic=self.semantic, _generator=self, **kwargs).value
         handler = self._handlers.get(function) if isinstance(function, (BuiltinFunctionType, type)) else None
         return _call_python(function, *args, **kwargs) if handler is None else handler(*args, **kwargs)
 

@@ -10,16 +10,14 @@ bit patterns (uint16, uint8).  A scalar is an array of shape (1,).  Arrays are n
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = NDArray[Any]
 
