@@ -31,13 +31,11 @@ class GluonBackend(TritonBackend):
         super().attach(memory)
 
     def collectives(self) -> Sequence[Collective]:
-        """Return the algorithms for `ctx.ccl`: those of Triton, and those in Gluon."""
         from iris_gluon.collectives import collectives
 
         return [*super().collectives(), *collectives()]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        """Return the algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
         from iris_gluon.gemm import operations
 
         return [*super().operations(), *operations()]
@@ -57,7 +55,6 @@ class GluonBackend(TritonBackend):
         return compile_cases(self.device_api(), in_gluon)
 
     def demos(self) -> Sequence[Demo]:
-        """Return the programs of `iris demo`, in Gluon."""
         from iris_gluon.demos import demos
 
         return demos()

@@ -13,25 +13,20 @@ Everything here is private to Triton and may move in any release; the table says
 Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU executor runs those.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 import struct
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, dataclass_transform
+from typing import Any, dataclass_transform
 
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from triton.backends.compiler import GPUTarget
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))  # (major, minor) of the Triton releases that the test suite was run with
 KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)

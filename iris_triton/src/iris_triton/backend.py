@@ -1,27 +1,22 @@
 """The device backend "triton": one object per rank, created by the plugin."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from iris_core import types
 from iris_core.device.context_words import HEADER_WORDS, STATUS_WORDS, TRACE_WORD, TRACE_WORDS, encode
+from iris_core.diagnosis import PairCheck
 from iris_core.errors import CapabilityError
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap, NormOperation
 from iris_core.types import DeviceType
+from iris_core.world import World
 from iris_triton import collectives, demos, gemm, interpreter
 from iris_triton.info import TRITON_INFO
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from iris_core import types
-    from iris_core.diagnosis import PairCheck
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import Collective, Context, FusedOperation, MemoryMap, NormOperation
-    from iris_core.world import World
-    from iris_triton.launcher import BoundKernel
 
 
 class TritonBackend:
@@ -31,11 +26,9 @@ class TritonBackend:
         """Prepare the backend of one rank; the request's settings are `TritonSettings`."""
         self._target = request.target
         self.settings: Any = request.settings
-        self._tokens: list[int] = []  # of memory that the CPU executor knows
-        self._trace_tokens: list[int] = []
+        self._known, self._traced = ExitStack(), ExitStack()  # memory that the CPU executor knows, and the checker
         self._spec: Any = None  # of `make_context`
-        self._barriers: dict[tuple[int, str], BoundKernel] = {}
-        self._end_check: Callable[[], None] | None = None
+        self._barriers: dict[tuple[int, str], Any] = {}
 
     @property
     def info(self) -> types.PluginInfo:
@@ -56,9 +49,9 @@ class TritonBackend:
                 f"allocator placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
-            self._tokens.append(interpreter.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+            self._allow(self._known, spec.status_ptr, STATUS_WORDS * 8, "status words")
             if spec.report_range[0]:
-                self._tokens.append(interpreter.allow_region(*spec.report_range, "reports"))
+                self._allow(self._known, *spec.report_range, "reports")
         self._spec = spec
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
@@ -69,7 +62,7 @@ class TritonBackend:
         interpreter.enable()
         settings = self.settings
         interpreter.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
-        self._tokens.append(interpreter.register_memory(memory))
+        self._known.callback(interpreter.unregister_memory, interpreter.register_memory(memory))
 
     def detach(self) -> None:
         """Unregister the heap from the CPU executor, which stays enabled for other contexts.  Idempotent."""
@@ -77,11 +70,8 @@ class TritonBackend:
             from iris_triton.interpreter.memory import network
 
             network.forget(self._spec.network[0])
-        if self._end_check is not None:
-            self._end_check()
-            self._end_check = None
-        self._forget(self._tokens)
-        self._forget(self._trace_tokens)
+        self._known.close()
+        self._traced.close()
 
     def start_checker(
         self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World,
@@ -90,12 +80,11 @@ class TritonBackend:
         """Start the checker of `iris_triton.checker`; `detach` ends it."""
         from iris_triton import checker
 
-        self._end_check = checker.start(checks, path, timeline, heap, world, seed)
+        self._known.callback(checker.start(checks, path, timeline, heap, world, seed))
 
     @staticmethod
-    def _forget(tokens: list[int]) -> None:
-        while tokens:
-            interpreter.unregister_memory(tokens.pop())
+    def _allow(until: ExitStack, address: int, nbytes: int, label: str) -> None:
+        until.callback(interpreter.unregister_memory, interpreter.allow_region(address, nbytes, label))
 
     @property
     def ticks_per_second(self) -> float:
@@ -103,10 +92,10 @@ class TritonBackend:
 
     def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
         if self._on_cpu:
-            self._forget(self._trace_tokens)
+            self._traced.close()
             for number, each in enumerate(buffers):
                 nbytes = each.numel() * each.element_size()
-                self._trace_tokens.append(interpreter.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
+                self._allow(self._traced, each.data_ptr(), nbytes, f"tracing buffer {number}")
         trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
         begin = HEADER_WORDS + int(context[1]) + TRACE_WORD
         context[begin : begin + TRACE_WORDS].copy_(trace)
@@ -125,11 +114,6 @@ class TritonBackend:
         bound(stream, slot.words, slot.targets)
 
     def network_options(self, network: types.Network) -> Mapping[str, Any]:
-        """Return the launch option that links NCCL's device functions, and the shim for its version.
-
-        Raises:
-            UnsupportedError: there is no shim for that version.
-        """
         from iris_triton.language import gin
 
         return {"extern_libs": gin.libraries(network)}

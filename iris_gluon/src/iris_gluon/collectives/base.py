@@ -30,9 +30,7 @@ class GluonCollective(KernelCollective):
     def _blocks(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
         """How to divide a launch, in blocks of a vector or more."""
         blocks = blocks_for(request, team, elements, item, reduces=reduces)
-        options = dict(blocks.options)
-        options.pop("num_stages", None)
-        waves = request.options["config"].get("waves_per_eu")
-        if waves:
+        options = {name: value for name, value in blocks.options.items() if name != "num_stages"}
+        if waves := request.options["config"].get("waves_per_eu"):
             options["waves_per_eu"] = waves
         return Blocks(blocks.programs, max(blocks.block, VECTOR_NBYTES // item), options)

@@ -64,8 +64,7 @@ def reduce_product(
 
 
 _RUN = 1 << 20  # tiles in a row of one owner: all that it has
-_RUN_FLOPS = 2.4e11
-"""Multiplications from which on each owner's tiles are sent in one run: between the two sizes that were measured."""
+_RUN_FLOPS = 2.4e11  # from which on each owner's tiles are sent in one run: between the two sizes that were measured
 
 
 def _in_runs(request: FusedRequest) -> bool:

@@ -66,12 +66,10 @@ def matmul_reduce(
     for i in range(mine):
         number = program + (begin + i) % mine * programs
         owner = number // per_owner
+        down, right = parts.place(number % per_owner if FORM == "rows" else number, tiles_m, tiles_n, GROUP)
+        first, end = down * BM, m
         if FORM == "rows":
-            down, right = parts.place(number % per_owner, tiles_m, tiles_n, GROUP)
             first, end = owner * rows_each + down * BM, (owner + 1) * rows_each
-        else:
-            down, right = parts.place(number, tiles_m, tiles_n, GROUP)
-            first, end = down * BM, m
         acc = parts.add_product(
             tl.zeros((BM, BN), tl.float32), parts.wide(a, A_ALIGNED), parts.wide(b, B_ALIGNED), first, right * BN, end,
             n, k, a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
@@ -86,10 +84,7 @@ def matmul_reduce(
     last = tl.minimum(own + per_owner, total)
     number = own + (program - own % programs + programs) % programs
     while number < last:
-        if FORM == "rows":
-            down, right = parts.place(number - own, tiles_m, tiles_n, GROUP)
-        else:
-            down, right = parts.place(number, tiles_m, tiles_n, GROUP)
+        down, right = parts.place(number - own if FORM == "rows" else number, tiles_m, tiles_n, GROUP)
         acc = tl.zeros((BM, BN), tl.float32)
         for source in range(SIZE):
             slot = _slot(slots, bases, me, me, source, number - own, per_owner, BM, BN)

@@ -143,8 +143,7 @@ def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
 class PacketNorm(ReduceNorm):
     """all_reduce_rms_norm in one hop of packets, or in two."""
 
-    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
-    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
 
     def __init__(self, shots: int, most_nbytes: int) -> None:
         super().__init__("sentinel_one_shot" if shots == 1 else "sentinel_two_shot", most_nbytes)

@@ -15,9 +15,7 @@ from iris_triton.collectives.packets.packet import alignment
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of
 
-ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}
-"""Operations in which only the root sends data, and those in which only it stores any."""
-
+ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}  # only the root sends data, or stores
 _FLOATS = ("float32", "float16", "bfloat16")
 
 

@@ -21,9 +21,8 @@ RUNTIME = (  # arguments for whose values no kernel that has them is compiled an
     "peer", "element", "piece", "sizes", "strides", "rows", "bands", "sums", "most",
 )  # fmt: skip
 PER_CALL = ("out", "inp")  # arguments that may lie anywhere
+# reductions of bool, as those of bytes that are 0 or 1
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
-"""Reductions of bool, as those of bytes that are 0 or 1."""
-
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 _TUNED_NBYTES = 1 << 20
 _TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})

@@ -7,13 +7,11 @@ through hip-python.  A copy or flag enqueued while a stream is captured becomes 
 The second stream has higher priority on multiprocessors, which only its barrier needs: a product does not delay it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import triton
@@ -138,7 +136,7 @@ class Side:
     main: Any = None
 
     @classmethod
-    def of(cls, team: Team, target: DeviceTarget) -> Side:
+    def of(cls, team: Team, target: DeviceTarget) -> Self:
         """Make a second stream of a device, whose barrier is that of a team."""
         device = target.type
         address, raw = handles(device)

@@ -153,16 +153,12 @@ class Fused:
 
     uses: tuple[str, ...] = USED_CONFIG  # fields of the config that it fulfils
     scaled: tuple[str, ...] = SCALED
-
-    scaled_sides: tuple[str, ...] = ("block_size_n", "block_size_k")
-    """Of a tile, where blocks are scaled: no longer than a block."""
-
+    scaled_sides: tuple[str, ...] = ("block_size_n", "block_size_k")  # of a tile: no longer than a scaled block
     serves: ClassVar[Mapping[str, Any]] = {}  # options of which it serves one value alone
 
     # for the model, where nothing was measured
+    # of the products by device ("": any other), in relation to a library's; empty for a library's own products
     efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.02, "sm_90": 0.8, "": 0.5}
-    """Of the products by device ("": any other), in relation to a library's; empty for a library's own products."""
-
     exposed = 0.0  # the part of the transfers that the product does not hide
     copy_s = 0.0  # seconds that each copy to another member takes beside its bytes
 

@@ -4,14 +4,12 @@
 compiler treats a call, so what the compiler would refuse (an undecorated Python function) is refused here too.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import triton
@@ -56,7 +54,7 @@ class Dialect(Operators):
         }
 
     @functools.cached_property
-    def watched(self) -> Dialect:
+    def watched(self) -> Self:
         """The same language, which knows offsets that have wrapped; for kernels that are checked for bounds."""
         return type(self)(self.semantic, offsets.watched)
 

@@ -6,8 +6,6 @@ wait, or that changes a source without `flush`, gets wrong values here as well; 
 other.  A signal comes after the puts to the same rank that were started before it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import heapq
 import itertools
@@ -28,7 +26,6 @@ from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.memory.regions import Array, registered_heaps
 from iris_triton.interpreter.state import ProgramInfo, current
 
-_carriers: dict[int, _Carrier] = {}  # by the device communicator, the first word of a network
 _lock = threading.Lock()
 
 
@@ -114,6 +111,9 @@ class _Carrier:
         """Wait until nothing is on its way: sources of puts were read, and gets are there."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
+
+
+_carriers: dict[int, _Carrier] = {}  # by the device communicator, the first word of a network
 
 
 def run(function: str, program: ProgramInfo, network: Any = None, *args: Any, **named: Any) -> None:
