@@ -63,7 +63,7 @@ BUDGETS = {
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2290,
-    "iris_triton/interpreter": 3670,
+    "iris_triton/interpreter": 3666,
     "iris_triton/language": 1806,
     "iris_triton/rocm_iris": 1064,
     "iris_triton/testing": 578,
@@ -71,7 +71,7 @@ BUDGETS = {
     "iris_gluon/*.py": 720,
     "iris_gluon/collectives": 484,
     "iris_gluon/gemm": 1225,
-    "iris_gluon/interpreter": 1510,
+    "iris_gluon/interpreter": 1508,
 }
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 40_475
+REST = 40_469
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

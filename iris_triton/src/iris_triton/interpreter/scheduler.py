@@ -13,8 +13,6 @@ another thread is taken from the pool only when a program waits while others hav
 programs to a launch that run beside the one that adds them (`start`), and that wait for a condition (`ready`).
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading
@@ -48,7 +46,7 @@ class Program:
 
     __slots__ = ("baton", "idle_loads", "loads", "pid", "polled", "ready", "scheduler", "seen")
 
-    def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
+    def __init__(self, pid: tuple[int, int, int], scheduler: "Scheduler") -> None:
         self.pid, self.scheduler = pid, scheduler
         self.seen: dict[Any, bytes] = {}
         self.loads: dict[Any, bytes] = {}

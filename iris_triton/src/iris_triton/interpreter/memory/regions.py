@@ -4,8 +4,6 @@
 `BoundsChecker` belongs to one launch: the table plus the launch's tensor arguments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from bisect import bisect_right
@@ -28,7 +26,6 @@ FAR, RANK_BIT = 1 << 61, 48  # added to pointers to ranks of other nodes, with t
 _tokens = itertools.count(1)
 _heaps: dict[int, MemoryMap] = {}
 _extra: dict[int, tuple[int, int, str]] = {}
-_cache: tuple[tuple[Any, ...], Regions] | None = None
 
 
 def register_memory(memory: MemoryMap) -> int:
@@ -145,6 +142,9 @@ class Regions:
         if found is None:
             found = self._regions[position] = Region(*self._blocks[position])
         return found
+
+
+_cache: tuple[tuple[Any, ...], Regions] | None = None
 
 
 def current_regions() -> Regions:
