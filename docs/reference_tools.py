@@ -38,7 +38,7 @@ def _plain(value: Any) -> Any:
     function = getattr(value, "fn", None)
     if not inspect.isfunction(function) or isinstance(value, type):
         return value
-    if type(value).__name__ == "SemanticFunction":  # the compiler fills in the first parameter
+    if getattr(value, "__triton_builtin__", False):  # the compiler fills in the first parameter
         signature = inspect.signature(function)
         function.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
     return function

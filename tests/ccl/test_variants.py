@@ -15,9 +15,9 @@ from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.requests import CollectiveCall, Here
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
-from iris_triton import copies
 from iris_triton.collectives import collectives, fast_collectives
 from iris_triton.collectives.packets import base
+from iris_triton.collectives.parts import side as copies
 
 ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvls"))}
 

@@ -18,7 +18,7 @@ from iris_core.providers.model import product_s
 from iris_core.tuning.matmuls import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.gemm import operations
-from iris_triton.gemm.parts.shapes import tiling
+from iris_triton.gemm.parts.fused import tiling
 from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)

@@ -6,8 +6,6 @@ shared_memory gather     missing             present
 TMA                      async_copy_*        async_load, async_store from 3.8 on
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from iris_core.errors import UnsupportedError
@@ -39,8 +37,7 @@ HostDescriptor: Any = _HostDescriptor  # a description of a tensor made on the h
 tma_load = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
 tma_store = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
 """The builtins that begin to copy a block to shared memory, and from it, by TMA."""
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-"""The builtin that synchronises the threads of a program."""
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the builtin that synchronises the threads of a program
 
 
 def new_builder(num_warps: int, warp_size: int) -> tuple[Any, Any]:

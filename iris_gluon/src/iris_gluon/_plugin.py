@@ -1,17 +1,10 @@
 """Entry point of this distribution.  Imports neither torch nor triton until a backend is created."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from iris_core.hooks import ProviderPlugin, hookimpl
-from iris_core.types import Availability
+from iris_core.types import Availability, DeviceTarget
 from iris_gluon.info import GLUON_INFO
 from iris_triton._plugin import plugin as triton
 from iris_triton._plugin import triton_home
-
-if TYPE_CHECKING:
-    from iris_core.types import DeviceTarget
 
 
 class GluonPlugin(ProviderPlugin):

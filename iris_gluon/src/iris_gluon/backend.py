@@ -1,17 +1,12 @@
 """The device backend "gluon": one object per rank, created by the plugin."""
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
+from iris_core.types import CompileCase, Demo, PluginInfo
 from iris_gluon.info import GLUON_INFO
 from iris_triton.backend import TritonBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
-    from iris_core.types import CompileCase, Demo, PluginInfo
 
 
 def prepare(*, on_cpu: bool) -> None:
@@ -36,13 +31,11 @@ class GluonBackend(TritonBackend):
         super().attach(memory)
 
     def collectives(self) -> Sequence[Collective]:
-        """Return the algorithms for `ctx.ccl`: those of Triton, and those in Gluon."""
         from iris_gluon.collectives import collectives
 
         return [*super().collectives(), *collectives()]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        """Return the algorithms for `ctx.ops`: those of Triton, and those in Gluon."""
         from iris_gluon.gemm import operations
 
         return [*super().operations(), *operations()]
@@ -62,7 +55,6 @@ class GluonBackend(TritonBackend):
         return compile_cases(self.device_api(), in_gluon)
 
     def demos(self) -> Sequence[Demo]:
-        """Return the programs of `iris demo`, in Gluon."""
         from iris_gluon.demos import demos
 
         return demos()

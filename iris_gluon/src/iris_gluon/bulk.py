@@ -3,7 +3,6 @@
 A plain `put` keeps every thread of a program busy with loads and stores; a bulk copy is begun by one thread, and one
 warp keeps a link busy.  They need Hopper or newer: `supports_bulk` says whether a kernel's target has them.
 """
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,16 +24,6 @@ _PLAIN_BLOCK = gl.constexpr(1024)
 def supports_bulk():
     """Whether the target that a kernel is compiled for has bulk copies; the CPU executor computes them."""
     return cuda_capability_geq(9, 0) if is_cuda() else not is_hip()
-
-
-@gluon.constexpr_function
-def _are_scalars(source, target):
-    return not (source.type.is_block() or target.type.is_block())
-
-
-@gluon.constexpr_function
-def _is_chunk(nbytes):
-    return nbytes in (1024, 2048, 4096, 8192, 16384, 32768)
 
 
 @gluon.constexpr_function
@@ -127,9 +116,11 @@ def _copy_plainly(source, target, first, end):
 @gluon.jit
 def _copy(source, target, numel, CHUNK_BYTES: gl.constexpr, STAGES: gl.constexpr):
     gl.static_assert(supports_bulk(), "bulk copies need NVIDIA Hopper or newer (sm_90): use put or get on this target")
-    gl.static_assert(_are_scalars(source, target), "a bulk copy needs two pointers, no blocks of pointers")
+    blocks: gl.constexpr = source.type.is_block() or target.type.is_block()
+    gl.static_assert(not blocks, "a bulk copy needs two pointers, no blocks of pointers")
     gl.static_assert(source.dtype == target.dtype, "a bulk copy needs pointers to the same type")
-    gl.static_assert(_is_chunk(CHUNK_BYTES), "CHUNK_BYTES must be a power of 2 from 1024 to 32768")
+    chunk: gl.constexpr = CHUNK_BYTES >= 1024 and CHUNK_BYTES <= 32768 and CHUNK_BYTES & (CHUNK_BYTES - 1) == 0
+    gl.static_assert(chunk, "CHUNK_BYTES must be a power of 2 from 1024 to 32768")
     gl.static_assert(STAGES >= 2, "a bulk copy needs two stages or more")
     gl.device_assert(numel >= 0, "a bulk copy of less than no elements")
     PER_ROW: gl.constexpr = _per_row(source.dtype.element_ty)

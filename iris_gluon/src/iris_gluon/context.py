@@ -1,5 +1,4 @@
 """IrisDeviceCtx: the device functions for Gluon kernels with rank and heap bases filled in."""
-# mypy: ignore-errors
 
 import hashlib
 from operator import attrgetter

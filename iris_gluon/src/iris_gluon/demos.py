@@ -2,7 +2,6 @@
 
 They use no matrix instructions and no TMA, so they run on every target, CPU ranks included.
 """
-# mypy: ignore-errors
 
 import functools
 

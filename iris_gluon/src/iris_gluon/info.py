@@ -1,7 +1,5 @@
 """Descriptions of the plugins of this distribution.  Imports nothing heavy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from iris_triton.info import TRITON_INFO

@@ -6,7 +6,5 @@ any layout.  Before loads by TMA of what was awaited comes `iris_gluon.bulk.fenc
 The same functions with the ranks filled in are methods of `iris_gluon.IrisDeviceCtx`.
 """
 
-# mypy: ignore-errors
-
 from iris_triton.language import *  # noqa: F403
 from iris_triton.language import __all__ as __all__

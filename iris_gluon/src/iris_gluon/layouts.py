@@ -1,20 +1,19 @@
 """How many lanes a warp has, and layouts that fit the target."""
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_triton._compat import SemanticFunction
+from iris_triton._compat import semantic_function
 
 
-@SemanticFunction
-def warp_size(caller):
+@semantic_function
+def warp_size(threads):
     """Lanes of a warp of the target that the kernel is compiled for: 32 or 64.  In kernels only; a constexpr."""
-    return caller.warp_size
+    return threads[1]
 
 
-@SemanticFunction
-def default_layout(caller, shape, num_warps=None, vector=1):
+@semantic_function
+def default_layout(threads, shape, num_warps=None, vector=1):
     """Return `blocked_layout` of a shape for the target that the kernel is compiled for.  In kernels only; a constexpr.
 
     Args:
@@ -26,7 +25,7 @@ def default_layout(caller, shape, num_warps=None, vector=1):
         layout: gl.constexpr = default_layout([BLOCK], vector=4)
         i = gl.arange(0, BLOCK, layout=layout)
     """
-    return blocked_layout(shape, num_warps or caller.num_warps, caller.warp_size, vector)
+    return blocked_layout(shape, num_warps or threads[0], threads[1], vector)
 
 
 @gluon.constexpr_function

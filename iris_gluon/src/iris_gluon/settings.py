@@ -1,7 +1,5 @@
 """Settings of the Gluon backend."""
 
-from __future__ import annotations
-
 from iris_triton.settings import TritonSettings
 
 

@@ -13,25 +13,20 @@ Everything here is private to Triton and may move in any release; the table says
 Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU executor runs those.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 import struct
 import sys
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, dataclass_transform
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, SimpleNamespace
+from typing import Any, dataclass_transform
 
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from triton.backends.compiler import GPUTarget
 
 TESTED = ((3, 6), (3, 7), (3, 8), (3, 9))  # (major, minor) of the Triton releases that the test suite was run with
 KNOWN = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
@@ -53,7 +48,6 @@ try:
     from triton._C.libtriton import interpreter as _interpreter
     from triton._C.libtriton import ir as ir
     from triton._utils import canonicalize_ptr_dtype
-    from triton.backends.driver import DriverBase
     from triton.language import core as core
     from triton.language import target_info as target_info
     from triton.language.extra import libdevice  # kernels find it as tl.extra.libdevice, too, without importing it
@@ -119,34 +113,24 @@ def gluon_warps(semantic: Any, generator: Any) -> int | None:
     return None if count is None else int(core._unwrap_if_constexpr(count(generator)))
 
 
-class Caller(NamedTuple):
-    """The threads that run the code that calls a `SemanticFunction`."""
+def semantic_function(fn: Callable[..., Any]) -> Any:
+    """Make a builtin of a function of constants; its first argument are (warps, lanes of a warp) that run the caller.
 
-    num_warps: int  # of the program, or of the partition of gl.warp_specialize
-    warp_size: int  # lanes
-
-
-class SemanticFunction:
-    """A function of constants, for kernels, whose first argument is its `Caller`.
-
-    A constexpr function does not get the compiler, so this is a builtin to it.
+    A constexpr function does not get the compiler, which knows them.
     """
 
-    __triton_builtin__ = True
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-        self.__name__, self.__qualname__, self.__module__ = fn.__name__, fn.__qualname__, fn.__module__
-        self.__doc__ = fn.__doc__
-        self.signature = inspect.signature(self.__call__)  # where some versions look for _semantic and _generator
-
-    def __call__(self, *args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         if _semantic is None:
-            raise RuntimeError(f"{self.__name__} can be called in kernels only")
-        options = _semantic.builder.options
-        caller = Caller(gluon_warps(_semantic, _generator) or options.num_warps, options.warp_size)
-        named = {name: core._unwrap_if_constexpr(arg) for name, arg in kwargs.items()}
-        return tl.constexpr(self.fn(caller, *map(core._unwrap_if_constexpr, args), **named))
+            raise RuntimeError(f"{fn.__name__} can be called in kernels only")
+        options, unwrap = _semantic.builder.options, core._unwrap_if_constexpr
+        threads = gluon_warps(_semantic, _generator) or options.num_warps, options.warp_size
+        return tl.constexpr(fn(threads, *map(unwrap, args), **{name: unwrap(arg) for name, arg in kwargs.items()}))
+
+    made: Any = functools.update_wrapper(call, fn)
+    del made.__wrapped__  # the executor would call what a builtin wraps
+    made.fn, made.signature = fn, inspect.signature(call)  # where some versions look for _semantic and _generator
+    made.__triton_builtin__ = True
+    return made
 
 
 def launch_option_names() -> frozenset[str]:
@@ -317,41 +301,18 @@ NATIVE_SEMS = dict(InterpreterBuilder.ir_sem_to_interpreter_sem)
 
 
 # -- compiling without a device (compile_only) ------------------------------------------------------------------------
-class TargetDriver(DriverBase):  # type: ignore[misc]  # Triton is untyped here
-    """Stands in for a GPU's driver while compiling without one; cannot launch."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        super().__init__()
-        self._target = target
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return False
-
-    def get_current_device(self) -> str:
-        """Return a name instead of a number: kernels are cached by device, and each target needs a cache of its own."""
-        return f"{self._target.backend}:{self._target.arch}"
-
-    def get_current_stream(self, device: Any = None) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_active_torch_device(self) -> Any:
-        raise RuntimeError(f"there is no device: compiling for {self.get_current_device()} only")
-
-    get_benchmarker = get_active_torch_device
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return ty
-
-
 @contextlib.contextmanager
 def active_target(target: GPUTarget) -> Iterator[None]:
-    """Make `target` Triton's current device within the block."""
+    """Make `target` Triton's current device within the block: for compiling, not for launches."""
+    name = f"{target.backend}:{target.arch}"  # in place of a number: kernels are cached by device
+    stand_in = SimpleNamespace(
+        get_current_device=lambda: name,
+        get_current_stream=lambda device=None: 0,
+        get_current_target=lambda: target,
+        map_python_to_cpp_type=lambda ty: ty,
+    )
     previous = driver._active
-    driver.set_active(TargetDriver(target))
+    driver.set_active(stand_in)
     try:
         yield
     finally:

@@ -1,7 +1,5 @@
 """Entry point of this distribution.  Imports neither torch nor triton until a backend is created."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import pathlib

@@ -9,8 +9,6 @@ logger to INFO, as there, unless IRIS_LOG_LEVEL says otherwise.  It raises Impor
 installed.
 """
 
-from __future__ import annotations
-
 import os
 
 from iris_core.logs import INFO, set_logger_level

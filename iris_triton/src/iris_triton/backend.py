@@ -1,26 +1,22 @@
 """The device backend "triton": one object per rank, created by the plugin."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+import torch
 
+from iris_core import types
 from iris_core.device.context_words import HEADER_WORDS, STATUS_WORDS, TRACE_WORD, TRACE_WORDS, encode
+from iris_core.diagnosis import PairCheck
 from iris_core.errors import CapabilityError
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.protocols import CallCache, Collective, Context, FusedOperation, MemoryMap, NormOperation
 from iris_core.types import DeviceType
+from iris_core.world import World
+from iris_triton import collectives, demos, gemm, interpreter, launcher
 from iris_triton.info import TRITON_INFO
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import torch
-
-    from iris_core import types
-    from iris_core.diagnosis import PairCheck
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import CallCache, Collective, Context, FusedOperation, MemoryMap, NormOperation
-    from iris_core.world import World
-    from iris_triton.launcher import BoundKernel
 
 
 class TritonBackend:
@@ -30,11 +26,9 @@ class TritonBackend:
         """Prepare the backend of one rank; the request's settings are `TritonSettings`."""
         self._target = request.target
         self.settings: Any = request.settings
-        self._tokens: list[int] = []  # of memory that the CPU executor knows
-        self._trace_tokens: list[int] = []
-        self._spec: types.ContextSpec | None = None
-        self._barriers: dict[tuple[int, str], BoundKernel] = {}
-        self._end_check: Callable[[], None] | None = None
+        self._known, self._traced = ExitStack(), ExitStack()  # memory that the CPU executor knows, and the checker
+        self._spec: Any = None  # of `make_context`
+        self._barriers: dict[tuple[int, str], Any] = {}
 
     @property
     def info(self) -> types.PluginInfo:
@@ -46,8 +40,6 @@ class TritonBackend:
         Raises:
             CapabilityError: a heap base is not aligned as address translation needs it.
         """
-        import torch
-
         from iris_triton.language.address import HEAP_ALIGNMENT
 
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
@@ -57,11 +49,9 @@ class TritonBackend:
                 f"allocator placed {', '.join(crooked)}; choose another allocator"
             )
         if self._on_cpu and spec.status_ptr:
-            from iris_triton import interpreter
-
-            self._tokens.append(interpreter.allow_region(spec.status_ptr, STATUS_WORDS * 8, "status words"))
+            self._allow(self._known, spec.status_ptr, STATUS_WORDS * 8, "status words")
             if spec.report_range[0]:
-                self._tokens.append(interpreter.allow_region(*spec.report_range, "reports"))
+                self._allow(self._known, *spec.report_range, "reports")
         self._spec = spec
         return torch.tensor(encode(spec), dtype=torch.int64, device=spec.device)
 
@@ -69,12 +59,10 @@ class TritonBackend:
         """Register the heap with the CPU executor; does nothing on a GPU."""
         if not self._on_cpu:
             return
-        from iris_triton import interpreter
-
         interpreter.enable()
         settings = self.settings
         interpreter.configure(bounds_check=settings.bounds_check, timeout_s=settings.cpu_timeout, hints=settings.hints)
-        self._tokens.append(interpreter.register_memory(memory))
+        self._known.callback(interpreter.unregister_memory, interpreter.register_memory(memory))
 
     def detach(self) -> None:
         """Unregister the heap from the CPU executor, which stays enabled for other contexts.  Idempotent."""
@@ -82,11 +70,8 @@ class TritonBackend:
             from iris_triton.interpreter.memory import network
 
             network.forget(self._spec.network[0])
-        if self._end_check is not None:
-            self._end_check()
-            self._end_check = None
-        self._forget(self._tokens)
-        self._forget(self._trace_tokens)
+        self._known.close()
+        self._traced.close()
 
     def start_checker(
         self, checks: Sequence[str], path: str | None, timeline: bool, heap: SymmetricHeap, world: World,
@@ -95,31 +80,22 @@ class TritonBackend:
         """Start the checker of `iris_triton.checker`; `detach` ends it."""
         from iris_triton import checker
 
-        self._end_check = checker.start(checks, path, timeline, heap, world, seed)
+        self._known.callback(checker.start(checks, path, timeline, heap, world, seed))
 
     @staticmethod
-    def _forget(tokens: list[int]) -> None:
-        while tokens:
-            from iris_triton import interpreter
-
-            interpreter.unregister_memory(tokens.pop())
+    def _allow(until: ExitStack, address: int, nbytes: int, label: str) -> None:
+        until.callback(interpreter.unregister_memory, interpreter.allow_region(address, nbytes, label))
 
     @property
     def ticks_per_second(self) -> float:
-        from iris_triton.clocks import ticks_per_second
-
-        return ticks_per_second(self._target.type)
+        return 1e8 if self._target.type is DeviceType.HIP else 1e9  # of `iris_triton.language.asm.read_realtime`
 
     def set_trace(self, context: torch.Tensor, words: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
-        import torch
-
         if self._on_cpu:
-            from iris_triton import interpreter
-
-            self._forget(self._trace_tokens)
+            self._traced.close()
             for number, each in enumerate(buffers):
                 nbytes = each.numel() * each.element_size()
-                self._trace_tokens.append(interpreter.allow_region(each.data_ptr(), nbytes, f"tracing buffer {number}"))
+                self._allow(self._traced, each.data_ptr(), nbytes, f"tracing buffer {number}")
         trace = torch.tensor(tuple(words) or (0,) * TRACE_WORDS, dtype=torch.int64)
         begin = HEADER_WORDS + int(context[1]) + TRACE_WORD
         context[begin : begin + TRACE_WORDS].copy_(trace)
@@ -131,8 +107,6 @@ class TritonBackend:
 
     def call_cache(self, low: int, high: int, skips_float32: bool) -> CallCache | None:
         """Return a new cache in C; None on the CPU, whose calls take much longer, and where there is no compiler."""
-        from iris_triton import launcher
-
         return None if self._on_cpu else launcher.call_cache(low, high, skips_float32)
 
     def device_barrier(self, slot: types.BarrierSlot, sem: str, stream: Any = None) -> None:
@@ -144,11 +118,6 @@ class TritonBackend:
         bound(stream, slot.words, slot.targets)
 
     def network_options(self, network: types.Network) -> Mapping[str, Any]:
-        """Return the launch option that links NCCL's device functions, and the shim for its version.
-
-        Raises:
-            UnsupportedError: there is no shim for that version.
-        """
         from iris_triton.language import gin
 
         return {"extern_libs": gin.libraries(network)}
@@ -167,7 +136,6 @@ class TritonBackend:
     ) -> None:
         from iris_triton import device_barrier
 
-        assert self._spec is not None
         where = context, len(self._spec.heap_bases), peer, source, target, nbytes
         how = {"GETS": gets, "SIGNALS": signal is not None, "num_warps": 1, **self.network_options(network)}
         device_barrier.copy_between_nodes[(1,)](*where, *(signal or (0, 0)), **how)
@@ -181,7 +149,6 @@ class TritonBackend:
         from iris_triton import device_barrier
 
         spec = self._spec
-        assert spec is not None
         device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
 
     def group_kernels(self, name: str, space: Any) -> Any:
@@ -192,24 +159,16 @@ class TritonBackend:
         return {"experts": ExpertKernels, "flash_decode": DecodeKernels, "ring_attention": RingKernels}[name](space)
 
     def collectives(self) -> Sequence[Collective]:
-        from iris_triton.collectives import collectives
-
-        return collectives(packets=not self._on_cpu)
+        return collectives.collectives(packets=not self._on_cpu)
 
     def tables(self) -> Sequence[Path]:
-        from iris_triton.collectives import TABLES
-
-        return [TABLES]
+        return [collectives.TABLES]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
-        from iris_triton.gemm import operations
-
-        return operations()
+        return gemm.operations()
 
     def operation_tables(self) -> Sequence[Path]:
-        from iris_triton.gemm import TABLES
-
-        return [TABLES]
+        return [gemm.TABLES]
 
     def device_api(self) -> Mapping[str, Any]:
         """Return the device functions by name (load, store, ...), and the class DeviceContext."""
@@ -230,9 +189,7 @@ class TritonBackend:
         return assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
 
     def demos(self) -> Sequence[types.Demo]:
-        from iris_triton.demos import demos
-
-        return demos()
+        return demos.demos()
 
     def self_test(self, context: Context, begin: Callable[[str, int | None], None]) -> Iterator[PairCheck]:
         from iris_triton.testing.selftest import self_test

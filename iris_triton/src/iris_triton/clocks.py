@@ -1,5 +1,4 @@
 """Clock comparison of two devices by round trips of a word, timestamped on each rank; of nodes, by the hosts."""
-# mypy: ignore-errors
 
 from typing import Any
 
@@ -13,7 +12,6 @@ from iris_triton.context import DeviceContext
 from iris_triton.language.asm import read_realtime
 
 ROUNDS, HOST_ROUNDS = 64, 16
-_TICK_NS = {"cuda": 1, "hip": 10, "cpu": 1}
 
 
 @triton.jit
@@ -103,8 +101,3 @@ def _now(context: Any) -> int:
 @triton.jit
 def _read(out):
     tl.store(out, read_realtime())
-
-
-def ticks_per_second(device_type: str) -> float:
-    """Ticks of `iris_triton.language.asm.read_realtime` in a second."""
-    return 1e9 / _TICK_NS[device_type]

@@ -1,5 +1,4 @@
 """The device functions with ranks and heap bases filled in: methods of both languages' contexts, and DeviceContext."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

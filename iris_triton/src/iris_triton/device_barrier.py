@@ -1,5 +1,4 @@
 """Kernels that the host launches by themselves: of `ctx.device_barrier()`, of signals, and of puts to other nodes."""
-# mypy: ignore-errors
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Descriptions of the plugins of this distribution.  Imports nothing heavy."""
 
-from __future__ import annotations
-
 from iris_core.types import Capability, DeviceType, PluginInfo, PluginKind
 
 TRITON_INFO = PluginInfo(

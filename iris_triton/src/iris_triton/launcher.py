@@ -11,19 +11,16 @@ import contextlib
 import ctypes
 import functools
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.dispatch.team import lasting
 from iris_core.logs import logger
 from iris_triton import _compat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 _AT_ONCE = 8  # kernels that a process compiles beside each other: about as many as a first call measures
 

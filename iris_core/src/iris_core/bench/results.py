@@ -12,7 +12,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Mapping  # noqa: TC003 - pydantic looks at it
+from collections.abc import Mapping  # pydantic reads the types
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 

@@ -10,7 +10,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping  # noqa: TC003 - pydantic reads the types of `Entry`
+from collections.abc import Mapping  # pydantic reads the types
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 

@@ -1,11 +1,6 @@
 """Algorithms in Gluon for `ctx.ccl` (see docs/collectives.md).  Imports nothing until a backend asks for them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from iris_core.protocols import Collective
+from iris_core.protocols import Collective
 
 
 def collectives() -> list[Collective]:

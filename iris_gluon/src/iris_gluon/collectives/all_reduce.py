@@ -3,27 +3,21 @@
 Chosen with Config(use_gluon=True), or where a table says so.  Reduced in the group's order: all members get the same
 bits.  Tensors that peers cannot address take part through landing regions, in rounds of pieces.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 # mypy: disable-error-code="assignment"
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.dispatch.team import Team
+from iris_core.types import CollectiveRequest
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy, reduce_to
 from iris_triton.collectives.parts.barrier import barrier, last_epoch, leave, row_of, send, sent, sent_second
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.elements import item_nbytes
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, pieces, rounded_up
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)

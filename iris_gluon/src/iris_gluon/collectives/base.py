@@ -1,16 +1,10 @@
 """Base of the algorithms in Gluon, where they differ from those in Triton."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_gluon.info import GLUON_INFO
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, Blocks, blocks_for
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 LANDING = "gluon landing"  # for what peers cannot address; before others store into it is a barrier: all share it
 
@@ -36,9 +30,7 @@ class GluonCollective(KernelCollective):
     def _blocks(request: CollectiveRequest, team: Team, elements: int | None, item: int, *, reduces: bool) -> Blocks:
         """How to divide a launch, in blocks of a vector or more."""
         blocks = blocks_for(request, team, elements, item, reduces=reduces)
-        options = dict(blocks.options)
-        options.pop("num_stages", None)
-        waves = request.options["config"].get("waves_per_eu")
-        if waves:
+        options = {name: value for name, value in blocks.options.items() if name != "num_stages"}
+        if waves := request.options["config"].get("waves_per_eu"):
             options["waves_per_eu"] = waves
         return Blocks(blocks.programs, max(blocks.block, VECTOR_NBYTES // item), options)

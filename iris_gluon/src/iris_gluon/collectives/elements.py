@@ -5,7 +5,6 @@ whole vectors and neighbours hold neighbouring ones, for warps of 32 and of 64 l
 wide, the same block is one of single elements.  Either way block number b belongs to the program whose `part` is
 b % parts, so what one program has written in one way, another one can read in the other.
 """
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -4,18 +4,15 @@ Chosen with Config(use_gluon=True), or where a table says so.  A table says whic
 output that peers can address is stored into: barrier, store, barrier.  Parts for another one land in its landing
 region, in rounds of pieces, whose two halves take turns.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from iris_core.dispatch.team import Team, lasting
+from iris_core.types import CollectiveRequest
 from iris_gluon.collectives.base import LANDING, GluonCollective
 from iris_gluon.collectives.elements import copy
 from iris_triton.collectives.parts import barrier as sync
@@ -23,9 +20,6 @@ from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan, ba
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
 from iris_triton.collectives.parts.sizes import carrier_of, layout_arguments, pieces
 from iris_triton.collectives.pull import begins, received_nbytes, splits_table
-
-if TYPE_CHECKING:
-    from iris_core.types import CollectiveRequest
 
 _ROUNDS_AT = gl.constexpr(43)  # a rank says how many elements it expects and, from this bit on, in how many rounds
 _COUNT_MASK = gl.constexpr((1 << 43) - 1)

@@ -7,26 +7,13 @@
 - `GemmConfig`, `choose_config`: how the core is launched, and the choice by shape
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from iris_core.protocols import FusedOperation
 from iris_gluon.gemm.hopper import multiply_tiles
 from iris_gluon.gemm.launch import GemmConfig, choose_config
 from iris_gluon.gemm.order import RowGroups
 from iris_gluon.gemm.sinks import AddBias, StoreTile
 
-if TYPE_CHECKING:
-    from iris_core.protocols import FusedOperation
-
-__all__ = [
-    "AddBias",
-    "GemmConfig",
-    "RowGroups",
-    "StoreTile",
-    "choose_config",
-    "multiply_tiles",
-]
+__all__ = ["AddBias", "GemmConfig", "RowGroups", "StoreTile", "choose_config", "multiply_tiles"]
 
 
 def operations() -> list[FusedOperation]:

@@ -3,32 +3,24 @@
 The protocols are those of `iris_triton.gemm`.  Arrival flags are 0 between launches: the last program that has waited
 for them clears them, so no separate clearing is needed, and a graph can be replayed.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from iris_core.dispatch.products import SCALED_BLOCK
-from iris_core.types import DeviceType
+from iris_core.dispatch.team import Host
+from iris_core.types import DeviceType, FusedRequest
 from iris_gluon.gemm.launch import GemmConfig, choose_config
 from iris_gluon.gemm.sinks import AddBias, Scales
 from iris_gluon.info import GLUON_INFO
-from iris_triton.gemm.parts.fused import Fused, arguments_of, bind, programs_for
-from iris_triton.gemm.parts.shapes import Tiling
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
-    from iris_triton.launcher import BoundKernel
+from iris_triton.gemm.parts.fused import Fused, Tiling, arguments_of, bind, programs_for
+from iris_triton.launcher import BoundKernel
 
 RUNTIME = (
     "me", "rank", "m", "n", "k", "a_down", "b_down", "out_down", "out_right", "bias_step", "tiles_m", "tiles_n",
@@ -90,14 +82,12 @@ UNIT = 8
 
 _EIGHT = ("float8_e4m3fn", "float8_e5m2")
 
-_PROCESSORS = 132
-"""Of an H200, for what is worth measuring."""
+_PROCESSORS = 132  # of an H200, for what is worth measuring
 
 _FULL_BLOCK, _HALF_BLOCK = 128, 64
 """Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
 
-_WAITING = 0.5
-"""Of a tile, see `choose_config`: where rows arrive while the kernel runs."""
+_WAITING = 0.5  # of a tile, see `choose_config`: where rows arrive while the kernel runs
 
 
 def unit_of(request: FusedRequest) -> int:
@@ -122,8 +112,7 @@ class Hopper(Fused):
     measured_only = True
     efficiency: ClassVar[Mapping[str, float]] = {"cpu": 0.002, "": 0.9}
 
-    rows_owned = True
-    """Whether members own rows of the product, over which tiles do not reach."""
+    rows_owned = True  # whether members own rows of the product, over which tiles do not reach
 
     def _problem(self, request: FusedRequest) -> str:
         if problem := super()._problem(request):
@@ -162,14 +151,9 @@ class Hopper(Fused):
         ]
 
     def _gemm(self, request: FusedRequest, processors: int) -> GemmConfig:
-        """How the core is launched: the choice by shape, with what the config says.
+        """Return how the core is launched on `processors`: the choice by shape, with what the config says.
 
-        Args:
-            request: the call.
-            processors: that compute.  A config that cannot be is none for any number.
-
-        Raises:
-            ValueError: there is no such config.
+        Raises ValueError where there is no such config, which it then is for any number of processors.
         """
         config, (m, n, k) = request.options["config"], request.shape
         half = self.rows_owned and m // request.group_size % _FULL_BLOCK

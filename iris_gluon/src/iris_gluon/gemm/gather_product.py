@@ -3,37 +3,28 @@
 Chosen on Hopper where a table says so.  Own rows are multiplied where A lies.  Copy engines bring the others' rows
 here, and a word after each shard, for which the warp that loads waits.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_core.types import DeviceType
+from iris_core.dispatch.team import Host
+from iris_core.types import DeviceType, FusedRequest
 from iris_gluon.gemm.fused import RUNTIME, UNIT, Hopper, biased, matrix_at, operand, scales_of, unit_of
 from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import ShardsInTurn
 from iris_gluon.gemm.sinks import StoreTile
 from iris_gluon.layouts import default_layout
-from iris_triton.copies import copies_obstacle
+from iris_triton.collectives.parts.side import copies_obstacle
 from iris_triton.gemm.parts.fused import Plan
-from iris_triton.gemm.parts.shards import COPY_S, shards_of
+from iris_triton.gemm.parts.shards import COPY_S, Shards, shards_of
 from iris_triton.gemm.parts.tiles import PER_CALL
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
-    from iris_triton.gemm.parts.shards import Shards
-
-_CLEARED = gl.constexpr(128)
-"""Words that are cleared at a time."""
+_CLEARED = gl.constexpr(128)  # words that are cleared at a time
 
 
 @gluon.jit

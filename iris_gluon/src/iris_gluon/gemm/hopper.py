@@ -15,7 +15,6 @@ tile outside of the tensor cores, as in DeepGEMM (DeepSeek, 2025).  These multip
 rows has two partitions of four warps, each with half of its rows.  A tile of 256 columns has two such sums for each
 step, one after the other: three blocks of 64 x 128 sums are what the registers of four warps hold.
 """
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,11 +26,8 @@ from iris_gluon.bulk import await_bulk_stores
 
 _LOADER_WARPS = gl.constexpr(1)
 _LOADER_REGISTERS = gl.constexpr(40)
-_SCALED_COLUMNS = gl.constexpr(128)
-"""Columns whose sums of a step are scaled together."""
-
-_SCALING_REGISTERS = gl.constexpr(224)
-"""Of the second partition that scales; the first one has about as many."""
+_SCALED_COLUMNS = gl.constexpr(128)  # columns whose sums of a step are scaled together
+_SCALING_REGISTERS = gl.constexpr(224)  # of the second partition that scales; the first one has about as many
 
 
 @gluon.constexpr_function

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_FULL_ROWS = 128
-"""Rows of a tile with which eight warps multiply; four do with half as many."""
-_SHARED_BYTES = 227 * 1024
-"""What a program can have on Hopper."""
-
-_SMALL_TILE_COST = 1.07
-"""Time of a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile: of the model."""
-
-_LARGE_TILE_END, _SMALL_TILE_END = 300, 100
-"""What the end of a tile costs, in elements of the inner dimension: the same warps multiply and store."""
+_FULL_ROWS = 128  # rows of a tile with which eight warps multiply; four do with half as many
+_SHARED_BYTES = 227 * 1024  # what a program can have on Hopper
+# of the model: a step of a 128 x 128 tile in relation to half a step of a 128 x 256 tile, and the ends of both tiles in
+# elements of the inner dimension, as the same warps multiply and store
+_SMALL_TILE_COST, _LARGE_TILE_END, _SMALL_TILE_END = 1.07, 300, 100
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 """Tile orders of persistent kernels: the usual one, and those of fused products."""
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -39,7 +38,6 @@ class RowGroups:
     @gluon.jit
     def await_operands(self, row, column):
         """Wait for the tile's operands: return at once.  Called by the loading warp, tile by tile."""
-        pass
 
 
 @aggregate
@@ -81,7 +79,6 @@ class OwnersInTurn:
     @gluon.jit
     def await_operands(self, row, column):
         """Return at once: all operands are local."""
-        pass
 
 
 @aggregate

@@ -2,16 +2,13 @@
 
 Chosen on Hopper, by name or where a table says so.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 # mypy: disable-error-code="assignment"
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.dispatch.team import Host
+from iris_core.types import FusedRequest
 from iris_gluon.gemm.fused import RUNTIME, Hopper, biased, matrix_at, operand, scales_of
 from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import RowGroups
@@ -19,10 +16,6 @@ from iris_gluon.gemm.sinks import StoreTile
 from iris_triton.collectives.parts.barrier import last_barrier, sent, sent_second
 from iris_triton.gemm.parts.fused import Plan, staged_memory
 from iris_triton.gemm.parts.tiles import PER_CALL, begin_call
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)

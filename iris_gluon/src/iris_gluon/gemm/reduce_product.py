@@ -3,17 +3,17 @@
 Chosen on Hopper where a table says so.  `chunk_size` tiles in a row go to the same owner, then as many to the next one.
 When the launch is over, `iris_triton.gemm.parts.sum_slots` adds the slots up.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 # mypy: disable-error-code="assignment"
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core.dispatch.team import Host
+from iris_core.types import FusedRequest
 from iris_gluon.gemm.fused import RUNTIME, USED_CONFIG, Hopper, matrix_at, operand, scales_of
 from iris_gluon.gemm.hopper import multiply_tiles, part_rows
 from iris_gluon.gemm.order import OwnersInTurn
@@ -22,12 +22,6 @@ from iris_triton.collectives.parts.barrier import last_barrier
 from iris_triton.gemm.parts.fused import Plan, divided, peer_memory
 from iris_triton.gemm.parts.sum_slots import bind_sum
 from iris_triton.gemm.parts.tiles import PER_CALL, begin_call
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
@@ -69,11 +63,8 @@ def reduce_product(
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-_RUN = 1 << 20
-"""Tiles in a row of one owner: all that it has."""
-
-_RUN_FLOPS = 2.4e11
-"""Multiplications from which on each owner's tiles are sent in one run: between the two sizes that were measured."""
+_RUN = 1 << 20  # tiles in a row of one owner: all that it has
+_RUN_FLOPS = 2.4e11  # from which on each owner's tiles are sent in one run: between the two sizes that were measured
 
 
 def _in_runs(request: FusedRequest) -> bool:

@@ -5,7 +5,6 @@ by TMA; `part` is reused as soon as the copies have read it.  `finish(acc, row, 
 tile's sums (float32), for example with a bias, before they are rounded.  `row` and `column` are the first row and
 column of the part, or of the tile, in C.
 """
-# mypy: ignore-errors
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

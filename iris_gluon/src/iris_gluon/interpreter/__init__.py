@@ -7,8 +7,6 @@
 Importing it registers Gluon with the executor; it imports neither torch nor triton.
 """
 
-from __future__ import annotations
-
 from iris_triton.interpreter.entries import FACTORIES
 
 FACTORIES["gluon"] = "iris_gluon.interpreter.dialect:gluon_dialect"

@@ -3,8 +3,6 @@
 Layouts are properties of types, and have no meaning for arrays: converting one leaves the array as it is.
 """
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

@@ -14,10 +14,9 @@ There are two clocks.  `seen` is about ordinary order.  `fenced` is what fence_a
 hardware's other path to shared memory, the async proxy, which TMA and wgmma use.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
 
 from iris_core.errors import UnsupportedError
 from iris_gluon.interpreter.errors import RaceError
@@ -25,9 +24,6 @@ from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory.regions import running_ranks
 from iris_triton.interpreter.scheduler import Program
 from iris_triton.interpreter.state import Line, current, here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 class Clock:
@@ -39,7 +35,7 @@ class Clock:
         self.seen: dict[Any, int] = {}
         self.fenced: dict[Any, int] = {}
 
-    def join(self, other: Clock) -> None:
+    def join(self, other: Self) -> None:
         """Merge another clock into this one."""
         _raise(self.seen, other.seen)
         _raise(self.fenced, other.fenced)
@@ -100,7 +96,7 @@ class Partition(Program):
         "clock", "copies", "cta", "done", "name", "polls", "products", "stores", "uncommitted", "waits_for", "warps",
     )  # fmt: skip
 
-    def __init__(self, cta: Cta, name: str, warps: int) -> None:
+    def __init__(self, cta: "Cta", name: str, warps: int) -> None:
         super().__init__(cta.program.pid, cta.program.scheduler)
         self.cta, self.name, self.warps = cta, name, warps
         self.clock = Clock()

@@ -1,9 +1,8 @@
 """How Gluon kernels run in the executor of iris_triton."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from iris_gluon import _compat
 from iris_gluon.interpreter import program
@@ -17,9 +16,6 @@ from iris_gluon.interpreter.semantic import CpuGluonSemantic
 from iris_triton import _compat as _triton
 from iris_triton.interpreter.frontend.calls import Dialect
 from iris_triton.interpreter.state import current
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _FORWARDED = (  # builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own
     "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "program_id",

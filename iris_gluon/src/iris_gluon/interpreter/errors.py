@@ -3,8 +3,6 @@
 A GPU would give wrong results or hang, often intermittently; here the first such access is an error.
 """
 
-from __future__ import annotations
-
 from iris_core.errors import DeviceError
 
 

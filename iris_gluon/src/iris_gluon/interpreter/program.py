@@ -10,8 +10,6 @@ read; nothing of it is compiled.  The IR ends the process where it cannot infer 
 before.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import threading

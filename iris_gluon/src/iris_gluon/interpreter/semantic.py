@@ -3,8 +3,6 @@
 That a layout fits the launch, which the compiler checks when the IR is verified, is checked here with the same words.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import lru_cache, partial
@@ -28,7 +26,7 @@ def _checked(name: str) -> Any:
     """Wrap a method with a layout among its arguments, which must fit the launch."""
     method = getattr(_compat.GluonSemantic, name)
 
-    def call(self: CpuGluonSemantic, *arguments: Any, **named: Any) -> Any:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
         for each in (*arguments, *named.values()):
             self.check_layout(each)
         return method(self, *arguments, **named)

@@ -1,12 +1,8 @@
 """Algorithms for `ctx.ccl` (see docs/collectives.md).  Imports nothing until a backend asks for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from iris_core.protocols import Collective
+from iris_core.protocols import Collective
 
 TABLES = Path(__file__).parent / "tables"  # that come with these algorithms, measured ones and models
 
@@ -16,7 +12,7 @@ def collectives(*, packets: bool = True) -> list[Collective]:
     from iris_triton.collectives.copy_engine import COPIED, CopyEngine
     from iris_triton.collectives.nvls import Nvls
     from iris_triton.collectives.pull import MOVES, Pull
-    from iris_triton.collectives.pull_reduce import PullReduce, PullTiles
+    from iris_triton.collectives.pull_reduce import PullReduce
     from iris_triton.collectives.push import FORMS, PUSHED, Push
     from iris_triton.collectives.send_recv import Mail
     from iris_triton.collectives.two_shot import TwoShot
@@ -25,7 +21,7 @@ def collectives(*, packets: bool = True) -> list[Collective]:
         TwoShot("all_reduce", "two_shot"),
         PullReduce("all_reduce", "one_shot"),
         PullReduce("reduce_scatter", "pull"),
-        PullTiles("reduce_scatter", "two_shot", ("tiles",)),
+        PullReduce("reduce_scatter", "two_shot", "tiles"),
         PullReduce("reduce", "pull"),
         *(Pull(op, "pull", ("torch", "columns") if op == "all_to_all" else ("torch",)) for op in MOVES),
         *(Push(op, name) for op in PUSHED for name in FORMS),

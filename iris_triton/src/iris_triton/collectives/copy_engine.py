@@ -6,26 +6,21 @@ caller's stream waits for the word of each piece, in a kernel of one warp, and c
 next one is on its way.  Pieces go to both halves of the staging memory in turn; before one is used again is a barrier.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from iris_core.dispatch.team import Team
+from iris_core.types import CollectiveRequest
 from iris_triton.collectives.parts.barrier import enter_alone
 from iris_triton.collectives.parts.collective import KernelCollective, bind_alone
-from iris_triton.collectives.parts.side import WORD_NBYTES, Side, await_word, words_of
+from iris_triton.collectives.parts.side import WORD_NBYTES, Side, await_word, copies_obstacle, words_of
 from iris_triton.collectives.parts.sizes import layout_of, pieces
 from iris_triton.collectives.pull import received_nbytes
-from iris_triton.copies import copies_obstacle
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
-    from iris_triton.launcher import BoundKernel
+from iris_triton.launcher import BoundKernel
 
 COPIED = ("all_gather", "all_to_all")  # operations that it serves
 _LINK_SHARE = 1.25  # of the model: a copy engine's bandwidth
@@ -135,9 +130,7 @@ class CopyEngine(KernelCollective):
             kernel.compile_ahead()
         return plan
 
-    def launch(self, plan: Any, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
-        assert out is not None
-        assert inp is not None
+    def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
         with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             rows, flat = (each.detach().view(-1).view(torch.uint8) for each in (out, inp))
             plan.run(rows.view(-1, plan.nbytes), flat)

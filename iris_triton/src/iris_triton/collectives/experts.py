@@ -17,23 +17,18 @@ Backwards, `send` multiplies gradients by the weights of their tokens' choices, 
 
 Lepikhin et al., GShard (2020), for the layer.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+import torch
 import triton
 import triton.language as tl
 
-from iris_core.ops.experts import RETURNED, SENT
+from iris_core.ops.experts import RETURNED, SENT, Turn, Workspace
 from iris_triton.collectives.parts.barrier import await_members, is_last, signal_members
 from iris_triton.context import DeviceContext
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import BoundKernels, early_launch
-
-if TYPE_CHECKING:
-    from iris_core.ops.experts import Turn, Workspace
 
 _ENTRIES = 4096  # of the list of choices, at a time
 _PROGRAMS_PER_UNIT = 8
@@ -354,7 +349,7 @@ class ExpertKernels:
         s, slots = self._space, turn.chosen.numel()
         block = max(16, min(_ENTRIES, triton.next_power_of_2(slots)))
         self._count(s.experts + 1, turn.chosen, turn.numbers, turn.counts, turn.offsets, slots=slots, BLOCK=block)
-        x, inbox = (x, s.inbox) if weights is not None else (as_words(x), as_words(s.inbox))
+        x, inbox = (x, s.inbox) if weights is not None else (x.view(torch.int32), s.inbox.view(torch.int32))
         nothing = s.state  # not read
         self._send(
             self._programs(slots), x, nothing if scales is None else scales, turn.chosen,
@@ -364,7 +359,7 @@ class ExpertKernels:
 
     def spread(self, turn: Turn) -> None:
         """Copy the rows of tokens that came once for several experts."""
-        inbox = as_words(self._space.inbox)
+        inbox = self._space.inbox.view(torch.int32)
         self._spread(self._programs(inbox.shape[0]), inbox, turn.offsets, words=inbox.shape[1])
 
     def meet(self) -> None:
@@ -377,10 +372,10 @@ class ExpertKernels:
 
     def give_back(self, turn: Turn, y: Any, waits: bool) -> None:
         """Store results to where their tokens came from, tell the others, and wait for theirs."""
-        rows, origin = as_words(y), self._space.origin if turn.origin is None else turn.origin
+        rows, origin = y.view(torch.int32), self._space.origin if turn.origin is None else turn.origin
         self._give_back(
-            self._programs(rows.shape[0]), rows, origin, turn.offsets, as_words(self._space.back), words=rows.shape[1],
-            WAITS=waits,
+            self._programs(rows.shape[0]), rows, origin, turn.offsets, self._space.back.view(torch.int32),
+            words=rows.shape[1], WAITS=waits,
         )  # fmt: skip
 
     def gather(self, turn: Turn, out: Any) -> None:
@@ -396,10 +391,3 @@ class ExpertKernels:
         """Store the gradients of a turn's weights."""
         slots = out.numel()
         self._weigh(self._programs(slots), grad, results, turn.chosen, out, slots=slots, hidden=grad.shape[1])
-
-
-def as_words(rows):
-    """View rows as int32, which all element types are copied as."""
-    import torch
-
-    return rows.view(torch.int32)

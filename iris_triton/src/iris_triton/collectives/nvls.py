@@ -5,26 +5,20 @@ which emulate it, for any group.  A member adds up its part of all inputs by loa
 stores to all hand it out.  all_reduce copies nothing where all members have input and output at the same offsets; the
 rest goes in pieces through a staging region.  Each sum is made once, so all members get the same bits.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import VECTOR_NBYTES, blocks_for, carrier_of, item_of, pieces, rounded_up
 from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, multimem_store
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 
 @triton.jit
@@ -64,7 +58,7 @@ def _stage(mine, inp, first, count, sizes, strides, DIMS: tl.constexpr, BLOCK: t
     tl.store(mine + rest, 0, mask=is_own & (rest < (count + UNIT - 1) // UNIT * UNIT))
 
 
-@triton.jit(do_not_specialize=(*RUNTIME, "multicast"), do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def nvls(
     out, inp, control, stage, bases, me, rank, kind, count, shard, capacity, multicast, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,

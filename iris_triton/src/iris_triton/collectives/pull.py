@@ -4,13 +4,11 @@ Chosen for broadcast, gather and scatter, for split sizes, and for all_gather an
 says so.  An input that peers can address is read in place: barrier, read, barrier.  Any other input is staged in rounds
 of pieces, which the peers read after a barrier; with double buffering, one barrier per round is enough.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -18,16 +16,12 @@ import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
 from iris_core.dispatch.team import Team, lasting
+from iris_core.types import CollectiveRequest
 from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
 from iris_triton.language.flags import lanes_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.types import CollectiveRequest
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
 _SIZES, _ROOMS = ("gives", "takes"), ("row_items", "in_rows", "out_rows")
@@ -83,7 +77,7 @@ def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVE
             sync.report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
 
 
-@triton.jit(do_not_specialize=(*RUNTIME, *_PARTS, *_ROOMS), do_not_specialize_on_alignment=(*PER_CALL, *_SIZES))
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=(*PER_CALL, *_SIZES))
 def pull(
     out, inp, control, stage, table, bases, me, rank, kind, in_step, given, out_step, taken, giver, capacity,
     timeout_ns, status, in_sizes, in_strides, out_sizes, out_strides,
@@ -246,12 +240,11 @@ class Pull(KernelCollective):
         arguments |= dict(zip(_ROOMS, rows, strict=True)) if sizes else dict.fromkeys((*_SIZES, *_ROOMS))
         return self.bind(pull, team, blocks, arguments, carrier, table, more=sizes)
 
-    def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None, takes: Any = None) -> None:
+    def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None, takes: Any = None) -> None:
         """Launch; of a call whose sizes the devices know these two are the tensors of them, in place of a stream."""
         if takes is None:
             super().launch(plan, out, inp, stream)
         else:
-            assert plan.carrier is not None
             plan.kernels[0](None, plan.carrier.view(out), plan.carrier.view(inp), stream, takes)
 
 

@@ -3,27 +3,21 @@
 Chosen for reduce, for reduce_scatter in the layout "tiles" (there named `two_shot`), else where a table or the model
 says so.  Reduced in the group's order, so all members get the same bits.  Direct and staged as in `pull`.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
+from iris_core.types import CollectiveRequest
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import USED_CONFIG, blocks_for, item_of, pieces
 
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
-
-@triton.jit(do_not_specialize=(*RUNTIME, "wanted", "apart", "tiles"), do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
 def pull_reduce(
     out, inp, control, stage, bases, me, rank, kind, count, wanted, apart, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
@@ -77,6 +71,11 @@ class PullReduce(KernelCollective):
 
     deterministic = True
 
+    def __init__(self, op: str, name: str, layout: str = "torch") -> None:
+        super().__init__(op, name, (layout,))
+        if layout == "tiles":  # that of AMD's Iris: each member gets some tiles of the result
+            self.uses = (*USED_CONFIG, "swizzle_size", "all_reduce_distribution")
+
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two barriers; every input comes over the links to the ranks that reduce it."""
         part = request.nbytes // request.group_size if self.op == "reduce_scatter" else request.nbytes
@@ -108,12 +107,6 @@ class PullReduce(KernelCollective):
             "STRIDING": options["config"].get("all_reduce_distribution") == 0,
         }
         return self.bind(pull_reduce, team, blocks, arguments, carrier)
-
-
-class PullTiles(PullReduce):
-    """reduce_scatter in the layout of AMD's Iris: each member gets some tiles of the result."""
-
-    uses = (*USED_CONFIG, "swizzle_size", "all_reduce_distribution")
 
 
 def _tiles(request: CollectiveRequest) -> tuple[int, ...]:

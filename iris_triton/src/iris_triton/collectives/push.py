@@ -4,16 +4,13 @@ Chosen for large messages where a table or the model says so.  The forms differ 
 that are dense and on the heap are stored into directly: barrier, push, barrier.  Others are filled in rounds through
 staging regions, whose two halves take turns: push a piece for every member, barrier, take out what came.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
 from iris_core.errors import UnsupportedError
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
@@ -21,9 +18,6 @@ from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCo
 from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
 from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, pieces
 from iris_triton.collectives.pull import received_nbytes
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 
 @triton.jit

@@ -4,9 +4,6 @@ Every rank has an inbox for each other one.  A message is divided among all PART
 sides know where it is without knowing each other.  A part holds two pieces, which the sender fills in turn: up to two
 pieces of each part are sent before anyone receives.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import math
 from typing import Any
@@ -20,7 +17,7 @@ from iris_core.dispatch.team import ELEMENT_TYPES, Team
 from iris_core.errors import UnsupportedError
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.parts.barrier import elsewhere, publish, report_difference, take
-from iris_triton.collectives.parts.collective import KernelCollective, Plan
+from iris_triton.collectives.parts.collective import RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy_part
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
 from iris_triton.language.flags import await_flag
@@ -38,9 +35,6 @@ WORDS = 8
 _WORDS = tl.constexpr(WORDS)
 _KIND_BITS = tl.constexpr(16)
 _MESSAGE = tl.constexpr(int(MismatchCode.MESSAGE))
-
-RUNTIME = ("me", "peer", "apart", "count", "element", "piece", "timeout_ns", "status", "sizes", "strides")
-"""Arguments for whose values kernels are not compiled anew."""
 
 
 @triton.jit
@@ -167,9 +161,7 @@ class Mail(KernelCollective):
         grid = min(parts, request.options["config"].get("comm_sms", parts))
         return Plan((BoundKernel(move, grid, arguments, ("tensor",), team.device, blocks.options),), carrier)
 
-    def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+    def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
         tensor = inp if out is None else out
         (kernel,) = plan.kernels
-        assert tensor is not None
-        assert plan.carrier is not None
         kernel(stream, tensor if kernel.is_ready else plan.carrier.view(tensor))

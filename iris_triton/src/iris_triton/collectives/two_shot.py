@@ -4,24 +4,18 @@ Chosen where a table or the model says so.  Reduced in the group's order, so all
 can address inputs and outputs, a rank reads its shard of the inputs and pushes the result.  Else both go through
 staging regions, as in `pull`.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
+from iris_core.types import CollectiveRequest
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import copy, item_nbytes, reduce_to
 from iris_triton.collectives.parts.sizes import blocks_for, item_of, pieces, rounded_up
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-    from iris_core.types import CollectiveRequest
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)

@@ -3,7 +3,6 @@
 No rank waits for a finished matrix before sending: a tile travels while the next one is computed.  A is the same on
 every rank, B is split by columns, and C is whole on every rank at the end.
 """
-# mypy: ignore-errors
 
 import torch
 import triton

@@ -5,7 +5,6 @@ is empty (a credit from the consumer), puts the block there and raises the slot'
 waits for the flag, works on the block, and returns the credit.  Flags and credits only ever grow, so nothing is reset
 between rounds.
 """
-# mypy: ignore-errors
 
 import torch
 import triton

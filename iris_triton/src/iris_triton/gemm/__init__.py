@@ -1,12 +1,8 @@
 """Algorithms for `ctx.ops` (see docs/ops.md).  Imports nothing until a backend asks for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from iris_core.protocols import FusedOperation, NormOperation
+from iris_core.protocols import FusedOperation, NormOperation
 
 TABLES = Path(__file__).parent / "tables"
 """Folder with the tables that come with these algorithms, measured ones and models."""

@@ -4,28 +4,20 @@ Chosen where a table says so: what multiplies loses no multiprocessor.  all_gath
 begins at once, that with each of the others' when they are there.  matmul_reduce_scatter, matmul_all_reduce: the copy
 engine carries the product for each owner of rows to its slot there beside the next product; then slots are added up.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from iris_core.dispatch.products import PLAIN, ROW_NBYTES
+from iris_core.dispatch.team import Host
 from iris_core.providers.baseline import multiply
-from iris_triton.collectives.parts.side import Side, await_word
-from iris_triton.copies import copies_obstacle
+from iris_core.types import FusedRequest
+from iris_triton.collectives.parts.side import Side, await_word, copies_obstacle
 from iris_triton.gemm.parts.fused import Fused, Plan, bind, divided, staged_memory
-from iris_triton.gemm.parts.shards import COPY_S, shards_of
+from iris_triton.gemm.parts.shards import COPY_S, Shards, shards_of
 from iris_triton.gemm.parts.sum_slots import bind_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
-    from iris_triton.gemm.parts.shards import Shards
 
 
 class _CopyEngine(Fused):
@@ -50,10 +42,7 @@ def multiply_shards(
 ) -> Callable[..., None]:
     """Return a function that starts the copies, multiplies its own rows, then each peer's rows after waiting for them.
 
-    Args:
-        shards: A of all members, and its copies.
-        order: members in the order of their products, each with the kernel that waits for its word; None for this rank.
-        tf32: products of float32 may be of TF32.
+    `order` has the members in the order of their products, each with the kernel that waits for its word; own rows None.
     """
 
     def run(stream: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> None:
@@ -93,7 +82,7 @@ class CopyEngineGather(_CopyEngine):
 # -- reducing ---------------------------------------------------------------------------------------------------------
 Carried = tuple[int, int, torch.Tensor, Any, Any]
 """Rows of one of the others: where they begin and end, where their product is computed, target and source of its copy,
-as `iris_triton.copies.handles` makes them."""
+as `iris_triton.collectives.parts.side.handles` makes them."""
 
 
 def carry_products(
@@ -102,14 +91,8 @@ def carry_products(
 ) -> Callable[..., None]:  # fmt: skip
     """Return a function that multiplies, copies each product to its owner during the next one, then sums the slots.
 
-    Args:
-        side: the second stream.
-        carried: products for the others, in their order.
-        own: where the own rows begin, and where their product goes.
-        add: the kernel that adds up; it takes the output and, if there is one, the bias.
-        wait: whether to run a barrier before `add`; otherwise `add` has one itself.
-        tf32: products of float32 may be of TF32.
-        scaled: calls have scales.
+    `own` is where the own rows begin, and where their product goes; `add` adds up, given the output and, if there is
+    one, the bias.  With `wait` a barrier runs before `add`; otherwise `add` has one itself.
     """
     first, slot = own
 

@@ -4,45 +4,24 @@ Chosen where a table or the model says so: a shard crosses the links once.  Prog
 member's shard, and set a flag for each block of rows; the others begin with the own shard, and wait for flags.
 Shards are rows (gather_dim 0) or columns (gather_dim 1) of A; their rows are dense and begin at multiples of 16 bytes.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
-from iris_core.dispatch.team import lasting
+from iris_core.dispatch.team import Host, lasting
 from iris_core.providers.baseline import bind_scales
-from iris_core.types import DeviceType
+from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.parts.barrier import last_barrier, publish
 from iris_triton.collectives.parts.elements import as_words, item_nbytes
 from iris_triton.collectives.parts.sizes import rounded_up
-from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, peer_matrix
-from iris_triton.gemm.parts.shapes import USED_CONFIG, tiling
-from iris_triton.gemm.parts.tiles import (
-    PER_CALL,
-    RUNTIME,
-    add_product,
-    announced,
-    begin_call,
-    own_program,
-    place,
-    store_tile,
-    whole_rows,
-    wide,
-    with_bias,
-)
+from iris_triton.gemm.parts import tiles as parts
+from iris_triton.gemm.parts.fused import USED_CONFIG, Fused, Plan, arguments_of, bind, peer_matrix, tiling
 from iris_triton.language.flags import await_flag
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
 
 
 @triton.jit
@@ -51,14 +30,14 @@ def _fetch(
     SIZE: tl.constexpr, FETCHERS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
 ):  # fmt: skip
     """Copy the peers' shards into local memory, one block of rows at a time."""
-    row, epoch = begin_call(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
+    row, epoch = parts.begin_call(control, bases, me, a, a_down, timeout_ns, status, rank, SIZE)
     blocks = tl.cdiv(rows, BM)
     i = tl.arange(0, BM)
     step = tl.arange(0, BK)
     for number in range(tl.program_id(0), (SIZE - 1) * blocks, FETCHERS):
         shard = (me + 1 + number // blocks) % SIZE
         block = number % blocks
-        theirs, stride = announced(row, bases, shard, a, SIZE)
+        theirs, stride = parts.announced(row, bases, shard, a, SIZE)
         source = as_words(theirs) + (block * BM + i.to(tl.int64))[:, None] * stride + step[None, :]
         mine = as_words(tl.multiple_of(buffer, 16)) + (tl.cast(shard, tl.int64) * rows + block * BM) * width
         target = mine + i.to(tl.int64)[:, None] * width + step[None, :]
@@ -83,10 +62,10 @@ def _shard_at(
     there = buffer.to(tl.int64) + tl.cast(shard, tl.int64) * rows * width * item_nbytes(a.dtype)
     where = tl.where(own, a.to(tl.int64), there).to(a.dtype)
     stride = tl.where(own, tl.cast(a_down, tl.int64), tl.cast(width, tl.int64))
-    return tl.multiple_of(where, 16), whole_rows(stride, a)
+    return tl.multiple_of(where, 16), parts.whole_rows(stride, a)
 
 
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=parts.RUNTIME, do_not_specialize_on_alignment=parts.PER_CALL)
 def fetch_product(
     out, a, b, bias, buffer, state, control, bases, me, rank, rows, n, inner, a_down, width, b_down, b_right, out_down,
     out_right, bias_step, tiles_m, tiles_n, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right,
@@ -124,9 +103,9 @@ def fetch_product(
         total = per_shard
         if DIM == 0:
             total = per_shard * SIZE
-        for i in range(own_program(FETCHERS, XCDS, CHUNK), total, tl.num_programs(0) - FETCHERS):
+        for i in range(parts.own_program(FETCHERS, XCDS, CHUNK), total, tl.num_programs(0) - FETCHERS):
             acc = tl.zeros((BM, BN), tl.float32)
-            down, right = place(i % per_shard, tiles_m, tiles_n, GROUP)
+            down, right = parts.place(i % per_shard, tiles_m, tiles_n, GROUP)
             turn = (me + i // per_shard) % SIZE if DIM == 0 else me
             for j in range(1 if DIM == 0 else SIZE):
                 shard = turn if DIM == 0 else (turn + j) % SIZE
@@ -137,21 +116,21 @@ def fetch_product(
                 if SCALES != "none":
                     scales += tl.cast(shard, tl.int64) * rows * a_scale_down
                 part = b if DIM == 0 else b + tl.cast(shard, tl.int64) * inner * b_down
-                acc = add_product(
-                    acc, where, wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
+                acc = parts.add_product(
+                    acc, where, parts.wide(part, B_ALIGNED), down * BM, right * BN, rows, n, inner,
                     stride, 1, b_down, b_right, scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
                     b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
                 )  # fmt: skip
             first = turn * rows if DIM == 0 else me * 0
-            acc = with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
-            store_tile(
-                wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right, BM, BN
-            )
+            acc = parts.with_bias(acc, bias, first + down * BM, right * BN, first + rows, n, bias_step, BIAS, BM, BN)
+            parts.store_tile(
+                parts.wide(out, OUT_ALIGNED), acc, first + down * BM, right * BN, first + rows, n, out_down, out_right,
+                BM, BN,
+            )  # fmt: skip
     tl.store(state + program, generation)
 
 
-_FETCHERS = 16
-"""Programs that copy for the others, by default; each fills a multiprocessor."""
+_FETCHERS = 16  # programs that copy for the others, by default; each fills a multiprocessor
 
 
 def after_gathering(kernel: Callable[..., None], gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:

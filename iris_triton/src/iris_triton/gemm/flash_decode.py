@@ -12,7 +12,6 @@ its words while another one is late in n: each word has one sender, which raises
 
 Dao, Haziza, Massa, Sizov: Flash-Decoding for long-context inference, 2023.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import torch
 import triton

@@ -5,35 +5,16 @@ and its own last, so that the members do not all send to the same one, and store
 that is this member's alone.  The owner adds up the slots of a tile in the group's order, in float32, adds the bias and
 rounds once: results are the same from run to run.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Host
+from iris_core.types import FusedRequest
 from iris_triton.collectives.parts.barrier import barrier, leave
-from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory
-from iris_triton.gemm.parts.shapes import tiling
-from iris_triton.gemm.parts.tiles import (
-    PER_CALL,
-    RUNTIME,
-    add_product,
-    begin_call,
-    own_program,
-    place,
-    store_tile,
-    store_to_all,
-    wide,
-    with_bias,
-)
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
+from iris_triton.gemm.parts import tiles as parts
+from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory, tiling
 
 
 @triton.jit
@@ -44,7 +25,7 @@ def _slot(slots, bases, me, owner, source, tile, per_owner, BM: tl.constexpr, BN
     return tl.multiple_of(theirs.to(slots.dtype), 16) + index
 
 
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=parts.RUNTIME, do_not_specialize_on_alignment=parts.PER_CALL)
 def matmul_reduce(
     out, a, b, bias, control, slots, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, out_right,
     bias_step, tiles_m, tiles_n, per_owner, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right,
@@ -69,8 +50,8 @@ def matmul_reduce(
             owner stores the sum into the outputs of all.
     """
     shown = out if FORM == "two_shot" else None
-    row, epoch = begin_call(control, bases, me, shown, out_down, timeout_ns, status, rank, SIZE)
-    program = own_program(0, XCDS, CHUNK)
+    row, epoch = parts.begin_call(control, bases, me, shown, out_down, timeout_ns, status, rank, SIZE)
+    program = parts.own_program(0, XCDS, CHUNK)
     programs = tl.num_programs(0)
     if FORM == "rows":
         total = per_owner * SIZE
@@ -85,15 +66,13 @@ def matmul_reduce(
     for i in range(mine):
         number = program + (begin + i) % mine * programs
         owner = number // per_owner
+        down, right = parts.place(number % per_owner if FORM == "rows" else number, tiles_m, tiles_n, GROUP)
+        first, end = down * BM, m
         if FORM == "rows":
-            down, right = place(number % per_owner, tiles_m, tiles_n, GROUP)
             first, end = owner * rows_each + down * BM, (owner + 1) * rows_each
-        else:
-            down, right = place(number, tiles_m, tiles_n, GROUP)
-            first, end = down * BM, m
-        acc = add_product(
-            tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), first, right * BN, end, n, k,
-            a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
+        acc = parts.add_product(
+            tl.zeros((BM, BN), tl.float32), parts.wide(a, A_ALIGNED), parts.wide(b, B_ALIGNED), first, right * BN, end,
+            n, k, a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
             b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
         )  # fmt: skip
         values = acc.to(slots.dtype.element_ty)
@@ -105,19 +84,17 @@ def matmul_reduce(
     last = tl.minimum(own + per_owner, total)
     number = own + (program - own % programs + programs) % programs
     while number < last:
-        if FORM == "rows":
-            down, right = place(number - own, tiles_m, tiles_n, GROUP)
-        else:
-            down, right = place(number, tiles_m, tiles_n, GROUP)
+        down, right = parts.place(number - own if FORM == "rows" else number, tiles_m, tiles_n, GROUP)
         acc = tl.zeros((BM, BN), tl.float32)
         for source in range(SIZE):
             slot = _slot(slots, bases, me, me, source, number - own, per_owner, BM, BN)
             acc += tl.load(slot + lanes).to(tl.float32)
-        acc = with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_step, BIAS, BM, BN)
+        acc = parts.with_bias(acc, bias, down * BM, right * BN, rows_each, n, bias_step, BIAS, BM, BN)
         if FORM == "two_shot":
-            store_to_all(row, bases, me, out, acc, down * BM, right * BN, m, n, SIZE, BM, BN)
+            parts.store_to_all(row, bases, me, out, acc, down * BM, right * BN, m, n, SIZE, BM, BN)
         else:
-            store_tile(wide(out, OUT_ALIGNED), acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
+            target = parts.wide(out, OUT_ALIGNED)
+            parts.store_tile(target, acc, down * BM, right * BN, rows_each, n, out_down, out_right, BM, BN)
         number += programs
     if FORM == "two_shot":
         epoch += 1

@@ -9,46 +9,23 @@ the sum to all.  Sums and residuals are those of `one_shot` and `two_shot`.
 A place in the mailbox is free again two launches later: then all members have begun the launch in between, for each
 has sent something that this one got, or without which an owner could not have sent its sums.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import FP8
+from iris_core.dispatch.team import Host
 from iris_core.errors import UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.types import DeviceType, NormRequest
+from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.data import load_data
-from iris_triton.collectives.packets.mailbox import (
-    MAX_MEMBERS,
-    MAX_PROGRAMS,
-    PACKET,
-    advance,
-    confirm,
-    end,
-    look,
-    looks_of,
-    mailbox_for,
-    mark_of,
-    pick,
-)
 from iris_triton.collectives.packets.packet import clear, encode, poll, push
+from iris_triton.collectives.parts.collective import RUNTIME, Plan
 from iris_triton.gemm.reduce_norm import TENSORS, ReduceNorm, finish, row_of
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import BoundKernel, early_launch
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import NormRequest
-    from iris_triton.collectives.parts.collective import Plan
-
-RUNTIME = ("peers", "me", "rank", "kind", "rows", "cap", "box", "half", "most", "timeout_ns", "status")
-"""Arguments for whose values the kernel is not compiled anew."""
 
 ENC = tl.constexpr("sentinel")
 
@@ -97,20 +74,20 @@ def norm_packets(
     offset = packet.to(tl.int64) * 16
     limit = tl.cast(packets, tl.int64) * 16
     ELEMENTS: tl.constexpr = BLOCK * 16 // ITEM
-    epoch, found = look(counters, 1, me, N, LOOKS)
-    mark = mark_of(epoch)
+    epoch, found = boxes.look(counters, 1, me, N, LOOKS)
+    mark = boxes.mark_of(epoch)
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
     for t in range(program, rows, programs):
         begin = t * limit
         words = load_data(x.to(tl.int64), begin, offset, limit, flags, (0,), (0,), ENC, ALIGNED, ITEM, 0)
         raw = encode(words, mark, flags, ENC)
         if TWO:
-            owner = pick(peers, (t + N - 1 - me) % N, N)
+            owner = boxes.pick(peers, (t + N - 1 - me) % N, N)
             push(owner + (at + me * slot + t // N * limit) + offset, raw, mask, flags, ENC)
         else:
             for k in tl.static_range(N):
                 push(peers[k] + (at + me * slot + begin) + offset, raw, mask, flags, ENC)
-    claimed = advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+    claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
     factors = row_of(weight, program % PARTS, hidden, ALIGNED, ELEMENTS)
     if TWO:
         for t in range(program, rows, programs):
@@ -135,7 +112,7 @@ def norm_packets(
             came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
             sums = reduced(came, N, 4, DT, "sum")
         if t + programs >= rows:  # it waits no more
-            end(counters, epoch + 1)
+            boxes.end(counters, epoch + 1)
             let_next_start(EARLY)
         kept = (sums[0] * mask, sums[1] * mask, sums[2] * mask, sums[3] * mask)  # of packets that were not awaited, 0
         finish(
@@ -146,7 +123,7 @@ def norm_packets(
             clear(mine, slot, mask, 1)
         else:
             clear(mine, slot, mask, N)
-    confirm(counters, claimed, epoch, me, status, rank)
+    boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
 _PACKETS_OF_A_WARP, _MOST_PARTS = 64, 8
@@ -166,8 +143,7 @@ def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
 class PacketNorm(ReduceNorm):
     """all_reduce_rms_norm in one hop of packets, or in two."""
 
-    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)
-    """Kinds of devices that it serves; tests of the protocol emulate the assembly on others."""
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
 
     def __init__(self, shots: int, most_nbytes: int) -> None:
         super().__init__("sentinel_one_shot" if shots == 1 else "sentinel_two_shot", most_nbytes)
@@ -176,10 +152,10 @@ class PacketNorm(ReduceNorm):
     def _problem(self, request: NormRequest) -> str:
         if problem := super()._problem(request):
             return problem
-        if request.group_size > MAX_MEMBERS:
-            return f"it serves groups of up to {MAX_MEMBERS} ranks, and this one has {request.group_size}"
-        if request.nbytes // request.rows % PACKET:
-            return f"rows are no multiple of {PACKET} bytes"
+        if request.group_size > boxes.MAX_MEMBERS:
+            return f"it serves groups of up to {boxes.MAX_MEMBERS} ranks, and this one has {request.group_size}"
+        if request.nbytes // request.rows % boxes.PACKET:
+            return f"rows are no multiple of {boxes.PACKET} bytes"
         return "" if request.target.type in self.devices else "its packets are assembly for NVIDIA GPUs"
 
     def cost(self, request: NormRequest) -> float:
@@ -198,28 +174,29 @@ class PacketNorm(ReduceNorm):
 
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
-        row = request.nbytes // request.rows // PACKET
+        row = request.nbytes // request.rows // boxes.PACKET
         parts = self._parts(request, row, self.resident(request, host, 1, 1))
         row //= parts
         block, warps = shape_of(row, config.get("num_warps"))
         two, size = self._shots == 2, team.size
         rows = request.rows * parts
         bands = -(-rows // size) if two else rows
-        mailbox = mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
+        mailbox = boxes.mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
         if mailbox.pieces > 1:
             raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
-        programs = min(self.resident(request, host, 2, MAX_PROGRAMS), rows)
-        words = team.region(f"parts of norms at {mailbox.offset_bytes}", 8 * MAX_PROGRAMS) if parts > 1 else None
+        programs = min(self.resident(request, host, 2, boxes.MAX_PROGRAMS), rows)
+        nbytes, words = 8 * boxes.MAX_PROGRAMS, None
+        if parts > 1:
+            words = team.region(f"parts of norms at {mailbox.offset_bytes}", nbytes).tensor[:nbytes].view(torch.int64)
         early = early_launch(team.device)
         arguments, names = self.arguments(request, team)
         arguments |= {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)), "TWO": two,
             "counters": mailbox.counters, "cap": mailbox.cap, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
             "me": team.rank, "rank": team.world_rank, "timeout_ns": team.timeout_ns, "status": team.status_ptr,
-            "parts": None if words is None else words.tensor[: 8 * MAX_PROGRAMS].view(torch.int64), "PARTS": parts,
-            "rows": rows, "hidden": request.hidden // parts, "BLOCK": block,
-            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * PACKET * parts // request.hidden,
-            "EARLY": bool(early), "LOOKS": looks_of(programs, warps),
+            "parts": words, "PARTS": parts, "rows": rows, "hidden": request.hidden // parts, "BLOCK": block,
+            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * boxes.PACKET * parts // request.hidden,
+            "EARLY": bool(early), "LOOKS": boxes.looks_of(programs, warps),
         }  # fmt: skip
         options = {} if on_cpu else {"num_warps": warps, **early}
         return self.planned(request, BoundKernel(norm_packets, programs, arguments, names, team.device, options))

@@ -2,37 +2,18 @@
 
 Chosen where a table or the model says so.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Host
+from iris_core.types import FusedRequest
 from iris_triton.collectives.parts.barrier import last_barrier
-from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory
-from iris_triton.gemm.parts.shapes import tiling
-from iris_triton.gemm.parts.tiles import (
-    PER_CALL,
-    RUNTIME,
-    add_product,
-    announced,
-    begin_call,
-    own_program,
-    place,
-    store_tile,
-    wide,
-    with_bias,
-)
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
+from iris_triton.gemm.parts import tiles as parts
+from iris_triton.gemm.parts.fused import Fused, Plan, arguments_of, bind, programs_for, staged_memory, tiling
 
 
-@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=PER_CALL)
+@triton.jit(do_not_specialize=parts.RUNTIME, do_not_specialize_on_alignment=parts.PER_CALL)
 def push_product(
     out, a, b, bias, control, bases, me, rank, m, n, k, a_down, a_right, b_down, b_right, out_down, bias_step,
     tiles_m, tiles_n, timeout_ns, status, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
@@ -45,23 +26,23 @@ def push_product(
 
     Two barriers: the outputs may be written to; they are complete.
     """
-    row, epoch = begin_call(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
-    for number in range(own_program(0, XCDS, CHUNK), tiles_m * tiles_n, tl.num_programs(0)):
-        down, right = place(number, tiles_m, tiles_n, GROUP)
-        acc = add_product(
-            tl.zeros((BM, BN), tl.float32), wide(a, A_ALIGNED), wide(b, B_ALIGNED), down * BM, right * BN, m, n, k,
-            a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
+    row, epoch = parts.begin_call(control, bases, me, out, out_down, timeout_ns, status, rank, SIZE)
+    for number in range(parts.own_program(0, XCDS, CHUNK), tiles_m * tiles_n, tl.num_programs(0)):
+        down, right = parts.place(number, tiles_m, tiles_n, GROUP)
+        acc = parts.add_product(
+            tl.zeros((BM, BN), tl.float32), parts.wide(a, A_ALIGNED), parts.wide(b, B_ALIGNED), down * BM, right * BN,
+            m, n, k, a_down, a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down,
             b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES,
         )  # fmt: skip
-        acc = with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
+        acc = parts.with_bias(acc, bias, down * BM, right * BN, m, n, bias_step, BIAS, BM, BN)
         values = acc.to(out.dtype.element_ty)
         for i in range(SIZE):
-            theirs, stride = announced(row, bases, (me + 1 + i) % SIZE, out, SIZE)
+            theirs, stride = parts.announced(row, bases, (me + 1 + i) % SIZE, out, SIZE)
             if DIM == 0:
                 theirs += tl.cast(me, tl.int64) * m * stride
             else:
                 theirs += tl.cast(me, tl.int64) * n
-            store_tile(theirs, values, down * BM, right * BN, m, n, stride, 1, BM, BN)
+            parts.store_tile(theirs, values, down * BM, right * BN, m, n, stride, 1, BM, BN)
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 

@@ -5,45 +5,27 @@ to all, and each computes everything after the only barrier.  In two shots the r
 summed by their owners, which send the sums to all.  Either way sums are made in the group's order and rounded, so all
 members get the same bits.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import FP8, NORM
+from iris_core.dispatch.team import Host, Team
 from iris_core.providers.norms import norm_s
-from iris_core.types import Availability, DeviceType
-from iris_triton.collectives.parts.barrier import (
-    at_member,
-    barrier,
-    compare_kinds,
-    compare_words,
-    enter,
-    leave,
-    members_of,
-)
-from iris_triton.collectives.parts.collective import Plan, barrier_arguments
+from iris_core.types import Availability, DeviceType, NormRequest, PluginInfo
+from iris_triton.collectives.parts import barrier as sync
+from iris_triton.collectives.parts.collective import RUNTIME, Plan, barrier_arguments
 from iris_triton.collectives.parts.sizes import MOST_PROGRAMS
-from iris_triton.gemm.parts.shapes import fp8_problem
+from iris_triton.gemm.parts.fused import fp8_problem
 from iris_triton.gemm.parts.tiles import wide
 from iris_triton.info import TRITON_INFO
 from iris_triton.language.flags import lanes_for
 from iris_triton.launcher import BoundKernel
 
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host, Team
-    from iris_core.types import NormRequest, PluginInfo
-
-TENSORS = ("out", "residual", "x", "weight", "scales")
-"""Arguments that may lie anywhere."""
-
-RUNTIME = ("me", "rank", "kind", "rows", "cap", "bands", "sums", "most", "timeout_ns", "status")
-"""Arguments for whose values kernels are not compiled anew."""
+TENSORS = ("out", "residual", "x", "weight", "scales")  # arguments that may lie anywhere
 
 
 @triton.jit
@@ -126,14 +108,14 @@ def norm_one_shot(
         EACH: rows of a program for which there is memory.
         BLOCK: a power of two, at least `hidden`.
     """
-    row, epoch = enter(control, bases, me, kind, SIZE)
+    row, epoch = sync.enter(control, bases, me, kind, SIZE)
     epoch += 1
     program, programs = tl.program_id(0), tl.num_programs(0)
     half = epoch % 2
     words = kinds + half * SIZE
     if program == 0:
-        members = members_of(SIZE)
-        place = at_member(words + me, bases, me, members)
+        members = sync.members_of(SIZE)
+        place = sync.at_member(words + me, bases, me, members)
         tl.store(place, members.to(tl.int64) * 0 + kind, mask=lanes_for(SIZE) < SIZE)
     first = (half * cap + program) * (SIZE * EACH * BLOCK)
     at = tl.arange(0, BLOCK)
@@ -143,8 +125,8 @@ def norm_one_shot(
         for i in tl.static_range(SIZE):
             there = _slot(stage, bases, me, (me + 1 + i) % SIZE, first + (me * EACH + t // programs) * BLOCK)
             tl.store(there + at, values, mask=mask)
-    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    compare_words(words, row, kind, status, rank, SIZE)
+    sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    sync.compare_words(words, row, kind, status, rank, SIZE)
     factors = row_of(weight, 0, hidden, ALIGNED, BLOCK)
     for t in range(program, rows, programs):
         before = row_of(residual, t, hidden, ALIGNED, BLOCK)
@@ -154,7 +136,7 @@ def norm_one_shot(
             total += tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
         total = total.to(x.dtype.element_ty).to(tl.float32)
         finish(total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED, BLOCK)
-    leave(row, epoch, SIZE)
+    sync.leave(row, epoch, SIZE)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
@@ -174,7 +156,7 @@ def norm_two_shot(
         sums: where the sums begin, in elements; the same in all calls with this memory, as a member may still read them
             while another sends the rows of the next call.
     """
-    row, epoch = enter(control, bases, me, kind, SIZE)
+    row, epoch = sync.enter(control, bases, me, kind, SIZE)
     program, programs = tl.program_id(0), tl.num_programs(0)
     at = tl.arange(0, BLOCK)
     mask = at < hidden
@@ -187,8 +169,8 @@ def norm_two_shot(
             there = _slot(stage, bases, me, owner, me * apart + band * BLOCK)
             tl.store(there + at, tl.load(wide(x, ALIGNED) + t * hidden + at, mask=here), mask=here)
     epoch += 1
-    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    compare_kinds(row, kind, status, rank, SIZE)
+    sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    sync.compare_kinds(row, kind, status, rank, SIZE)
     for band in range(program, bands, programs):
         here = mask & (band * SIZE + me < rows)
         total = tl.zeros((BLOCK,), tl.float32)
@@ -199,7 +181,7 @@ def norm_two_shot(
             there = _slot(stage, bases, me, (me + 1 + i) % SIZE, sums + me * apart + band * BLOCK)
             tl.store(there + at, total.to(x.dtype.element_ty), mask=here)
     epoch += 1
-    barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
+    sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
     factors = row_of(weight, 0, hidden, ALIGNED, BLOCK)
     for band in range(program, bands, programs):
         for owner in range(SIZE):
@@ -209,7 +191,7 @@ def norm_two_shot(
                 total = tl.load(came + at, mask=mask, other=0.0).to(tl.float32)
                 before = row_of(residual, t, hidden, ALIGNED, BLOCK)
                 finish(total, before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED, BLOCK)
-    leave(row, epoch, SIZE)
+    sync.leave(row, epoch, SIZE)
 
 
 _MOST_HIDDEN = 1 << 15  # a program holds whole rows

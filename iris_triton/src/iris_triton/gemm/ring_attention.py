@@ -17,7 +17,6 @@ and those that the next rank has read.
 Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023.  Brandon et al.:
 Striped Attention, 2023.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import torch
 import triton

@@ -1,15 +1,11 @@
 """Settings of the CPU executor, one set per process."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from iris_core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Hints = Literal["warn", "raise"]
 

@@ -1,7 +1,5 @@
 """Errors of kernels on the CPU, beyond those that the kernel itself raises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from iris_core.errors import DeviceError

@@ -1,7 +1,5 @@
 """Checks of kernels' compiler hints: tl.assume, tl.multiple_of, tl.max_contiguous."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -4,16 +4,16 @@
 tensors are on the CPU; every other launch, and every warmup, goes on to Triton.
 """
 
-from __future__ import annotations
-
 import functools
+import inspect
 import itertools
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +29,6 @@ from iris_triton.interpreter.frontend.values import numpy_dtype, signless, wrap
 from iris_triton.interpreter.memory import accesses, regions
 from iris_triton.interpreter.scheduler import Program, Scheduler
 from iris_triton.interpreter.state import Launch, current
-
-if TYPE_CHECKING:
-    import inspect
-    from collections.abc import Callable
 
 _switch = threading.Lock()
 _originals: dict[type, Callable[..., Any]] = {}

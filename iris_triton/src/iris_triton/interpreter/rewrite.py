@@ -7,17 +7,13 @@ kernels while others run here.  Line numbers and the file name stay the user's: 
 The helpers reach the function as closure cells; the user's module is not touched.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
+from collections.abc import Callable, Container, Mapping
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from iris_triton import _compat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
 
 _Node = TypeVar("_Node", bound=ast.AST)
 _PREFIX = "_iris_"

@@ -13,21 +13,17 @@ another thread is taken from the pool only when a program waits while others hav
 programs to a launch that run beside the one that adds them (`start`), and that wait for a condition (`ready`).
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from iris_core.world.failures import name_ranks
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory import regions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_WAITING = 2048  # programs of a launch that are in progress at the same time; each one that waits keeps a thread
 _FORGET = 1024  # places a program remembers; a loop that polls more of them is not seen as waiting
@@ -50,7 +46,7 @@ class Program:
 
     __slots__ = ("baton", "idle_loads", "loads", "pid", "polled", "ready", "scheduler", "seen")
 
-    def __init__(self, pid: tuple[int, int, int], scheduler: Scheduler) -> None:
+    def __init__(self, pid: tuple[int, int, int], scheduler: "Scheduler") -> None:
         self.pid, self.scheduler = pid, scheduler
         self.seen: dict[Any, bytes] = {}
         self.loads: dict[Any, bytes] = {}

@@ -23,8 +23,6 @@ it and `signal`; the receiver calls `wait`, `wait_any`, `test` or `load_acquire`
 The same functions with the ranks filled in are methods of `iris_triton.DeviceContext`.
 """
 
-# mypy: ignore-errors
-
 from iris_triton.language.atomics import (
     atomic_add,
     atomic_and,

@@ -1,5 +1,4 @@
 """Translation of an address in one rank's heap to the same offset in another rank's heap."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -8,7 +7,7 @@ from iris_triton._compat import core
 from iris_triton.interpreter.entries import cpu_entry_at
 
 HEAP_ALIGNMENT = 4096  # bytes of which every heap base is a multiple; the host checks it, `translate` builds on it
-_ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
+_ALIGNMENT, _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT), tl.constexpr(HEAP_ALIGNMENT.bit_length() - 1)
 
 
 @triton.constexpr_function
@@ -18,11 +17,6 @@ def _carrier(element_type):
     if element_type.is_int() and element_type.primitive_bitwidth == bits:
         return {8: tl.float8e5, 16: tl.float16, 32: tl.float32, 64: tl.float64}[bits]
     return {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}[bits]
-
-
-@triton.constexpr_function
-def _elements_per_alignment(element_type):
-    return HEAP_ALIGNMENT // (element_type.primitive_bitwidth // 8)
 
 
 @core.builtin
@@ -71,7 +65,7 @@ def translate(pointer, from_rank, to_rank, heap_bases, hint: tl.constexpr = None
     # A cast to an integer, or to a type of another size, would lose alignment or contiguity as well.
     carrier: tl.constexpr = _carrier(pointer.dtype.element_ty)
     # Alignment units times a constant: in this form the compiler can prove that the distance keeps the alignment.
-    units: tl.constexpr = _elements_per_alignment(carrier)
+    units: tl.constexpr = _ALIGNMENT // (carrier.primitive_bitwidth // 8)
     moved = pointer.to(tl.pointer_type(carrier), bitcast=True) + (distance >> _ALIGNMENT_LOG2) * units
     moved = moved.to(pointer.dtype, bitcast=True)
     if hint is not None:  # here and not in a function of its own: inlining drops what is promised of an argument

@@ -4,7 +4,6 @@ Every function chooses its assembly by the target that the kernel is compiled fo
 executor calls instead.  A function says whether its result is uniform: the same for all threads of a program.  Triton
 takes scalars for uniform, so a loop or branch that contains a barrier must not depend on a scalar that is not.
 """
-# mypy: ignore-errors
 
 import numpy as np
 import triton

@@ -1,5 +1,4 @@
 """Atomics on another rank's memory; `iris_triton.language` describes the common arguments."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -7,12 +6,6 @@ from triton.language import constexpr
 
 from iris_triton.language.address import translate
 from iris_triton.language.blocks import spread
-
-
-@triton.constexpr_function
-def scope_or_sys(scope):
-    """Peers are outside the scope that Triton takes by default."""
-    return "sys" if scope is None else scope
 
 
 @triton.constexpr_function
@@ -26,7 +19,7 @@ def _rmw(
 ):
     """Do the operation `op` on to_rank's memory; return the old value."""
     target = translate(pointer, from_rank, to_rank, heap_bases, hint)
-    where: constexpr = scope_or_sys(scope)
+    where: constexpr = "sys" if scope is None else scope  # peers are outside the scope that Triton takes by default
     if op == "sub":  # negated in the element type: an unsigned value that is widened afterwards would not wrap
         val = 0 - tl.cast(val, pointer.dtype.element_ty)
     val = spread(val, target)
@@ -85,4 +78,5 @@ def atomic_cas(
     element: constexpr = pointer.dtype.element_ty
     expected = spread(tl.cast(cmp, element), target)
     desired = spread(tl.cast(val, element), target)
-    return tl.atomic_cas(target, expected, desired, sem=sem, scope=scope_or_sys(scope))
+    where: constexpr = "sys" if scope is None else scope
+    return tl.atomic_cas(target, expected, desired, sem=sem, scope=where)

@@ -3,7 +3,6 @@
 Gluon compiles functions of Triton by its own rules, under which a new block needs a layout.  The functions here ask who
 is compiling; whatever else makes no block of its own serves both languages as it is.
 """
-# mypy: ignore-errors
 
 from iris_triton._compat import core, gluon_warps
 

@@ -9,7 +9,6 @@ A wait that is bounded ends in both forms, and describes itself in the status wo
 (`iris_core.device.context_words.Status`). One with a negative bound describes itself whenever that has passed
 (WAITING), and waits on.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -347,12 +346,6 @@ def report_wait(
         publish_report(status_word, row, rank, _WAIT_TIMEOUT, PART)
 
 
-@triton.constexpr_function
-def _polls_per_clock(on_gpu):
-    """Return the polls between two looks at the clock: few in the CPU executor, which polls up to 20 ms apart."""
-    return POLLS_PER_CLOCK if on_gpu else 8
-
-
 @triton.jit
 def look_at_clock(start, timeout_ns, status_word):
     """Return whether the wait has timed out, and its start time (pass 0 at the first call)."""
@@ -398,6 +391,7 @@ def spin(
     Of a block the first values: some versions of the compiler cannot carry a block round a `while`.  A report names
     SENDER, as `iris_core.device.context_words.Status` says.
     """
+    POLLS: tl.constexpr = POLLS_PER_CLOCK if is_cuda() or is_hip() else 8  # the CPU executor polls up to 20 ms apart
     polls = 0
     late = polls != 0
     start = tl.cast(0, tl.int64)
@@ -406,7 +400,7 @@ def spin(
     while (place == _count(pointer)) & ~late:
         polls += 1
         if timeout_ns != 0:  # noqa: SIM102 - decided at compile time where it is a constexpr
-            if polls % _polls_per_clock(is_cuda() or is_hip()) == 0:
+            if polls % POLLS == 0:
                 late, start = look_at_clock(start, timeout_ns, status_word)
                 if late & (timeout_ns < 0):  # again after each interval: the host sees that the wait continues
                     report_wait(status_word, rank, pointer, expected, _last(pointer, seen, scope), cmp, WAITING, SENDER)

@@ -13,7 +13,6 @@ program take part in a call: none may be in a branch that others do not take.
     peer        rank of the world, on another node.
     offsets     in bytes from the beginning of the heap (int64).
 """
-# mypy: ignore-errors
 
 import pathlib
 from typing import Any

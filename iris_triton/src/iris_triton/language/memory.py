@@ -1,7 +1,5 @@
 """Loads, stores and copies of other ranks' memory; `iris_triton.language` describes the common arguments."""
 
-# mypy: ignore-errors
-
 import triton
 import triton.language as tl
 from triton.language.target_info import is_hip
@@ -9,29 +7,19 @@ from triton.language.target_info import is_hip
 from iris_triton.language.address import translate
 
 
-# Fresh data, asked for by `volatile` or by ".cv", goes before any other cache modifier.  Some versions of Triton drop
-# the first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
-@triton.constexpr_function
-def _modifier(cache_modifier, volatile, on_amd):
-    if volatile or cache_modifier == ".cv":
-        return ".cv" if on_amd else None
-    return cache_modifier
-
-
-@triton.constexpr_function
-def _volatile(cache_modifier, volatile, on_amd):
-    return volatile or (cache_modifier == ".cv" and not on_amd)
-
-
 @triton.jit
 def _read(pointer, mask, other, cache_modifier: tl.constexpr, volatile: tl.constexpr = False):
-    modifier: tl.constexpr = _modifier(cache_modifier, volatile, is_hip())
-    fresh: tl.constexpr = _volatile(cache_modifier, volatile, is_hip())
+    # Fresh data, asked for by `volatile` or by ".cv", goes before any other cache modifier.  Some versions of Triton
+    # drop the first for AMD and the second for NVIDIA, where no other modifier may stand beside `volatile`.
+    fresh: tl.constexpr = volatile or cache_modifier == ".cv"
+    of_fresh: tl.constexpr = ".cv" if is_hip() else None
+    modifier: tl.constexpr = of_fresh if fresh else cache_modifier
+    is_volatile: tl.constexpr = volatile or (fresh and not is_hip())
     if other is not None and pointer.dtype.element_ty.is_fp8():  # Triton makes no fp8 of an integer
         other = tl.core.to_tensor(other)
         if other.dtype.is_int():
             other = other.to(tl.float32)
-    return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=fresh)
+    return tl.load(pointer, mask=mask, other=other, cache_modifier=modifier, volatile=is_volatile)
 
 
 @triton.jit

@@ -13,7 +13,6 @@ has no such addresses, goes from rank to rank.
 The accesses are relaxed ones of the system; between them and others of the same memory come a barrier and then
 `multimem_fence`, for the addresses are aliases.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

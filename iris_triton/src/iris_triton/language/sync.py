@@ -3,7 +3,6 @@
 `iris_triton.language` describes the common arguments.  A *flag* is a word of a symmetric tensor, a 32- or 64-bit
 integer.  The sender stores data and signals (release); the receiver waits (acquire) and reads the data.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

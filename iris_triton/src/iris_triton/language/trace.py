@@ -3,7 +3,6 @@
 The functions serve Triton and Gluon.  An event takes one atomic add, one more for a remote operation, and a store for
 each of its columns, all by one thread; it is dropped, and counted, where the buffers are full.
 """
-# mypy: ignore-errors
 
 import time
 

@@ -1,13 +1,12 @@
 """`iris.bench` of AMD's Iris: its decorators and command line; `state.exec(..., check=...)` can verify data here."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,9 +15,6 @@ from iris_core.bench.registry import RANKS, RunOptions, axis, linear_range, pars
 from iris_core.bench.state import State
 from iris_core.bench.suites import finish
 from iris_core.errors import BenchmarkError, IrisError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 __all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
 

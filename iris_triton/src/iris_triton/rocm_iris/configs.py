@@ -3,22 +3,17 @@
 Fields for which kernels here have no use are left out, which is said once; `iris_core.Iris` refuses such configs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.dispatch.config import FusedConfig as CoreFusedConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from iris_core.dispatch.bind import Binder
 
 C = TypeVar("C", bound=type[Any])
 R = TypeVar("R")

@@ -3,8 +3,6 @@
 A `device_id` is a GPU's number, None means the current one, and a GPU that is not there is a DeviceError.
 """
 
-from __future__ import annotations
-
 import torch
 
 from iris_core.device.targets import device_targets, num_compute_units

@@ -3,8 +3,6 @@
 Importing this imports neither torch nor triton.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

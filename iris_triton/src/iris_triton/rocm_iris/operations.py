@@ -1,14 +1,14 @@
 """`ctx.ops` as scripts of AMD's Iris call it; its methods and those of `ctx.ccl` as functions of a context."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
+from iris_core.api import Iris
 from iris_core.dispatch.products import NORM
 from iris_core.dispatch.requests import TILES, TORCH
 from iris_core.errors import UnsupportedError
@@ -16,12 +16,7 @@ from iris_core.logs import logger
 from iris_core.ops.api import FusedWorkspace, Operations
 from iris_triton.rocm_iris.configs import FusedConfig, Ported
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.api import Iris
-
-F = TypeVar("F", bound="Callable[..., Any]")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMES = {"output_tensor": "output", "C": "output", "A_sharded": "A"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -19,9 +20,6 @@ from iris_core.tracing.layout import COLUMNS
 from iris_triton.rocm_iris.collectives import PortedCollectives
 from iris_triton.rocm_iris.hip import count_devices
 from iris_triton.rocm_iris.operations import PortedOperations
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 Each calls the method of its name of `ctx`, a `DeviceContext` or, in Gluon, an `IrisDeviceCtx`, which says what the
 parameters mean; docs/tiles.md says what `locks` are.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

@@ -1,5 +1,4 @@
 """Kernels that must compile for every GPU target: the conformance kit's programs, which call every device function."""
-# mypy: ignore-errors
 
 import torch
 
@@ -16,11 +15,9 @@ _ACCESS = {DeviceType.CUDA: (r"(ld|st)\.global",), DeviceType.HIP: ("global_(loa
 
 
 def compile_cases(api, in_language=lambda kernel: kernel) -> list[CompileCase]:
-    """Return the programs for one backend, with functions and with methods.
+    """Return the programs for a backend with such a `device_api()`, with functions and with methods.
 
-    Args:
-        api: its `device_api()`.
-        in_language: makes a kernel of the backend's language from one of Triton.
+    `in_language` makes a kernel of the backend's language from one of Triton.
     """
     return [
         CompileCase(f"{name}-{form}", in_language(kernel), args, kwargs, expect=expect)

@@ -3,19 +3,14 @@
 docs/checking.md shows how to use it.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+import pathlib
+from collections.abc import Iterator
 
 import pytest
 
 from iris_core.settings import ORDINARY_CHECKS
 from iris_triton.checker.reports import Report
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Iterator
 
 
 class Findings:

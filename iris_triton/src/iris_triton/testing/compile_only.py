@@ -9,16 +9,12 @@ Assembly of the wrong vendor ends the process with some versions of Triton: wher
 subprocess.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from triton.backends.compiler import GPUTarget
 
 from iris_triton import _compat
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TARGETS: Mapping[str, GPUTarget] = {
     "sm_90": GPUTarget("cuda", 90, 32),

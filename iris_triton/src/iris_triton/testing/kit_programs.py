@@ -7,7 +7,6 @@ Gluon, else as Triton.
 Which of both is called, a function or the method, `languages.invoke` decides: it gets the arguments of each.  What the
 kernels check with, their own loads and stores, is the language's.
 """
-# mypy: ignore-errors
 
 import functools
 

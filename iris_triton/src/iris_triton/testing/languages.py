@@ -3,7 +3,6 @@
 Their blocks come from `iris_triton.language.blocks`, which knows who is compiling, and their contexts from
 `open_context`; the rest of the language is the same in both.
 """
-# mypy: ignore-errors
 
 import functools
 from types import FunctionType
@@ -41,14 +40,8 @@ def open_context(Context: tl.constexpr, context_tensor, world_size: tl.constexpr
 def invoke(api: tl.constexpr, context, world_size: tl.constexpr, before, as_function, as_method, behind):
     """Call a device function, or the method of the context that has its name.
 
-    Args:
-        api: the function, the context's class or None, and the name: with a class the method is called.
-        context: the context tensor.
-        world_size: number of ranks.
-        before: tuple of the first arguments of both.
-        as_function: tuple of the next arguments of the function.
-        as_method: tuple of the next arguments of the method.
-        behind: tuple of the last arguments of both.
+    `api` is the function, the context's class or None, and the name: with a class the method is called.  The tuples are
+    the first arguments of both, the next ones of the function and of the method, and the last ones of both.
     """
     if api[1] is None:
         return api[0](*before, *as_function, *behind)

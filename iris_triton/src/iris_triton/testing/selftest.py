@@ -3,7 +3,6 @@
 At distance d every rank works on rank + d, all at the same time; distance 0 is its own memory by way of address
 translation.  What is expected is computed by torch, not by the functions under test.
 """
-# mypy: ignore-errors
 
 from collections.abc import Callable, Iterator
 from typing import Any

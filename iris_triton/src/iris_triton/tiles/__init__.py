@@ -9,8 +9,6 @@ They are methods of `DeviceContext` and of Gluon's `IrisDeviceCtx`; see docs/til
     locks        the words that they need: host side
 """
 
-from __future__ import annotations
-
 from iris_triton.tiles.locks import check_locks, lock_words, make_locks
 from iris_triton.tiles.reductions import AllReduceConfig
 from iris_triton.tiles.views import (

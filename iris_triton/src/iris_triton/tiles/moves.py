@@ -1,5 +1,4 @@
 """Tile-level collectives that move data: all_gather, gather, all_to_all, as methods of the contexts."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

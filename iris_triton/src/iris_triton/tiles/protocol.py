@@ -18,7 +18,6 @@ launch on all ranks.  The kernel stores its part in `src_view`, then sets the wo
 with release semantics; then it calls the method, which waits for that word on all ranks and reads their parts.  Between
 two launches the host zeroes the words after a barrier, because a word that is still 1 announces the previous part.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -28,7 +27,7 @@ from iris_triton._compat import aggregate
 from iris_triton.language.address import translate
 from iris_triton.language.atomics import atomic_add
 from iris_triton.language.flags import await_flag, await_flags, lanes_for, set_flag
-from iris_triton.language.sync import await_members, tell_members
+from iris_triton.language.sync import await_members, gather_stores, tell_members
 from iris_triton.tiles.locks import FIXED_WORDS
 
 # Kinds of calls, by what ends them.
@@ -79,13 +78,15 @@ class Row:
 
     @triton.jit
     def publish(self, word, rank):
-        """Set one word of a rank to the stamp; releases the stores ordered by `gather_stores`."""
+        """Set one word of a rank to the stamp, after all earlier loads and stores of this program."""
+        gather_stores()
         target = translate(word, self.rank, rank, self.heap_bases)
         set_flag(target, self.stamp, "release", "sys")
 
     @triton.jit
     def publish_to_all(self, word):
         """Set the same word of every rank to the stamp; see `publish`."""
+        gather_stores()
         tell_members(word, 0, self.stamp, self.rank, 0, 1, self.size, self.heap_bases)
 
     @triton.jit
@@ -102,11 +103,12 @@ class Row:
 
     @triton.jit
     def is_last(self, home):
-        """Arrive at the tile's home; return whether all peers have arrived (then their parts are visible).
+        """Arrive at the tile's home, as `publish` does; return whether all peers have arrived, whose parts are visible.
 
         No rank waits here.  The last rank resets the count to 0.  No rank is a call ahead: it begins the next call
         when `done` of this one is set, which the last rank does after resetting the count.
         """
+        gather_stores()
         count = self.words + 2 * self.size + 1
         before = atomic_add(count, 1, self.rank, home, self.heap_bases, sem="acq_rel", scope="sys")
         last = before == self.size - 1

@@ -14,7 +14,6 @@ once.
 The element type of `locks` decides, when the kernel is compiled, by which protocol one_shot, two_shot and
 reduce_scatter synchronise: int64 by counted calls, int32 by flags that the kernel raises itself (`protocol`).
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -25,7 +24,7 @@ from iris_triton.language.address import translate
 from iris_triton.language.atomics import atomic_add, atomic_xchg
 from iris_triton.language.flags import await_flag, is_counter
 from iris_triton.language.memory import load, store
-from iris_triton.language.sync import gather_stores, signal
+from iris_triton.language.sync import signal
 from iris_triton.tiles.locks import VARIANTS
 from iris_triton.tiles.moves import Moves, store_to_all
 from iris_triton.tiles.protocol import ALL_READ, AT_RETURN, ONE_READS, await_end, await_raised, begin, wait_bound
@@ -121,12 +120,10 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
     else:
         row = begin(locks, number, ctx, ONE_READS)
         tile.publish(src_view)
-        gather_stores()
         row.publish_to_all(row.arrived(ctx.rank))
         if own:
             row.wait_all(row.arrived(0))
             _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
-            gather_stores()
             row.publish_to_all(row.done())
         row.end()
 
@@ -304,18 +301,15 @@ class Reductions(Moves):
         else:
             row = begin(locks, number, self, ALL_READ)
             tile.publish(src_view)
-            gather_stores()
             row.publish_to_all(row.arrived(self.rank))
             row.wait_all(row.arrived(0))
             acc = _sum(tile, src_view, self)
             if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
-                gather_stores()
                 row.publish_to_all(row.passed(self.rank))
                 row.wait_all(row.passed(0))
                 _store_own(tile, dst_view, acc)
             else:
                 _store_own(tile, dst_view, acc)
-                gather_stores()
                 row.publish_to_all(row.passed(self.rank))
             row.end()
 
@@ -341,10 +335,8 @@ class Reductions(Moves):
         else:
             row = begin(locks, number, self, ONE_READS)
             tile.publish(src_view)
-            gather_stores()
             if row.is_last(number % self.world_size):
                 _store_to_all(tile, dst_view, _sum(tile, src_view, self), self)
-                gather_stores()
                 row.publish_to_all(row.done())
             row.end()
 
@@ -375,7 +367,6 @@ class Reductions(Moves):
         ptr, mask = dst_view.tile_ptr(tile)
         if position < size - 1:
             _keep_sum(tile, src_view, dst_view, acc)
-            gather_stores()
             row.publish(row.arrived(self.rank), after)
             row.wait(row.passed(before))
             result = tl.load(ptr, mask=mask)
@@ -383,7 +374,6 @@ class Reductions(Moves):
             tl.store(ptr, result, mask=mask)
         if (size > 1) & (position != size - 2):  # the next position has computed the result
             store(ptr, result, self.rank, after, self.heap_bases, mask)
-            gather_stores()
             row.publish(row.passed(self.rank), after)
         row.end()
 
@@ -408,12 +398,10 @@ class Reductions(Moves):
         else:
             row = begin(locks, number, self, ONE_READS)
             tile.publish(src_view)
-            gather_stores()
             if row.is_last(owner):
                 acc = _sum(tile, src_view, self)
                 ptr, mask = dst_view.tile_ptr(tile)
                 store(ptr, acc.to(dst_view.ptr.dtype.element_ty), self.rank, owner, self.heap_bases, mask)
-                gather_stores()
                 row.publish_to_all(row.done())
             row.end()
 

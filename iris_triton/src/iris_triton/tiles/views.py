@@ -6,7 +6,6 @@ wide.  Nothing is promised to the compiler that it cannot see: strides and sizes
 
 The functions serve Triton and Gluon.  In Gluon a `Tile` has the layout of its data; a `TileView` is given its layout.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

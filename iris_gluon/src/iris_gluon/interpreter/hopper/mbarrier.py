@@ -3,16 +3,10 @@
 Copies that signal a barrier complete when a partition waits for it, not before: their data is written then.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from iris_gluon.interpreter.cta import Clock, Copy, Partition, running_partition
 from iris_gluon.interpreter.errors import MBarrierError
+from iris_gluon.interpreter.hopper.shared import View
 from iris_triton.interpreter.state import Line, here
-
-if TYPE_CHECKING:
-    from iris_gluon.interpreter.hopper.shared import View
 
 _MAX_COUNT = (1 << 20) - 1
 

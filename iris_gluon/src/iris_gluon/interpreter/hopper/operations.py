@@ -1,7 +1,5 @@
 """Shared memory and asynchronous operations in the builder: mbarriers, TMA, copies in groups, fences, products."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -212,5 +210,4 @@ class HopperOps:
 def buffer_addresses(base: Handle, offsets: Handle) -> Array:
     """Return the addresses of AMD's buffer operations: a scalar pointer and 32-bit offsets in elements."""
     step = element_nbytes(base.get_element_ty())
-    addresses: Array = base.data.reshape(-1)[0] + np.multiply(offsets.data, step, dtype=np.int64).view(np.uint64)
-    return addresses
+    return base.data.reshape(-1)[0] + np.multiply(offsets.data, step, dtype=np.int64).view(np.uint64)

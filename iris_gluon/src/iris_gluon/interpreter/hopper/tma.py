@@ -1,19 +1,15 @@
 """Tensor descriptors, and the boxes of global memory that TMA copies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from iris_gluon.interpreter.hopper.shared import BlockType, View
 from iris_triton.interpreter.frontend.values import Array, numpy_dtype
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import here
-
-if TYPE_CHECKING:
-    from iris_gluon.interpreter.hopper.shared import BlockType, View
 
 _NAN = {2: 0x7FC0, 1: 0x7F}  # as a bit pattern where numpy has no such type (bfloat16, fp8)
 _UNIT = 16  # bytes of which addresses and strides are multiples: cuTensorMapEncodeTiled, CUDA driver's manual

@@ -1,7 +1,5 @@
 """Warpgroup matrix products: what they multiply, and results that are there only after a wait."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from iris_gluon import _compat

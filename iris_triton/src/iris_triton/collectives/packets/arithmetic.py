@@ -1,5 +1,4 @@
 """Arithmetic on the words of packets: elements of any type, reduced in the order of the ranks."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

@@ -2,7 +2,6 @@
 
 An element of a Triton tensor stands for one packet, so a thread does all for its own packets, and no layout matters.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

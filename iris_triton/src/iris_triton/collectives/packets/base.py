@@ -1,14 +1,13 @@
 """Base of the algorithms of packets: which calls they serve, and the arguments of their kernels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton.language as tl
 
 from iris_core.dispatch.requests import COLUMNS, REDUCING
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
 from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
@@ -16,12 +15,7 @@ from iris_triton.collectives.packets.packet import alignment
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of
 
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
-
-ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}
-"""Operations in which only the root sends data, and those in which only it stores any."""
-
+ROOTS = {"broadcast": "from", "scatter": "from", "gather": "to", "reduce": "to"}  # only the root sends data, or stores
 _FLOATS = ("float32", "float16", "bfloat16")
 
 

@@ -2,7 +2,6 @@
 
 A tensor is an address, and a byte of it is counted in the order of its elements, as if it was dense.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

@@ -6,30 +6,24 @@ A member that sends packets of an epoch has received those of the one before fro
 had two epochs ago.  For that every thread sends and receives equally many packets in each piece, some without data: as
 all do that members other than the root send in a broadcast or scatter.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import ROOTS, PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
-from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, RUNTIME
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET
 from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
-from iris_triton.collectives.parts.collective import PER_CALL, Plan
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import early_launch
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 
 @triton.jit

@@ -5,8 +5,6 @@ Algorithms that rely on it are refused until it was found on this kind of device
 this package, others are in the user's cache (`<IRIS_CACHE_DIR>/fabric`).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

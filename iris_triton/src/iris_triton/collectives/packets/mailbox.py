@@ -12,28 +12,18 @@ Launches of one mailbox follow each other on every member, and are the same ones
 `advance` see whether that is so.  Nothing waits for what they load: it comes with the epoch, or while packets are on
 their way.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
 from iris_core.errors import UnsupportedError
 from iris_triton.collectives.packets.assembly import claim_assembly, confirm_assembly, look_assembly, run_assembly
-from iris_triton.collectives.parts.collective import RUNTIME as _RUNTIME
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 MAX_PROGRAMS = 1024  # counters of a mailbox: no launch has more programs
-RUNTIME = (*_RUNTIME, "root", "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots")
-"""Arguments for whose values kernels are not compiled anew."""
-
 MAX_MEMBERS = 8  # members whose packets a thread holds in registers
 WORDS = 2 * MAX_PROGRAMS + 4 + 4 * MAX_MEMBERS  # words of 32 bits of a mailbox beside its packets
 _MEMBERS = tl.constexpr(MAX_MEMBERS)
@@ -151,18 +141,10 @@ class Mailbox:
 
 
 def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
-    """Return the mailbox; create or enlarge it if needed.
+    """Return the mailbox of an encoding, which all operations share; create or enlarge it.  Collective, alike on all.
 
-    Collective: every member calls it with the same arguments.
-
-    Args:
-        team, encoding: owner of the mailbox; all operations of one encoding share it.
-        packets: number of packets that a member sends to each peer in one hop.
-        slots: number of members that send that much, summed over the hops.
-        block: packets that a program handles at a time; pieces are multiples of it.
-
-    Raises:
-        UnsupportedError: the heap has no space for a mailbox that holds one piece.
+    A member sends `packets` to each peer in one hop, and `slots` members do, summed over the hops; pieces are multiples
+    of `block`.  An UnsupportedError says that the heap has no space for a mailbox that holds one piece.
     """
     least = 2 * slots * block * PACKET
     whole = 2 * -(-slots * packets * PACKET // LINE) * LINE

@@ -10,7 +10,6 @@
 
 They are inline assembly for NVIDIA; tests/ccl_fast/emulation.py has the same for the CPU executor.
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

@@ -5,30 +5,23 @@ input into mailboxes, to one member after the other; the odd one polls, reduces,
 one pushes the results into the others' outputs.  A message that is larger than the mailbox goes in several launches, as
 places are surely free again only when a kernel has ended.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
+from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
-from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET, RUNTIME
+from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET
 from iris_triton.collectives.packets.packet import alignment, clear, encode, poll, push, spot
 from iris_triton.collectives.parts.barrier import arrive, await_all, claim, last_epoch, leave, row_words, send, sent
-from iris_triton.collectives.parts.collective import PER_CALL, Plan
+from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.flags import await_flag, set_flag
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Team
 
 ENC = tl.constexpr("sentinel")
 _NAP_NS = tl.constexpr(100)  # between two looks at packets of all members

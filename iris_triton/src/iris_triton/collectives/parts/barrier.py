@@ -11,14 +11,12 @@ A program's row of the team's control region (`iris_core.dispatch.team`) has, fo
 Epochs only grow, so nothing is reset and a captured launch can be replayed.  A member is at most one epoch ahead.  If
 two launches overlap on a device, as those of two graphs may, the second one reports it.
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import triton
 import triton.language as tl
 
 from iris_core.device.context_words import Mismatch, MismatchCode
 from iris_triton.language.address import translate
-from iris_triton.language.asm import wait_stores
 from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
 from iris_triton.language.sync import gather_stores
 
@@ -178,8 +176,7 @@ def claim(row, me, epoch, status, rank, SIZE: tl.constexpr):
 def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
     """Set this member's flag on all members: the first half of `barrier`."""
     lanes = lanes_for(SIZE)
-    wait_stores()
-    tl.debug_barrier()
+    gather_stores()
     set_flags(at_member(row + me, bases, me, members_of(SIZE)), epoch, lanes < SIZE, "release", "sys")
 
 
@@ -257,8 +254,7 @@ def last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.const
 @triton.jit
 def publish(word, value, scope: tl.constexpr):
     """Set a flag after all earlier loads and stores of this program (release)."""
-    wait_stores()
-    tl.debug_barrier()
+    gather_stores()
     set_flag(word, value, "release", scope)
 
 

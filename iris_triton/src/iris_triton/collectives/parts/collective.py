@@ -1,33 +1,28 @@
 """Base of all algorithms: supported requests, cost model, launches."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.dispatch.requests import REDUCING
+from iris_core.dispatch.team import Team
 from iris_core.types import REDUCIBLE, Availability, CollectiveRequest, DeviceType, PluginInfo, ReduceOp
 from iris_triton.collectives.parts.barrier import barrier_alone
 from iris_triton.collectives.parts.sizes import MOVABLE, USED_CONFIG, Blocks, Carrier, block_problem, layout_arguments
 from iris_triton.info import TRITON_INFO
 from iris_triton.launcher import BoundKernel
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from iris_core.dispatch.team import Team
-
-RUNTIME = (  # arguments for whose values kernels are not compiled anew
+RUNTIME = (  # arguments for whose values no kernel that has them is compiled anew
     "me", "rank", "kind", "capacity", "timeout_ns", "status", "in_sizes", "in_strides", "out_sizes", "out_strides",
-    "count", "shard",
+    "count", "shard", "multicast", "in_step", "given", "out_step", "taken", "giver", "row_items", "in_rows", "out_rows",
+    "wanted", "apart", "tiles", "root", "peers", "nbytes", "part", "first", "cap", "pieces", "box", "half", "slots",
+    "peer", "element", "piece", "sizes", "strides", "rows", "bands", "sums", "most",
 )  # fmt: skip
-
 PER_CALL = ("out", "inp")  # arguments that may lie anywhere
+# reductions of bool, as those of bytes that are 0 or 1
 OF_BOOL = {"sum": "max", "product": "min", "min": "min", "max": "max", "band": "min", "bor": "max", "bxor": "bxor"}
-"""Reductions of bool, as those of bytes that are 0 or 1."""
-
 _REDUCTIONS = tuple(op.name.lower() for op in ReduceOp)
 _TUNED_NBYTES = 1 << 20
 _TRIED: tuple[dict[str, int], ...] = ({"comm_sms": 132}, {"comm_sms": 132, "num_warps": 16}, {"comm_sms": 32})
@@ -126,11 +121,9 @@ class KernelCollective:
         """Make a plan for a team."""
         raise NotImplementedError
 
-    def launch(self, plan: Plan, out: torch.Tensor | None, inp: torch.Tensor | None, stream: Any = None) -> None:
+    def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None) -> None:
         target = inp if out is None else out
         source = out if inp is None else inp
-        assert target is not None
-        assert source is not None
         if not plan.is_ready:  # ready kernels look at the addresses only
             plan.is_ready = all(kernel.is_ready for kernel in plan.kernels)
             if plan.carrier is not None and not plan.is_ready:

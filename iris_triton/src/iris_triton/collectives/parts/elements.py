@@ -1,5 +1,4 @@
 """Copy and reduce elements, dense or strided, with the widest accesses that their addresses allow."""
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl

@@ -3,21 +3,16 @@
 They depend only on values that are equal on all members; otherwise members would wait at different barriers.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.dispatch.requests import COLUMNS
+from iris_core.dispatch.team import Team
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.dispatch.team import Team
 
 VECTOR_NBYTES = 16  # widest access of a thread; pieces begin at multiples of it
 _CPU_BLOCK = 1 << 15  # elements: on the CPU an operation on a block costs the same for 1 and for 1000
@@ -183,15 +178,11 @@ def pieces(
 
 def layout_arguments(request: CollectiveRequest, carrier: Carrier | None = None) -> dict[str, Any]:
     """Return the arguments for the layouts of the input and of the output; see `layouts_of`."""
-    inner, outer = layouts_of(request, carrier)
-    return {
-        "in_sizes": inner.sizes,
-        "in_strides": inner.strides,
-        "out_sizes": outer.sizes,
-        "out_strides": outer.strides,
-        "IN_DIMS": inner.num_dims,
-        "OUT_DIMS": outer.num_dims,
-    }
+    found: dict[str, Any] = {}
+    for side, layout in zip(("in", "out"), layouts_of(request, carrier), strict=True):
+        found |= {f"{side}_sizes": layout.sizes, f"{side}_strides": layout.strides}
+        found[f"{side.upper()}_DIMS"] = layout.num_dims
+    return found
 
 
 def layouts_of(request: CollectiveRequest, carrier: Carrier | None = None) -> tuple[Layout, Layout]:

@@ -1,5 +1,4 @@
 """Attention to some keys, as what was found so far: largest scores, sums of weights, and weighted values."""
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
 
 import triton
 import triton.language as tl

@@ -4,48 +4,36 @@ After a barrier each member copies its rows into its peers' matrices, beginning 
 word after each copy.  A member has all rows when it has seen all words: no second barrier is needed.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.dispatch.products import ROW_NBYTES
+from iris_core.dispatch.team import Host
 from iris_core.providers.baseline import scales_shape
+from iris_core.types import FusedRequest
 from iris_triton.collectives.parts.side import Side, words_of
 from iris_triton.gemm.parts.fused import peer_memory
 
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
-
-COPY_S = 1e-5
-"""Seconds that a copy with its word takes beside its bytes (H200s)."""
+COPY_S = 1e-5  # seconds that a copy with its word takes beside its bytes (H200s)
 
 
 @dataclass(slots=True)
 class Shards:
-    """The gathered matrix and its copies; made by `shards_of`.
+    """The gathered matrix and its copies, in symmetric memory; made by `shards_of`.
 
-    Attributes:
-        matrix: rows of all members, in symmetric memory.
-        own: this rank's rows of it.
-        words: symmetric memory, int32, one for each member, 1 when its rows have arrived, and one more.  They are 0
-            between calls: the waiter clears them.
-        others: addresses of this rank's rows, scales and word on each peer, in the order of the copies, as
-            `Side.address` converts them.
-        side: the second stream.
-        scales, own_scales: of all rows, in symmetric memory, and of this rank's; None where there are none.
+    `words`, int32, has one for each member, 1 when its rows have arrived, and one more.  They are 0 between calls: the
+    waiter clears them.
     """
 
-    matrix: torch.Tensor
-    own: torch.Tensor
+    matrix: torch.Tensor  # rows of all members
+    own: torch.Tensor  # this rank's rows of it
     words: torch.Tensor
-    others: list[tuple[Any, ...]]
+    others: list[tuple[Any, ...]]  # where own rows, scales and word go, on each peer in turn, by `Side.address`
     side: Side
-    scales: torch.Tensor | None = None
+    scales: torch.Tensor | None = None  # of all rows
     own_scales: torch.Tensor | None = None
 
     def move(self, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,13 +59,7 @@ class Shards:
 def shards_of(request: FusedRequest, host: Host, name: str) -> Shards:
     """Allocate a matrix of all members' rows of A (request.m x request.k), scales, and a word for each.  Collective.
 
-    Args:
-        request: an all_gather_matmul with gather_dim 0.
-        host: services of the library for algorithms.
-        name: of the algorithm, for errors.
-
-    Raises:
-        UnsupportedError: the heap has no space; raised on all members.
+    `name` is the algorithm's; an UnsupportedError with it, on all members, says that the heap has no space.
     """
     team, side = host.team, Side.of(host.team, request.target)
     dtype: torch.dtype = getattr(torch, request.dtype)

@@ -8,26 +8,18 @@ The kernel is memory-bound, so tiles are small, a row or a few of them, and few 
     "two_shot"  members publish the addresses of their outputs; after a barrier each stores its rows into all outputs;
                 after a second barrier the outputs are complete
 """
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators, no-check-untyped-defs
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import ROW_NBYTES
-from iris_core.types import DeviceType
+from iris_core.dispatch.team import Host
+from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.parts.barrier import last_barrier
 from iris_triton.gemm.parts.fused import bind, programs_for
 from iris_triton.gemm.parts.tiles import PER_CALL, begin_call, store_tile, store_to_all, whole_rows, wide, with_bias
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
-    from iris_triton.launcher import BoundKernel
+from iris_triton.launcher import BoundKernel
 
 RUNTIME = ("me", "rank", "rows", "rows_each", "first", "tiles_n", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
@@ -80,8 +72,7 @@ def sum_slots(
         last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
-_OF_A_THREAD = 8
-"""Elements of a tile on a GPU: 16 bytes of a slot at a time, of 16-bit elements."""
+_OF_A_THREAD = 8  # elements of a tile on a GPU: 16 bytes of a slot at a time, of 16-bit elements
 
 _TILE_GPU, _TILE_CPU = 2048, 16384
 """Elements of a tile; on the CPU an operation on a block costs the same for 1 and 1000."""
@@ -94,12 +85,7 @@ def bind_sum(
 ) -> BoundKernel:
     """Return the kernel that adds up the own slots; it takes the output and, if there is one, the bias.
 
-    Args:
-        request: matmul_reduce_scatter in the layout of torch, or matmul_all_reduce.
-        host: what the library gives to algorithms.
-        slots: memory of the slots, one of rows_each x request.n elements for each member.
-        rows_each: rows of a slot.
-        out_stride: of what the kernel writes.
+    There is a slot of rows_each x request.n elements for each member; `out_stride` is of what the kernel writes.
     """
     two_shot, on_cpu = request.op == "matmul_all_reduce", request.target.type is DeviceType.CPU
     first = host.team.rank * rows_each if two_shot else 0

@@ -18,7 +18,6 @@ Arguments that kernels have in common, in both languages:
     A_CACHE, B_CACHE              cache modifiers of loads
     XCDS, CHUNK                   see `own_program`
 """
-# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -137,9 +136,7 @@ def store_tile(
     tl.store(matrix + at, values.to(matrix.dtype.element_ty), mask=(i[:, None] < rows) & (j[None, :] < columns))
 
 
-PER_CALL = ("out", "a", "b", "bias", "a_scales", "b_scales")
-"""Arguments that may lie anywhere."""
-
+PER_CALL = ("out", "a", "b", "bias", "a_scales", "b_scales")  # arguments that may lie anywhere
 RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
 """Arguments for whose values kernels are not compiled anew."""
 

@@ -8,10 +8,9 @@ Numbers behave as on GPUs: integers wrap, division truncates, conversions round 
 floats are rounded after every operation.  Products of tl.dot are accumulated in float32 (no tf32).
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import triton.language as tl
@@ -25,10 +24,6 @@ from iris_triton.interpreter.frontend.values import Array, Handle, numpy_dtype
 from iris_triton.interpreter.hints import refute
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current, program_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 _PAD_NAN = _compat.ir.PADDING_OPTION.PAD_NAN
 
@@ -119,8 +114,7 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
             pointers, mask = descriptor.materialize_pointers(indices)  # Triton's own would store NaN as uint16
             nan = Handle(np.array([0x7FC0], np.uint16), tl.bfloat16)
             return self.create_masked_load(pointers, mask, nan, is_volatile=False)
-        handle: Handle = super().create_descriptor_load(descriptor, indices, *policy)
-        return handle
+        return super().create_descriptor_load(descriptor, indices, *policy)
 
     def create_store(self, pointers: Handle, value: Handle, *policy: Any) -> None:
         accesses.store(pointers.data, None, value.data)

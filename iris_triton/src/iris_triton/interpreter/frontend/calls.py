@@ -4,13 +4,12 @@
 compiler treats a call, so what the compiler would refuse (an undecorated Python function) is refused here too.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import threading
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import triton
@@ -29,9 +28,6 @@ from iris_triton.interpreter.hints import check_hint
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.rewrite import rewrite
 from iris_triton.interpreter.state import program_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _Tensor = tl.tensor
 _JITTED = (_compat.JITFunction, _compat.InterpretedFunction)
@@ -58,7 +54,7 @@ class Dialect(Operators):
         }
 
     @functools.cached_property
-    def watched(self) -> Dialect:
+    def watched(self) -> Self:
         """The same language, which knows offsets that have wrapped; for kernels that are checked for bounds."""
         return type(self)(self.semantic, offsets.watched)
 
@@ -77,8 +73,7 @@ class Dialect(Operators):
             if around is not None:
                 target = functools.partial(around, target)
             prepared[self] = function.src, target
-        ready: Callable[..., Any] = target
-        return ready
+        return target
 
     def _call_entry(self, entry: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         named = {name: _to_numpy(value) for name, value in kwargs.items()}
@@ -131,8 +126,6 @@ class Dialect(Operators):
             return self.prepare(jitted(function))(*args, **kwargs)
         if isinstance(function, tl.constexpr):
             return self.call(function.value, *args, **kwargs)
-        if isinstance(function, _compat.SemanticFunction):
-            return function(*args, _semantic=self.semantic, _generator=self, **kwargs).value
         handler = self._handlers.get(function) if isinstance(function, (BuiltinFunctionType, type)) else None
         return _call_python(function, *args, **kwargs) if handler is None else handler(*args, **kwargs)
 

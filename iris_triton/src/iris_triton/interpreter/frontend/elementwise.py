@@ -1,7 +1,5 @@
 """Elementwise operations of the builder: arithmetic, comparisons, conversions, mathematical functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +99,7 @@ def as_float(handle: Handle) -> Array:
     if handle.dtype == tl.bfloat16:
         return numerics.bf16_to_f32(handle.data)
     if handle.data.dtype == np.uint8:
-        return numerics.fp8_to_f32(handle.data, handle.dtype.name)
+        return numerics.fp8_values(handle.dtype.name)[handle.data]
     return handle.data
 
 

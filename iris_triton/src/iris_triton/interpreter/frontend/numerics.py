@@ -8,20 +8,16 @@ Functions of the vendors' math libraries (tl.extra.libdevice) go by the symbols 
 under the same name needs no entry.
 """
 
-from __future__ import annotations
-
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -64,8 +60,7 @@ def float_to_int(values: Array, dtype: np.dtype[Any]) -> Array:
 
 def int_div(left: Array, right: Array) -> Array:
     """Divide integers as C does: towards zero.  Division by zero gives 0 instead of a trap."""
-    result: Array = (left - np.fmod(left, right)) // right  # without the remainder there is nothing to round
-    return result
+    return (left - np.fmod(left, right)) // right  # without the remainder there is nothing to round
 
 
 def umulhi(left: Array, right: Array) -> Array:
@@ -110,12 +105,6 @@ def fp8_values(name: str) -> Array:
     return values
 
 
-def fp8_to_f32(bits: Array, name: str) -> Array:
-    """Widen fp8 bit patterns (uint8) to float32; exact."""
-    result: Array = fp8_values(name)[bits]
-    return result
-
-
 def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
     """Round to fp8 bit patterns (uint8): to nearest, ties to even, or towards zero; too large becomes the largest."""
     all_values = fp8_values(name)
@@ -131,8 +120,7 @@ def to_fp8(values: Array, name: str, *, towards_zero: bool = False) -> Array:
     code = np.minimum(code, len(finite) - 1)
     negative = np.signbit(wide) & ((code != 0) | ~np.isnan(all_values[0x80]))  # some have no minus zero
     nan = next(iter(np.flatnonzero(np.isnan(all_values))), 0x7F)
-    result: Array = np.where(np.isnan(wide), nan, code | np.where(negative, 0x80, 0)).astype(np.uint8)
-    return result
+    return np.where(np.isnan(wide), nan, code | np.where(negative, 0x80, 0)).astype(np.uint8)
 
 
 def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
@@ -141,8 +129,7 @@ def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
     def call(*arguments: Array) -> Array:
         kept = arguments[0].dtype
         wide = [np.ascontiguousarray(a, np.float32 if kept == np.float16 else None) for a in arguments]
-        result: Array = function(*map(torch.from_numpy, wide)).numpy().astype(kept, copy=False)
-        return result
+        return function(*map(torch.from_numpy, wide)).numpy().astype(kept, copy=False)
 
     return call
 

@@ -6,19 +6,14 @@ added has a bit for each lane, which its access takes off (see `iris_triton.chec
 anything else, such as `%` or `&`, is no longer known: hashes and rings wrap on purpose.
 """
 
-from __future__ import annotations
-
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import triton.language as tl
 
 from iris_triton.interpreter.frontend.values import Array, facts_of, wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 WRAPPED = np.uint64(1 << 60)  # added to pointers that an offset which has wrapped leads to
 _INT32 = np.dtype(np.int32)

@@ -4,11 +4,10 @@ The general case asks Triton's semantic layer.  Most operations in a kernel have
 computed here at once, which is several times faster; tests hold both ways against each other.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import triton.language as tl
@@ -20,10 +19,6 @@ from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
 from iris_triton.interpreter.frontend.values import Array, TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr

@@ -5,11 +5,9 @@ tensors of scalar type whose arrays have many elements, one per independent comb
 branches on its arguments cannot be run so; it is then run element by element.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import triton.language as tl
@@ -32,7 +30,7 @@ class _Region:
         self._arguments = arguments
         self.results: list[Handle] = []
 
-    def get_region(self, index: int) -> _Region:
+    def get_region(self, index: int) -> Self:
         return self
 
     def arg(self, index: int) -> Handle:

@@ -7,19 +7,15 @@ bit patterns (uint16, uint8).  A scalar is an array of shape (1,).  Arrays are n
 `wrap` makes the `tl.tensor` that the language works with.  Facts about a type are computed once (`TypeFacts`).
 """
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = NDArray[Any]
 
@@ -49,7 +45,7 @@ class Handle:
         scalar = self.dtype.scalar
         return scalar.element_ty.scalar if scalar.is_ptr() else scalar
 
-    def clone(self) -> Handle:
+    def clone(self) -> "Handle":
         """Copy the array."""
         return Handle(self.data.copy(), self.dtype)
 
@@ -162,7 +158,7 @@ class TypeFacts:
             found.with_element_ty = lambda scalar: facts_of(scalar).block(form)
         return found
 
-    def joint(self, other: TypeFacts) -> Any:
+    def joint(self, other: Self) -> Any:
         """Return the type with this scalar type of an operation on both; None if the semantic layer must decide."""
         form, beside = self.form, other.form
         if form is not beside and beside is not None:

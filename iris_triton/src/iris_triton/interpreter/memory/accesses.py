@@ -9,8 +9,6 @@ compare-and-swap.  Masked lanes do nothing and return 0.  All are of system scop
 counts for the checker only.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -6,32 +6,26 @@ wait, or that changes a source without `flush`, gets wrong values here as well; 
 other.  A signal comes after the puts to the same rank that were started before it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import heapq
 import itertools
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import triton.language as tl
 
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.protocols import MemoryMap
+from iris_core.types import Network
 from iris_triton import _compat
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.memory.regions import Array, registered_heaps
 from iris_triton.interpreter.state import ProgramInfo, current
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.protocols import MemoryMap
-    from iris_core.types import Network
-
-_carriers: dict[int, _Carrier] = {}  # by the device communicator, the first word of a network
 _lock = threading.Lock()
 
 
@@ -86,8 +80,7 @@ class _Carrier:
             raise ArgumentError(
                 f"gin: {nbytes} bytes at offset {offset} of rank {rank}'s heap do not lie in its {most}"
             )
-        address: int = self.bases[rank] + offset
-        return address
+        return self.bases[rank] + offset
 
     def put_bytes(self, peer: Any, to_offset: Any, from_offset: Any, nbytes: Any) -> None:
         """Start a put."""
@@ -118,6 +111,9 @@ class _Carrier:
         """Wait until nothing is on its way: sources of puts were read, and gets are there."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
+
+
+_carriers: dict[int, _Carrier] = {}  # by the device communicator, the first word of a network
 
 
 def run(function: str, program: ProgramInfo, network: Any = None, *args: Any, **named: Any) -> None:

@@ -4,22 +4,17 @@
 `BoundsChecker` belongs to one launch: the table plus the launch's tensor arguments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iris_core.protocols import MemoryMap
 from iris_triton.interpreter.errors import OutOfBoundsError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.protocols import MemoryMap
 
 Array = NDArray[Any]
 
@@ -31,7 +26,6 @@ FAR, RANK_BIT = 1 << 61, 48  # added to pointers to ranks of other nodes, with t
 _tokens = itertools.count(1)
 _heaps: dict[int, MemoryMap] = {}
 _extra: dict[int, tuple[int, int, str]] = {}
-_cache: tuple[tuple[Any, ...], Regions] | None = None
 
 
 def register_memory(memory: MemoryMap) -> int:
@@ -150,6 +144,9 @@ class Regions:
         return found
 
 
+_cache: tuple[tuple[Any, ...], Regions] | None = None
+
+
 def current_regions() -> Regions:
     """Return the table of everything that is registered now; cheap if nothing has changed."""
     global _cache
@@ -204,8 +201,7 @@ class BoundsChecker:
             bad = (position < 0) | (last > self._regions.ends[np.maximum(position, 0)])
         for region in self._arguments:
             bad &= (addresses < np.uint64(region.start)) | (last > np.uint64(region.end))
-        result: Array = bad | (last < addresses)  # an element cannot span the end of the address space
-        return result
+        return bad | (last < addresses)  # an element cannot span the end of the address space
 
     def _nearest(self, address: int) -> Region | None:
         """Return the accessible range that is closest to an address, or None if there is none at all."""
