@@ -270,7 +270,7 @@ class Binder:
             bound: Any = None if key is None else known.old.pop(key, None)
             named, has_nothing = dict[str, str](), bound is None and is_empty(request)
             if has_nothing and not isinstance(request, OperationRequest):  # a config may name what exists
-                named["algorithm"] = self._algorithms(request).choose(request, call.config).algorithm.name
+                named["algorithm"] = self._algorithms(request).choose(request, call.config).name
             is_first = bound is None and not has_nothing
             if is_first and self.gpu is not None and torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError(
@@ -319,16 +319,17 @@ class Binder:
         shared, chooser = shared_facts(request), self._algorithms(request)
         left_out, settled = agreed.earlier(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
-            algorithm, _, wish, _ = chooser.choose(request, config, left_out, settled)
+            algorithm, wish = chooser.of(chooser.choose(request, config, left_out, settled), request)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self._context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
-                algorithm, why, wish, in_graphs = chooser.choose(request, config, left_out, settled)
+                chosen = chooser.choose(request, config, left_out, settled)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 agreed.refuse(members, op, shared, error, within)
+            algorithm, wish = chooser.of(chosen, request)
             is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
             number, is_new = agreed.number(members, facts, within, layout, agreed.served_by.get(kind, ""))
@@ -346,11 +347,11 @@ class Binder:
             agreed.add(members, facts, number, shared, {"operation": op})
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
         if not is_named:
-            agreed.remember(request, shared, config, (algorithm.name, wish.options["config"], why, in_graphs))
+            agreed.remember(request, shared, config, chosen)
         bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
-        if in_graphs is not None and within is None and self.gpu is not None:
+        if chosen.in_graphs is not None and within is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
-                bound.let_capture(self._serve_by(in_graphs, request, config, scratch))
+                bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
         return bound
 
     def _prepare(

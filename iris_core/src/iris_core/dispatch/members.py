@@ -18,7 +18,7 @@ from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.dispatch.choice import Settled
+    from iris_core.dispatch.choice import Choice
     from iris_core.dispatch.team import Team
     from iris_core.world import World
 
@@ -57,7 +57,7 @@ class Members:
         self._counts: dict[tuple[int, ...], int] = {}
         self._latest: dict[tuple[int, ...], deque[tuple[int, str]]] = {}
         self._left_out: dict[Any, dict[str, str]] = {}
-        self._settled: dict[Any, Settled] = {}
+        self._settled: dict[Any, Choice] = {}
         self.served_by: dict[Any, str] = {}
 
     def knows(self, members: tuple[int, ...], begin: Facts) -> bool:
@@ -77,7 +77,7 @@ class Members:
         texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
 
-    def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Settled | None]:
+    def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Choice | None]:
         """Return for which algorithms memory was exhausted, on all members, and the choice for tensors that lie alike.
 
         A member may plan a call again that others have kept, and must choose the same algorithm.
@@ -85,7 +85,7 @@ class Members:
         left_out = self._left_out.setdefault((request.members, *shared.values()), {})
         return left_out, self._settled.get(_kind_of(request, shared, config))
 
-    def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
+    def remember(self, request: Any, shared: Facts, config: Any, settled: Choice) -> None:
         """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
         self._settled.setdefault(_kind_of(request, shared, config), settled)
 
