@@ -15,7 +15,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import product_s
-from iris_core.tuning.matmuls import FusedSample
+from iris_core.tuning.samples import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.gemm import operations
 from iris_triton.gemm.parts.shapes import tiling

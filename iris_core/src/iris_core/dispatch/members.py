@@ -53,7 +53,6 @@ class Members:
         self.world = world
         self.teams: dict[tuple[int, ...], Team] = {}
         self._numbers: dict[bytes, int] = {}
-        self._begun: set[bytes] = set()
         self._counts: dict[tuple[int, ...], int] = {}
         self._latest: dict[tuple[int, ...], deque[tuple[int, str]]] = {}
         self._left_out: dict[Any, dict[str, str]] = {}
@@ -62,12 +61,11 @@ class Members:
 
     def knows(self, members: tuple[int, ...], begin: Facts) -> bool:
         """Whether the members have agreed on such a request; `begin` is the operation, or all shared facts."""
-        return _digest(members, begin) in self._begun
+        return _digest(members, begin) in self._numbers
 
     def add(self, members: tuple[int, ...], facts: Facts, number: int, *begins: Facts) -> None:
         """Remember that the members have agreed; `begins` are parts of the facts that `knows` finds it by."""
-        self._numbers[_digest(members, facts)] = number
-        self._begun.update(_digest(members, begin) for begin in begins)
+        self._numbers.update((_digest(members, each), number) for each in (facts, *begins))
         latest = self._latest.setdefault(members, deque(maxlen=_DESCRIBED))
         latest.append((number, ", ".join(f"{name} {value}" for name, value in facts.items())))
 
