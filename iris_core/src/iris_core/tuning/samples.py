@@ -50,19 +50,12 @@ _DENSITY = 1 / 16
 
 
 class Point(NamedTuple):
-    """One operation with one size or shape.
+    """One operation with one size or shape."""
 
-    Attributes:
-        sample: a `Sample` or `FusedSample`: the call, and data whose result is known.
-        config: with which it is called.
-        where: the size or shape, for people.
-        dtype: element type that the table names; None for the call's.
-    """
-
-    sample: Any
+    sample: Any  # a `Sample` or `FusedSample`: the call, and data whose result is known
     config: Config | FusedConfig
-    where: str
-    dtype: str | None = None
+    where: str  # the size or shape, for people
+    dtype: str | None = None  # element type that the table names, if that is not the call's
 
 
 def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
@@ -171,20 +164,14 @@ class TuneOptions:
 # -- products ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FusedSample:
-    """One operation with one shape, as one of `size` ranks sees it; ArgumentError if they cannot divide it.
-
-    Attributes:
-        gather_dim: as in the call; None for operations that gather nothing.
-        dtype: of the operands; the result is bfloat16 where they are 8-bit floats.
-        shape: (m, n, k) of the product that each rank computes, as in the measured tables.
-    """
+    """One operation with one shape, as one of `size` ranks sees it; ArgumentError if they cannot divide it."""
 
     op: str
-    gather_dim: int | None
-    dtype: torch.dtype
+    gather_dim: int | None  # as in the call; None for operations that gather nothing
+    dtype: torch.dtype  # of the operands; the result is bfloat16 where they are 8-bit floats
     rank: int
     size: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # (m, n, k) of the product that each rank computes, as in the measured tables
 
     def __post_init__(self) -> None:
         m, _, k = self.shape

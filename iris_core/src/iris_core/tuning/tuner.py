@@ -40,19 +40,12 @@ _GRACE_S = 600.0
 
 @dataclass(frozen=True)
 class Tuned:
-    """Results of tuning; the same on every rank.
+    """Results of tuning; the same on every rank."""
 
-    Attributes:
-        device: name of the device, as tables have it.
-        entries: of the table.
-        wrong: algorithms that delivered wrong data.
-        passed_over: what was not measured, with the reason.
-    """
-
-    device: str
-    entries: tuple[Entry, ...]
-    wrong: tuple[str, ...]
-    passed_over: tuple[str, ...]
+    device: str  # its name, as tables have it
+    entries: tuple[Entry, ...]  # of the table
+    wrong: tuple[str, ...]  # algorithms that delivered wrong data
+    passed_over: tuple[str, ...]  # what was not measured, with the reason
 
 
 def tune_on_this_rank(wanted: Any, options: RunOptions) -> Tuned:
