@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
-from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise_described
+from iris_core.world.failures import differences, failure_of, name_ranks, on_all_ranks, raise_described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -166,20 +166,13 @@ class Members:
             if error is not None and all(each == refusals[0] for each in refusals):
                 raise error
             raise_described(refusals, error, "refused the call", IrisError, order)
-        names = dict.fromkeys(name for row in everyone for name in row)
-        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
-        if not differing:
+        if not (differing := differences(everyone, order)):
             return
-
-        def by_rank(texts: list[str]) -> str:
-            return "; ".join(f"{text} on rank {rank}" for rank, text in zip(order, texts, strict=True))
-
-        lines = [f"  {name}: {by_rank([row.get(name, 'absent') for row in everyone])}" for name in differing]
-        hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
-        if "algorithm" in differing and len(set(layouts)) > 1:
-            hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
-        listed = "\n".join(lines) + hint
-        raise RankMismatchError(f"{facts['operation']}: the members of the group call differently:\n{listed}")
+        hint = _FROM_TABLES if differing.keys() & {"algorithm", "config"} else ""
+        if "algorithm" in differing and (lie := differences([{"": each} for each in layouts], order)):
+            hint = f"\nIt depends on how tensors lie: {lie['']}"
+        problem = f"{facts['operation']}: the members of the group call differently:"
+        raise RankMismatchError("\n  ".join([problem, *map(": ".join, differing.items())]) + hint)
 
 
 def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:

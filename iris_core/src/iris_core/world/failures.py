@@ -129,13 +129,17 @@ def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
 
     Collective: every rank calls it.
     """
-    everyone = world.all_gather_object(dict(facts))
-    lines = []
-    for key in dict.fromkeys(key for row in everyone for key in row):
-        found = by_text(row.get(key, "absent") for row in everyone)
-        if len(found) > 1:
-            lines.append(f"\n  {key}: " + "; ".join(f"{value} on {named}" for named, value in found))
-    if lines:
-        raise errors.RankMismatchError(
-            "the ranks were not opened alike; all must have the same plugins, versions and sizes:" + "".join(lines)
-        )
+    if differing := differences(world.all_gather_object(dict(facts))):
+        problem = "the ranks were not opened alike; all must have the same plugins, versions and sizes:"
+        raise errors.RankMismatchError("\n  ".join([problem, *map(": ".join, differing.items())]))
+
+
+def differences(everyone: Sequence[Mapping[str, str]], ranks: Sequence[int] | None = None) -> dict[str, str]:
+    """Return which facts of the ranks differ, by name with all values: "4 on ranks 0, 2; absent on rank 1"."""
+    names = dict.fromkeys(name for facts in everyone for name in facts)
+    values = {name: by_text((facts.get(name, "absent") for facts in everyone), ranks) for name in names}
+    return {
+        name: "; ".join(f"{value} on {named}" for named, value in found)
+        for name, found in values.items()
+        if len(found) > 1
+    }
