@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/torch_backend": 2350,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
-    "iris_core/world": 2272,
+    "iris_core/world": 2262,
     "iris_allocators/*.py": 553,
     "iris_allocators/driver": 498,
     "iris_allocators/nccl": 242,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_216
+REST = 41_066
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
