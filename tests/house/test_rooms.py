@@ -38,7 +38,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2844,
+    "iris_core/*.py": 2837,
     "iris_core/bench": 1258,
     "iris_core/ccl": 361,
     "iris_core/cli": 1662,
