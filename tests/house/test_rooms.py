@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 361,
     "iris_core/cli": 1662,
     "iris_core/device": 1427,
-    "iris_core/dispatch": 3346,
+    "iris_core/dispatch": 3348,
     "iris_core/heap": 2725,
     "iris_core/nn": 870,
     "iris_core/ops": 1194,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_066
+REST = 41_061
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -34,7 +34,6 @@ TF32 = "tf32"
 """What tables call float32 where TF32 is allowed."""
 
 HEAP, ORDINARY = "heap", "ordinary"
-_Count = Annotated[int, Field(ge=1, le=1 << 60)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Entry:
 
     op: str
     dtype: str
-    size: tuple[_Count, ...]
+    size: tuple[int, ...]
     algorithm: str
     seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
     place: Annotated[str, Field(pattern="^(heap|ordinary|input|output)$")] = HEAP
@@ -69,7 +68,7 @@ class Entry:
     group_size: int = 0
     measured: bool = True
     note: str = ""
-    num_nodes: _Count = 1
+    num_nodes: Annotated[int, Field(ge=1, le=1 << 60)] = 1
     host_seconds: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     @property
@@ -100,6 +99,9 @@ def _checked(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     sizes = {name: each for name in ("nbytes", "m", "n", "k") if (each := row.pop(name, None)) is not None}
+    for name, each in sizes.items():
+        if isinstance(each, int | float) and not 1 <= each <= 1 << 60:
+            raise ValueError(f"{name} must be from 1 to {1 << 60}, not {each}")
     if "".join(sizes) not in ("mnk", "nbytes") or ("nbytes" in sizes and row.get("gather_dim") is not None):
         raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
     kind: Any = Config if "nbytes" in sizes else FusedConfig
