@@ -30,7 +30,7 @@ from ccl_peers import OFF, Unavailable, is_symmetric_kernel, kernels_of, nccl_ca
 
 from iris_core import bench
 from iris_core.ccl import Config
-from iris_core.tuning.collectives import SPOILED, Sample
+from iris_core.tuning.samples import SPOILED, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,7 @@ from fused import OFF, AsyncTp, Problem
 from iris_core import bench
 from iris_core.ccl import Config
 from iris_core.ops import FusedConfig
-from iris_core.tuning.collectives import SPOILED, Sample
+from iris_core.tuning.samples import SPOILED, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

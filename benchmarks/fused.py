@@ -39,7 +39,7 @@ from ccl_peers import OFF
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
-from iris_core.tuning.matmuls import SPOILED, FusedSample
+from iris_core.tuning.samples import SPOILED, FusedSample
 
 if TYPE_CHECKING:
     from ccl_groups import Part

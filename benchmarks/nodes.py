@@ -24,7 +24,7 @@ from ccl_peers import OFF, nccl_call
 
 from iris_core import Iris, bench
 from iris_core.ccl import Config
-from iris_core.tuning.collectives import SPOILED, Sample
+from iris_core.tuning.samples import SPOILED, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from ccl_launch import repeated, without_launch
 
 from iris_core import bench
 from iris_core.ops import FusedConfig
-from iris_core.tuning.matmuls import SPOILED, FusedSample
+from iris_core.tuning.samples import SPOILED, FusedSample
 
 if TYPE_CHECKING:
     from iris_core import Iris

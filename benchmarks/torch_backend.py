@@ -43,7 +43,7 @@ from training_steps import tensor_parallel as divided
 
 from iris_core import bench, torch_backend
 from iris_core.torch_backend import fsdp, fuse
-from iris_core.tuning.collectives import Sample
+from iris_core.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

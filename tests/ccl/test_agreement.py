@@ -137,32 +137,32 @@ def refused_by_some(ctx):
 
 F8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DIFFERING = [
-    ("elements: 12 on rank 0; 12 on rank 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
-    ("elements: 24 on rank 0; 24 on rank 1; 0 on rank 2", lambda t, odd: (
+    ("elements: 12 on ranks 0, 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
+    ("elements: 24 on ranks 0, 1; 0 on rank 2", lambda t, odd: (
         t.all_reduce(*[each[6 * odd :] for each in (t.y, t.x)]))),
-    ("operation: all_reduce on rank 0; all_reduce on rank 1; reduce on rank 2", lambda t, odd: (
+    ("operation: all_reduce on ranks 0, 1; reduce on rank 2", lambda t, odd: (
         t.reduce(t.y, t.x) if odd else t.all_reduce(t.y, t.x))),
-    ("input on the heap and contiguous: True on rank 0; True on rank 1; False on rank 2", lambda t, odd: (
+    ("input on the heap and contiguous: True on ranks 0, 1; False on rank 2", lambda t, odd: (
         t.all_reduce(t.y, t.off_heap[:, :4] if odd else t.x))),
-    ("root: 0 on rank 0; 0 on rank 1; 1 on rank 2", lambda t, odd: t.broadcast(t.x, src=int(odd))),
-    ("algorithm: two_shot on rank 0; two_shot on rank 1; one_shot on rank 2", lambda t, odd: (
+    ("root: 0 on ranks 0, 1; 1 on rank 2", lambda t, odd: t.broadcast(t.x, src=int(odd))),
+    ("algorithm: two_shot on ranks 0, 1; one_shot on rank 2", lambda t, odd: (
         t.all_reduce(t.y, t.x, config=Config(algorithm="one_shot" if odd else "two_shot")))),
-    ("group: ranks 0, 1, 2 on rank 0; ranks 0, 1, 2 on rank 1; ranks 0, 2, 1 on rank 2", lambda t, odd: (
+    ("group: ranks 0, 1, 2 on ranks 0, 1; ranks 0, 2, 1 on rank 2", lambda t, odd: (
         t.all_reduce(t.y, t.x, group=[0, 2, 1] if odd else None))),
-    ("group: ranks 2, 0, 1 on rank 0; ranks 2, 0, 1 on rank 1; ranks 2, 1, 0 on rank 2", lambda t, odd: (
+    ("group: ranks 2, 0, 1 on ranks 0, 1; ranks 2, 1, 0 on rank 2", lambda t, odd: (
         t.team((2, 1, 0) if odd else (2, 0, 1)))),
-    ("product: 6 x 4 times 4 x 8 .* on rank 1; 6 x 4 times 4 x 4 .*on rank 2", lambda t, odd: (
+    ("product: 6 x 4 times 4 x 8 on ranks 0, 1; 6 x 4 times 4 x 4 .*on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out[:, : 8 - 4 * odd], t.x, t.b[:, : 8 - 4 * odd]))),
-    ("times float8_e4m3fn to float32 on rank 1; float8_e4m3fn times float8_e5m2 to float32 on rank 2", lambda t, odd: (
+    ("float8_e4m3fn to float32 on ranks 0, 1; float8_e4m3fn times float8_e5m2 to float32 on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[odd])))),
     ("the output on the heap, with dense rows at multiples of 16 bytes: True .* False on rank 2", lambda t, odd: (
         t.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
-    ("algorithm: two_shot on rank 0; two_shot on rank 1; unfused on rank 2", lambda t, odd: (
+    ("algorithm: two_shot on ranks 0, 1; unfused on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
-    ("scales: rows on rank 0; rows on rank 1; blocks on rank 2", lambda t, odd: (
+    ("scales: rows on ranks 0, 1; blocks on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[0]), a_scales=t.x[:, :1].contiguous(),
                             b_scales=t.b[:1, :1] if odd else t.b[:1]))),
-    ("bias along: none on rank 0; none on rank 1; columns on rank 2", lambda t, odd: (
+    ("bias along: none on ranks 0, 1; columns on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x, t.b, t.bias if odd else None))),
 ]  # fmt: skip
 """What 3 ranks raise where the last one calls otherwise."""

@@ -12,7 +12,7 @@ from table_files import table_file
 from tables import table
 
 from iris_core.ccl import Config, ReduceOp
-from iris_core.dispatch.choice import Chooser, Tables
+from iris_core.dispatch.choice import Choice, Chooser, Tables
 from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import read_table
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -54,13 +54,13 @@ def chooser(*algorithms, folders=(), unusable=()):
 def test_the_cheapest_that_can_or_the_named_one():
     two_shot = Algorithm("two_shot", 0.5, "no luck")
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), two_shot, unusable=[("collective 'x'", "broken")])
-    assert choice.choose(REQUEST, None).algorithm.name == "fast"
+    assert choice.choose(REQUEST, None).name == "fast"
     text = str(choice.explain(REQUEST, None))
     assert text.startswith("all_reduce: fast, the cheapest by its model\n")
     assert "slow (triton): 2000000.0 us, model" in text
     assert "two_shot (triton): no, no luck" in text
-    assert choice.choose(REQUEST, Config(algorithm="slow")).algorithm.name == "slow"
-    assert choice.choose(REQUEST, Config(all_gather_variant="persistent")).algorithm.name == "fast"
+    assert choice.choose(REQUEST, Config(algorithm="slow")).name == "slow"
+    assert choice.choose(REQUEST, Config(all_gather_variant="persistent")).name == "fast"
     assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
     for config, kind, words in (
         ({"all_reduce_variant": "two_shot"}, UnsupportedError, "'two_shot' cannot serve this call: no luck"),
@@ -105,16 +105,16 @@ def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
         Algorithm("slow", 2.0), Algorithm("sworn", 1.0, deterministic=True), Algorithm("said", 0.1, deterministic="yes")
     ]  # fmt: skip
     choice = Chooser(known, Tables(tmp_path, [], "cpu"), (), deterministic=True)
-    assert choice.choose(REQUEST, None).algorithm.name == "sworn"  # though another one was measured
+    assert choice.choose(REQUEST, None).name == "sworn"  # though another one was measured
     assert choice.contenders(REQUEST, None, few=False) == [("sworn", {})]
     with pytest.raises(UnsupportedError, match="'slow' cannot serve this call: it does not promise its bits"):
         choice.choose(REQUEST, Config(algorithm="slow"))
     with pytest.raises(UnsupportedError, match=r"(?s)slow: it does not .*\n  sworn: full\n  said: it does not"):
         choice.choose(REQUEST, None, {"sworn": "full"})
     assert "slow (triton): no, it does not promise its bits" in str(choice.explain(REQUEST, None))
-    assert choice.choose(REQUEST, Config(algorithm="sworn")).algorithm.name == "sworn"
+    assert choice.choose(REQUEST, Config(algorithm="sworn")).name == "sworn"
     assert "measured" not in str(choice.explain(REQUEST, None))
-    assert choice.choose(replace(REQUEST, group_size=1), None).algorithm.name == "slow"  # nothing is added up
+    assert choice.choose(replace(REQUEST, group_size=1), None).name == "slow"  # nothing is added up
 
 
 def raising(error):
@@ -140,7 +140,7 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
     choice = chooser(bad, Algorithm("good", 1.0), folders=[tmp_path])
     for nbytes in (512, 1024):
         request = replace(REQUEST, nbytes=nbytes)
-        chosen, found = choice.choose(request, None).algorithm.name, choice.explain(request, None).candidates[0]
+        chosen, found = choice.choose(request, None).name, choice.explain(request, None).candidates[0]
         if question in ("supports", "cost"):
             assert (chosen, found.ok) == ("good", False)
             assert found.reason.startswith(reason)
@@ -160,8 +160,8 @@ def test_in_gluon_alone():
     ours = Algorithm("gluon_two_shot", 3.0, plugin="gluon", variants=("two_shot",))
     choice = chooser(Algorithm("two_shot", 1.0), Algorithm("ring", 1.0), ours)
     for wish in ({}, {"all_reduce_variant": "two_shot"}):
-        assert choice.choose(REQUEST, Config(use_gluon=True, **wish))[0] is ours
-    assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot"))[0].name == "two_shot"
+        assert choice.choose(REQUEST, Config(use_gluon=True, **wish)).name == "gluon_two_shot"
+    assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot")).name == "two_shot"
     for wish in ({"all_reduce_variant": "ring"}, {"algorithm": "two_shot"}):
         with pytest.raises(UnsupportedError, match="not written in Gluon"):
             choice.choose(REQUEST, Config(use_gluon=True, **wish))
@@ -171,13 +171,13 @@ def test_what_was_measured_comes_first(tmp_path):
     algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
     path = table_file(tmp_path / "own")
     choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "absent"])
-    algorithm, why, *_ = choice.choose(REQUEST, None)
-    assert (algorithm.name, why) == ("slow", f"measured as the fastest in {path}")
+    name, _, why, _ = choice.choose(REQUEST, None)
+    assert (name, why) == ("slow", f"measured as the fastest in {path}")
     assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
-    assert choice.choose(replace(REQUEST, nbytes=8193), None)[0].name == "fast"  # too far from what was measured
-    assert chooser(*algorithms).choose(REQUEST, None)[0].name == "fast"  # not the one that has to be measured
+    assert choice.choose(replace(REQUEST, nbytes=8193), None).name == "fast"  # too far from what was measured
+    assert chooser(*algorithms).choose(REQUEST, None).name == "fast"  # not the one that has to be measured
     late = chooser(algorithms[-1])
-    assert late.choose(REQUEST, Config(algorithm="late")).algorithm is algorithms[-1]
+    assert late.of(late.choose(REQUEST, Config(algorithm="late")), REQUEST) == (algorithms[-1], REQUEST)
     with pytest.raises(UnsupportedError, match="late can serve this call, but only where they were measured"):
         late.choose(REQUEST, None)
 
@@ -185,17 +185,15 @@ def test_what_was_measured_comes_first(tmp_path):
 def test_what_was_settled_before_is_chosen_where_it_can_serve(tmp_path):
     table_file(tmp_path)
     choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("bad", 0.1, "no"), folders=[tmp_path])
-    found = choice.choose(REQUEST, None, {}, ("fast", {"comm_sms": 4}, "measured here", None))
-    assert (found.algorithm.name, found.why, found.request.options) == (
-        "fast", "measured here", {"config": {"comm_sms": 4}},
-    )  # fmt: skip
+    fast = Choice("fast", {"comm_sms": 4}, "measured here")
+    assert choice.choose(REQUEST, None, {}, fast) is fast
+    assert choice.of(fast, REQUEST)[1].options == {"config": {"comm_sms": 4}}
     for name in ("bad", "gone"):
-        assert choice.choose(REQUEST, None, {}, (name, {}, "measured here", None)).algorithm.name == "slow"
-    fast = "fast", {}, "", None
-    assert choice.choose(REQUEST, None, {"fast": "no room"}, fast).algorithm.name == "slow"
+        assert choice.choose(REQUEST, None, {}, fast._replace(name=name)).name == "slow"
+    assert choice.choose(REQUEST, None, {"fast": "no room"}, fast).name == "slow"
     with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
         choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
-    assert choice.choose(REQUEST, Config(algorithm="slow"), {}, fast).algorithm.name == "slow"
+    assert choice.choose(REQUEST, Config(algorithm="slow"), {}, fast).name == "slow"
 
 
 def test_the_config_that_was_measured_is_used(tmp_path):
@@ -206,15 +204,14 @@ def test_the_config_that_was_measured_is_used(tmp_path):
     algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
     table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
     choice = chooser(*algorithms, folders=[tmp_path / "own"])
-    assert choice.choose(REQUEST, None).request.options["config"] == {"comm_sms": 4, "num_warps": 2}
+    assert choice.of(choice.choose(REQUEST, None), REQUEST)[1].options["config"] == {"comm_sms": 4, "num_warps": 2}
     assert REQUEST.options == {}
     asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
-    assert choice.choose(asked, None).request.options["config"] == {"comm_sms": 4, "num_warps": 8}
-    named = choice.choose(REQUEST, Config(algorithm="slow"))
-    assert named.request is REQUEST
+    assert choice.of(choice.choose(asked, None), asked)[1].options["config"] == {"comm_sms": 4, "num_warps": 8}
+    assert choice.choose(REQUEST, Config(algorithm="slow")).config == {}
     assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
     table_file(tmp_path / "two", {"algorithm": "fast", "config": {"comm_sms": 16}}, {"seconds": 2e-6})
-    assert chooser(*algorithms, folders=[tmp_path / "two"]).choose(REQUEST, None).algorithm.name == "slow"
+    assert chooser(*algorithms, folders=[tmp_path / "two"]).choose(REQUEST, None).name == "slow"
 
 
 def contenders(*algorithms, folder=None, few=True, request=REQUEST, config=None):

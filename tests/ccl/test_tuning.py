@@ -18,8 +18,7 @@ from iris_core.cli import main
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError
 from iris_core.ops import FusedConfig
-from iris_core.tuning.collectives import TuneOptions
-from iris_core.tuning.matmuls import KINDS, LAYERS, FusedSample, FusedTuneOptions
+from iris_core.tuning.samples import KINDS, LAYERS, SPOILED, FusedSample, FusedTuneOptions, TuneOptions
 from iris_core.tuning.tuner import tune_on_this_rank
 
 
@@ -39,7 +38,7 @@ def samples(ctx, wanted, algorithm=None):
                 assert out.any(), sample
                 out.view(-1)[-1] += 1
                 assert not sample.is_right(out), sample
-                out.fill_(sample.spoiled)
+                out.fill_(SPOILED)
                 assert not sample.is_right(out), sample
 
 

@@ -87,7 +87,7 @@ def chosen(tmp_path):
 
     def choose(op, target, size, nbytes, place="heap"):
         asked = request(Case(op, place=place), size, nbytes=nbytes, target=DeviceTarget(target))
-        return chooser.choose(asked, None)[0].name
+        return chooser.choose(asked, None).name
 
     return choose
 

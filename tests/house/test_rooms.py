@@ -38,12 +38,12 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2897,
+    "iris_core/*.py": 2864,
     "iris_core/bench": 1258,
     "iris_core/ccl": 374,
-    "iris_core/cli": 1671,
+    "iris_core/cli": 1662,
     "iris_core/device": 1436,
-    "iris_core/dispatch": 3401,
+    "iris_core/dispatch": 3355,
     "iris_core/heap": 2725,
     "iris_core/nn": 870,
     "iris_core/ops": 1198,
@@ -51,9 +51,9 @@ BUDGETS = {
     "iris_core/registry": 937,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2350,
-    "iris_core/tracing": 522,
-    "iris_core/tuning": 474,
-    "iris_core/world": 2268,
+    "iris_core/tracing": 509,
+    "iris_core/tuning": 427,
+    "iris_core/world": 2262,
     "iris_allocators/*.py": 553,
     "iris_allocators/driver": 498,
     "iris_allocators/nccl": 242,

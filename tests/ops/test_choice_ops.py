@@ -15,7 +15,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import product_s
-from iris_core.tuning.matmuls import FusedSample
+from iris_core.tuning.samples import FusedSample
 from iris_core.types import DeviceTarget, DeviceType, FusedRequest
 from iris_triton.gemm import operations
 from iris_triton.gemm.parts.fused import tiling
@@ -131,7 +131,7 @@ def test_times_do_not_choose_where_bits_are_promised(tmp_path):
         each.deterministic = number > 0
     write_table(tmp_path / "gpu-8.json", "gpu", 8, [], [Entry(REQUEST.op, "*", REQUEST.shape, "number 2", 1e-9)])
     choice = Chooser(known, Tables(tmp_path, [], "gpu"), (), deterministic=True)
-    assert choice.choose(REQUEST, None).algorithm is known[1]
+    assert choice.choose(REQUEST, None).name == known[1].name
     assert choice.contenders(REQUEST, None, few=False) == []  # nothing is measured
 
 
@@ -139,8 +139,8 @@ def test_scales_go_to_who_takes_them(tmp_path):
     known = [Unfused(REQUEST.op) for _ in range(2)]
     known[0].scaled, known[1].name = ("rows",), "other"
     choice, scaled = Chooser(known, Tables(tmp_path, [], "gpu"), ()), replace(REQUEST, dtype="float8_e4m3fn")
-    assert choice.choose(replace(scaled, scales="rows"), None).algorithm is known[0]
-    assert choice.choose(replace(scaled, scales="blocks"), None).algorithm is known[1]
+    assert choice.choose(replace(scaled, scales="rows"), None).name == known[0].name
+    assert choice.choose(replace(scaled, scales="blocks"), None).name == known[1].name
     with pytest.raises(UnsupportedError, match="it takes no scales of blocks"):
         choice.choose(replace(scaled, scales="blocks"), FusedConfig(algorithm="unfused"))
 
@@ -283,5 +283,5 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
     for (m, n, k), name, in_graphs in (((512, 7168, 4096), "fetch", ("host_bound", {})), (LARGE, "host_bound", None)):
         request = layer_request("all_gather_matmul", 0, m, n * 8, k, 8)
         choice = chooser.choose(request, None)
-        assert (choice.algorithm.name, choice.in_graphs) == (name, in_graphs)
+        assert (choice.name, choice.in_graphs) == (name, in_graphs)
         assert ("300.0 us of the CPU" in str(chooser.explain(request, None))) is (name == "fetch")

@@ -102,16 +102,10 @@ class Iris(TensorFactories, OneSided):
         asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
         asked |= {"barrier_timeout": barrier_timeout, "device_timeout": device_timeout}
         asked |= {"deterministic": deterministic, "check": check}
-        with world.arrive(group) as arrival:
-            self._open_all(arrival, asked, dict(options or {}))
-
-    def _open_all(
-        self, arrival: world.Arrival, asked: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        self.settings = open_context.settings_of(asked)
-        with contextlib.ExitStack() as undo:
-            notice = partial(_notify_allocated, weakref.ref(self))
-            opened = open_context.open_heap(self.settings, options, arrival, on_allocated=notice, undo=undo)
+        notice = partial(_notify_allocated, weakref.ref(self))
+        with world.arrive(group) as arrival, contextlib.ExitStack() as undo:
+            opened = open_context.open_heap(asked, dict(options or {}), arrival, on_allocated=notice, undo=undo)
+            self.settings = opened.maker.settings
             self._world, self._plan, self._reports = opened.world, opened.plan, opened.reports
             self._device_barriers, self._context = opened.device_barriers, opened.context_tensor
             self._log = rank_logger(self._world.rank, self._world.world_size)

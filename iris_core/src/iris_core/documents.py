@@ -30,13 +30,8 @@ def read_document(path: Path, kind: pydantic.TypeAdapter[T]) -> T:
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from error
     except pydantic.ValidationError as error:
-        raise ValueError(_first_problem(error)) from error
-
-
-def _first_problem(error: pydantic.ValidationError) -> str:
-    """Return the first problem as one line, with the number of further ones."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    where = " ".join(".".join(map(str, problems[0]["loc"])).split())  # keys may have line breaks
-    text = " ".join(problems[0]["msg"].removeprefix("Value error, ").split())
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {text}{more}" if where else text + more
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        where = ".".join(map(str, problems[0]["loc"]))
+        text = f"{where}: " * bool(where) + problems[0]["msg"].removeprefix("Value error, ")
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ValueError(" ".join(text.split()) + more) from error  # keys may have line breaks

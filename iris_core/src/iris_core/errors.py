@@ -15,6 +15,7 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,15 +26,9 @@ class IrisError(Exception):
     """Base of every error that Iris raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors travel between processes; `args` alone lacks what some constructors require.
-        return _restored, (type(self), self.args, self.__dict__.copy())
-
-
-def _restored(cls: type[IrisError], args: tuple[Any, ...], attributes: dict[str, Any]) -> IrisError:
-    error = cls.__new__(cls, *args)
-    error.args = args  # TimeoutError is an OSError, which takes them in its __init__ only
-    error.__dict__.update(attributes)
-    return error
+        # Errors travel between processes; `args` alone lacks what some constructors require, and TimeoutError, an
+        # OSError, takes them in its __init__ only.
+        return copyreg.__newobj__, (type(self), *self.args), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
@@ -136,6 +131,9 @@ class DeviceTimeoutError(DeviceError, TimeoutError):
 
     The message names rank, program and address, and as far as known for whom it waited, and in which operation.
     """
+
+    # RuntimeError's, which comes first, cannot make it again from a pickle
+    __new__ = TimeoutError.__new__  # type: ignore[assignment]
 
 
 # -- heap -------------------------------------------------------------------------------------------------------------

@@ -70,16 +70,11 @@ def set_logger_level(level: int | str) -> None:
     logger.setLevel(level)
 
 
-def _configure() -> None:
-    """Attach the one handler; a reload of this module adds no second one."""
-    if not any(handler.name == logger.name for handler in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.name = logger.name
-        handler.setFormatter(RankFormatter())
-        logger.addHandler(handler)
-        logger.propagate = False
-    # A wrong name is reported as SettingsError when Iris() reads its settings; an import is no place to fail.
-    logger.setLevel(LEVELS.get(os.environ.get("IRIS_LOG_LEVEL", "").strip().upper(), WARNING))
-
-
-_configure()
+if not any(each.name == logger.name for each in logger.handlers):  # a reload of this module adds no second one
+    _handler = logging.StreamHandler()
+    _handler.name = logger.name
+    _handler.setFormatter(RankFormatter())
+    logger.addHandler(_handler)
+    logger.propagate = False
+# A wrong name is reported as SettingsError when Iris() reads its settings; an import is no place to fail.
+logger.setLevel(LEVELS.get(os.environ.get("IRIS_LOG_LEVEL", "").strip().upper(), WARNING))

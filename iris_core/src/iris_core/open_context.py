@@ -71,12 +71,6 @@ class Maker:
             return int(self.settings.system_size)
         return _SYSTEM_NBYTES_CPU if self.target.type is DeviceType.CPU else _SYSTEM_NBYTES_GPU
 
-    def usable_nbytes(self, allocator: Allocator) -> int:
-        """Return the size that was asked for, in whole granules; what lies beyond it is the system area."""
-        granule = allocator.granularity
-        wanted = -(-int(self.settings.heap_size) // granule) * granule
-        return min(wanted, allocator.nbytes - self.system_nbytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -94,17 +88,8 @@ class Opened:
     context_tensor: torch.Tensor
 
 
-def settings_of(asked: Mapping[str, Any]) -> IrisSettings:
-    """Load a context's settings: what was asked for, then the environment."""
-    settings = load_settings(**asked)
-    if settings.source("log_level") != "default":  # else what the program set itself stays
-        set_logger_level(settings.log_level)
-    warn_unknown_variables(default_registry().names())
-    return settings
-
-
 def open_heap(
-    settings: IrisSettings,
+    asked: Mapping[str, Any],
     options: Options,
     arrival: Arrival,
     *,
@@ -116,7 +101,7 @@ def open_heap(
     Collective: every rank calls it with the same arguments.
 
     Args:
-        settings: of the context.
+        asked: the core's settings, which beat the environment; None where it decides.
         options: settings of plugins by plugin name; what has no effect is warned about at the caller's caller.
         arrival: this rank, whose process the others know.
         on_allocated: called with (offset_bytes, nbytes) after every allocation.
@@ -125,14 +110,18 @@ def open_heap(
     Raises:
         IrisError: see `iris_core.Iris`.
     """
+    settings = load_settings(**asked)
+    if settings.source("log_level") != "default":  # else what the program set itself stays
+        set_logger_level(settings.log_level)
+    warn_unknown_variables(default_registry().names())
     world = arrival.open(settings.barrier_timeout)
     undo.push(lambda kind, error, trace: world.close(error))
 
     def choose() -> Plan:
         place = world.local_members.index(world.rank)
         plan = select.select(default_registry(), settings, targets=device_targets(settings.device, place))
-        # the level: choose, on_all_ranks and its caller, open_heap, the context in two steps, its caller
-        check_options(default_registry(), options, (plan.allocator, plan.backend), stacklevel=7)
+        # the level: choose, on_all_ranks and its caller, open_heap, the context, its caller
+        check_options(default_registry(), options, (plan.allocator, plan.backend), stacklevel=6)
         return plan
 
     plan = _on_all(world, "choose plugins", choose)
@@ -151,11 +140,12 @@ def open_heap(
     )
     undo.callback(allocator.close)
     backend: DeviceBackend = _on_all(world, f"create backend {plan.backend.name!r}", lambda: maker.create(plan.backend))
+    whole = -(-int(settings.heap_size) // allocator.granularity) * allocator.granularity
     heap = SymmetricHeap(
         allocator,
         world,
         on_allocated=on_allocated,
-        usable_nbytes=maker.usable_nbytes(allocator),
+        usable_nbytes=min(whole, allocator.nbytes - maker.system_nbytes),  # what lies beyond it is the system area
         streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
         device=target.torch_device,
         gap_nbytes=_GAP_NBYTES if "bounds" in settings.check else 0,

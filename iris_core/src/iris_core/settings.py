@@ -185,7 +185,9 @@ class IrisSettings(SettingsBase):
 
     def source(self, name: str) -> str:
         """Return where a setting's value came from: "argument", "environment" or "default"."""
-        return _source(name, PREFIX, self._given)
+        if name not in self.model_fields_set:
+            return "default"
+        return "argument" if name in self._given else "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,8 @@ def describe(plugin: str = "", cls: type[PluginSettings] | None = None) -> tuple
         value, kind, variable = getattr(settings, name), _type_name(field.annotation), prefix + name.upper()
         if isinstance(value, pydantic.BaseModel):
             value = value.model_dump(mode="json")
-        rows.append(SettingRow(variable, kind, value, _source(name, prefix, ()), field.description or "", plugin))
+        source = "environment" if name in settings.model_fields_set else "default"
+        rows.append(SettingRow(variable, kind, value, source, field.description or "", plugin))
     return tuple(rows)
 
 
@@ -347,14 +350,6 @@ def _problem(detail: dict[str, Any], prefix: str, given: Mapping[str, Any], labe
     else:  # part of a structured value, or a default that does not hold
         where = f"{variable}={detail['input']!r}"
     return f"{where} is not valid: {reason}"
-
-
-def _source(name: str, prefix: str, given: Iterable[str]) -> str:
-    if name in given:
-        return "argument"
-    variable = prefix + name.upper()
-    read = [each.upper() for each in _environment(variable)]
-    return "environment" if any(each == variable or each.startswith(variable + NESTING) for each in read) else "default"
 
 
 def _type_name(annotation: Any) -> str:

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         fields = {"type": rows[0].type, "value": _shown(rows[0].value), "source": rows[0].source}
         print("\n".join([rows[0].variable, *(f"  {name:6}  {text}" for name, text in fields.items()), rows[0].help]))
     else:
-        found = [(row.variable, _shown(row.value), row.source, _first(row.help)) for row in rows]
+        sentences = (re.split(r"[;.](?:\s|$)", row.help, maxsplit=1)[0] for row in rows)  # the first of each
+        found = [(row.variable, _shown(row.value), row.source, text) for row, text in zip(rows, sentences, strict=True)]
         print_table(("VARIABLE", "VALUE", "SOURCE", "FOR"), found)
     for problem in (*problems, *unknown):
         print(f"iris: {problem}", file=sys.stderr)
@@ -59,11 +60,6 @@ def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
     if variable not in known:
         raise ArgumentError(f"there is no setting {name!r}" + nearest(variable, known, PREFIX))
     return known[variable]
-
-
-def _first(text: str) -> str:
-    """Return the first sentence of what a setting is for: one line of a table."""
-    return re.split(r"[;.](?:\s|$)", text, maxsplit=1)[0]
 
 
 def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:

@@ -17,14 +17,10 @@ _LONGEST_US = 200.0
 
 
 def draw(path: str, recorded: list[Row], most: int = 100) -> int:
-    """Write a picture of the first findings, at most `most`; returns how many are in it.
+    """Write a picture of the first findings in rows of kind "timeline"; returns how many are in it, at most `most`.
 
     A process is a rank, a thread a program; an arrow goes from the access that is not ordered to the one that it is in
     conflict with.
-
-    Args:
-        path: the file.
-        recorded: rows of kind "timeline", one for each context of each rank.
     """
     from iris_core.tracing.events import write
 

@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.bench.runner import on_ranks
     from iris_core.dispatch.choice import file_name
     from iris_core.dispatch.tables import write_table
-    from iris_core.tuning.collectives import TuneOptions
-    from iris_core.tuning.matmuls import FusedTuneOptions
+    from iris_core.tuning.samples import FusedTuneOptions, TuneOptions
     from iris_core.tuning.tuner import tune_on_this_rank
 
     wanted = FusedTuneOptions(**given) if args.ops else TuneOptions(**given)

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 GENERATION = 512
 """Launches of a generation; there are two, so at least this number of recent launches is kept."""
 
-_WORKSPACE = {True: 32 << 20, False: 256 << 20}
-"""Bound of workspaces where IRIS_CCL_WORKSPACE says nothing, by whether ranks compute on CPUs."""
-
 _CLOSED = "this Iris context is closed; open a new one"
 
 
@@ -201,25 +198,15 @@ class Launches(dict[Any, Any]):
 class Binder:
     """The engine of `ctx.ccl` and `ctx.ops` in one context.
 
-    Collective: every rank makes it while the context is opened; no group has anything of the system area yet.
-
-    Args:
-        context: the context.
-        opened: its parts, as `iris_core.open_context` has opened them.
-        providers: where algorithms come from.
-
-    Attributes:
-        target, gpu: this rank's device, and torch's index of it; None on the CPU.
-        name: for compiled code.
-        bound, fused: launches of `ctx.ccl`, and of `ctx.ops`.
-        held, workspaces: launches of `ctx.ops` that graphs know, and callers' workspaces.
+    Collective: every rank makes it, of the parts that `iris_core.open_context` has opened, while the context is opened:
+    no group has anything of the system area yet.
     """
 
     def __init__(self, context: Context, opened: Any, providers: Any) -> None:
         heap: SymmetricHeap = opened.heap
         world: World = opened.world
         self._context, self._heap, self._world = weakref.ref(context), heap, world
-        self.name = f"binder {id(self)}"
+        self.name = f"binder {id(self)}"  # for compiled code
         BINDERS[self.name] = self
         self._reports: KernelReports = opened.reports
         self._barriers: DeviceBarriers = opened.device_barriers
@@ -229,13 +216,14 @@ class Binder:
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         make = getattr(opened.backend, "call_cache", lambda *_, **__: None)
-        self.bound, self.fused = (Launches(make(own, own + heap.nbytes, each)) for each in (False, not on_cpu))
-        self.held: dict[int, Bound] = {}
-        self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()
+        caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, not on_cpu))
+        self.bound, self.fused = map(Launches, caches)  # of `ctx.ccl`, and of `ctx.ops`
+        self.held: dict[int, Bound] = {}  # those of `ctx.ops` that graphs know
+        self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
         self._dropped: deque[tuple[Any, Bound]] = deque()
-        given = context.settings.ccl_workspace
-        limit = _WORKSPACE[on_cpu] if given is None else int(given)
-        self.memory = Memory(heap, limit, opened.spec, opened.reports)
+        limit = context.settings.ccl_workspace
+        usual = 32 << 20 if on_cpu else 256 << 20
+        self.memory = Memory(heap, usual if limit is None else int(limit), opened.spec, opened.reports)
         self.members = Members(world)
         self._spaces = {world.name: self.members}
         self._binding = threading.RLock()
@@ -261,47 +249,44 @@ class Binder:
         `holder` returns where the launch is kept; by default with the context's.  Threads that come at the same time
         take turns, and the later ones find what the first one has bound.
         """
-        with self._binding:
-            return self._bind(call, key, holder)
-
-    def _bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None) -> Bound:
         members, here = self.members_of(call.group), self.here
         request: Any = None
-        try:
-            known = self.bound if holder is None else holder()
-            if key is not None and (made := known.get(key)) is not None:
-                return made  # type: ignore[no-any-return]
-            request = call.describe(here, members)
-            call.check(request, here)
-            bound: Any = None if key is None else known.old.pop(key, None)
-            named, has_nothing = dict[str, str](), bound is None and is_empty(request)
-            if has_nothing and not isinstance(request, OperationRequest):  # a config may name what exists
-                named["algorithm"] = self._algorithms(request).choose(request, call.config).algorithm.name
-            is_first = bound is None and not has_nothing
-            if is_first and self.gpu is not None and torch.cuda.is_current_stream_capturing():
-                raise UnsupportedError(
-                    f"{call.op}: the first call of its kind cannot be captured into a graph, because it prepares "
-                    "memory and compiles; call it once before the capture, on every rank of the group, with tensors "
-                    "of the same shapes and kind"
-                )
-        except Exception as error:
-            if call.op in POINT_TO_POINT:
-                raise
-            self.refuse(call.op, error, members, request)
-        if has_nothing:
-            self.members.agree(members, shared_facts(request) | named)
-            about: dict[str, Any] = dict.fromkeys(("workspace", "request", "plan"))
-            does: dict[str, Any] = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
-            bound = SimpleNamespace(droppable=True, algorithm="", **about, **does)
-        elif bound is None:
-            if self._first is not None:
-                bound = self._first.serve(request, call, shared_facts(request), known.scratch)
-            bound = bound or self.serve(request, call.config, scratch=known.scratch)
-        if key is not None:
-            self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
-            while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
-                self._dropped.popleft()
-        return bound  # type: ignore[no-any-return]
+        with self._binding:
+            try:
+                known = self.bound if holder is None else holder()
+                if key is not None and (made := known.get(key)) is not None:
+                    return made  # type: ignore[no-any-return]
+                request = call.describe(here, members)
+                call.check(request, here)
+                bound: Any = None if key is None else known.old.pop(key, None)
+                shared, has_nothing = shared_facts(request), bound is None and is_empty(request)
+                if has_nothing and not isinstance(request, OperationRequest):  # a config may name what exists
+                    shared["algorithm"] = self._algorithms(request).choose(request, call.config).name
+                is_first = bound is None and not has_nothing
+                if is_first and self.gpu is not None and torch.cuda.is_current_stream_capturing():
+                    raise UnsupportedError(
+                        f"{call.op}: the first call of its kind cannot be captured into a graph, because it prepares "
+                        "memory and compiles; call it once before the capture, on every rank of the group, with "
+                        "tensors of the same shapes and kind"
+                    )
+            except Exception as error:
+                if call.op in POINT_TO_POINT:
+                    raise
+                self.refuse(call.op, error, members, request)
+            if has_nothing:
+                self.members.agree(members, shared)
+                about: dict[str, Any] = dict.fromkeys(("workspace", "request", "plan"))
+                does = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
+                bound = SimpleNamespace(droppable=True, algorithm="", **about, **does)
+            elif bound is None:
+                if self._first is not None:
+                    bound = self._first.serve(request, call, shared, known.scratch)
+                bound = bound or self.serve(request, call.config, scratch=known.scratch)
+            if key is not None:
+                self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
+                while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
+                    self._dropped.popleft()
+            return bound  # type: ignore[no-any-return]
 
     def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
         """Raise an error on all members that compare such a call; see `Members.refuse`."""
@@ -325,16 +310,17 @@ class Binder:
         shared, chooser = shared_facts(request), self._algorithms(request)
         left_out, settled = agreed.earlier(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
-            algorithm, _, wish, _ = chooser.choose(request, config, left_out, settled)
+            algorithm, wish = chooser.of(chooser.choose(request, config, left_out, settled), request)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self._context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
-                algorithm, why, wish, in_graphs = chooser.choose(request, config, left_out, settled)
+                chosen = chooser.choose(request, config, left_out, settled)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 agreed.refuse(members, op, shared, error, within)
+            algorithm, wish = chooser.of(chosen, request)
             is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
             number, is_new = agreed.number(members, facts, within, layout, agreed.served_by.get(kind, ""))
@@ -352,11 +338,11 @@ class Binder:
             agreed.add(members, facts, number, shared, {"operation": op})
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
         if not is_named:
-            agreed.remember(request, shared, config, (algorithm.name, wish.options["config"], why, in_graphs))
+            agreed.remember(request, shared, config, chosen)
         bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
-        if in_graphs is not None and within is None and self.gpu is not None:
+        if chosen.in_graphs is not None and within is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
-                bound.let_capture(self._serve_by(in_graphs, request, config, scratch))
+                bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
         return bound
 
     def _prepare(

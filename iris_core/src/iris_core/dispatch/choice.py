@@ -109,19 +109,13 @@ _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
 Launch = tuple[str, Mapping[str, Any]]
 """An algorithm's name, and fields of its config."""
 
-Settled = tuple[str, Mapping[str, Any], str, Launch | None]
-"""An algorithm's name, fields of its config, why it was chosen, and what serves in graphs, if that is another one."""
-
 
 class Choice(NamedTuple):
-    """The algorithm that serves a request, and why; the request has the config that was measured.
+    """What serves a request, with which fields of its config, and why; `in_graphs`: where one is captured."""
 
-    `in_graphs` serves it where a graph is captured, if that is another one.
-    """
-
-    algorithm: Algorithm[Any]
+    name: str
+    config: Mapping[str, Any]
     why: str
-    request: Any
     in_graphs: Launch | None = None
 
 
@@ -145,9 +139,9 @@ class Chooser:
 
     def choose(
         self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {},
-        settled: Settled | None = None,
+        settled: Choice | None = None,
     ) -> Choice:  # fmt: skip
-        """Return the algorithm that serves a request, and why; UnsupportedError or ArgumentError if none does.
+        """Return what serves a request (see `of`), and why; UnsupportedError or ArgumentError if nothing does.
 
         Those that were left out, for these reasons, are only chosen by name; what the members have settled at an
         earlier call of the kind serves where it can.
@@ -160,22 +154,20 @@ class Chooser:
             return name in known and bool(self._supports(known[name], with_config(request, given), config, left_out))
 
         if settled is not None and serves(*settled[:2]):
-            name, given, why, in_graphs = settled
-            return Choice(known[name], why, with_config(request, given), in_graphs)
+            return settled
         found = self._nearest(request)
         if serving := [each for each in found.entries if serves(each.algorithm, each.config)]:
             best = min(serving, key=attrgetter("eager_seconds"))
             captured = serving[0] if serving[0].seconds < CLEARLY * best.seconds else best
             in_graphs = None if captured is best else (captured.algorithm, captured.config)
-            return Choice(known[best.algorithm], found.reason, with_config(request, best.config), in_graphs)
+            return Choice(best.algorithm, best.config, found.reason, in_graphs)
         free = {name: each for name, each in known.items() if not _is_by_name(each, request)}
         answers = {name: self._supports(each, request, config, left_out) for name, each in free.items()}
         if usable := [name for name, answer in answers.items() if answer]:
             if self.is_fixed(request):
-                return Choice(known[usable[0]], "the first one that promises its bits", request)
+                return Choice(usable[0], {}, "the first one that promises its bits")
             cheapest = min(usable, key=lambda name: known[name].cost(request))
-            why = "the cheapest by its model" if len(usable) > 1 else "the only one that can"
-            return Choice(known[cheapest], why, request)
+            return Choice(cheapest, {}, "the cheapest by its model" if len(usable) > 1 else "the only one that can")
         by_name = {name: each for name, each in known.items() if name not in free}  # asked for the message only
         answers |= {name: self._supports(each, request, config, left_out) for name, each in by_name.items()}
         if able := [name for name, answer in answers.items() if answer]:
@@ -198,7 +190,11 @@ class Chooser:
             raise ArgumentError(f"{request.op}: there is no algorithm {name!r}; there are {listed}{self._missing}")
         if not (answer := self._supports(known[name], request, config, {})):
             raise UnsupportedError(f"{request.op}: algorithm {name!r} cannot serve this call: {answer.reason}")
-        return Choice(known[name], f"named by {by}={name!r}", request)
+        return Choice(name, {}, f"named by {by}={name!r}")
+
+    def of(self, chosen: Choice, request: Request) -> tuple[Any, Any]:
+        """Return the algorithm that was chosen, and the request with its config."""
+        return self._by_op[request.op][chosen.name], with_config(request, chosen.config)
 
     def contenders(self, request: Request, config: LaunchConfig | None, *, few: bool) -> list[Launch]:
         """Return the launches that are worth measuring: all that serve a request.
@@ -225,12 +221,11 @@ class Chooser:
 
     def explain(
         self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {},
-        settled: Settled | None = None,
+        settled: Choice | None = None,
     ) -> Explanation:  # fmt: skip
         """Return what `choose` would return, and what it knows of all the others."""
         try:
-            algorithm, why, *_ = self.choose(request, config, left_out, settled)
-            chosen = algorithm.name
+            chosen, _, why, _ = self.choose(request, config, left_out, settled)
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
         found = self._nearest(request)

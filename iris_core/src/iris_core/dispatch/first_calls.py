@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.dispatch.choice import CLEARLY, entry_for, size_of
+from iris_core.dispatch.choice import CLEARLY, Choice, entry_for, size_of
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
 from iris_core.errors import (
     CollectiveTimeoutError,
@@ -75,7 +75,7 @@ class FirstCalls:
                 return None
             chooser, few = self.chooser(request), self.mode == "first"
             found = chooser.tables.nearest(request)
-            algorithm, why, wish, in_graphs = chooser.choose(request, config)
+            chosen = chooser.choose(request, config)
             launches = chooser.contenders(request, config, few=few)
         except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
             self.members.refuse(ranks, call.op, shared, error)
@@ -83,12 +83,11 @@ class FirstCalls:
         listed = {each.algorithm for each in found.entries}
         is_compared = all(name in listed or chooser.is_ours(request, name) for name, _ in launches)
         is_near = few and is_free and found.is_near and found.entries[0].measured and is_compared
-        chosen = algorithm.name, wish.options["config"], why, in_graphs
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
             return best
-        self.members.remember(request, shared, config, tuple(rows[0]["chosen"]))
+        self.members.remember(request, shared, config, Choice(*rows[0]["chosen"]))
         return None
 
     def _measure(
@@ -124,7 +123,8 @@ class FirstCalls:
         in_graphs = first[1] if first[0][0] < CLEARLY * seconds else None
         if in_graphs is not None:
             best.let_capture(first[2])
-        self.members.remember(request, shared, call.config, (name, given, "measured here as the fastest", in_graphs))
+        chosen = Choice(name, given, "measured here as the fastest", in_graphs)
+        self.members.remember(request, shared, call.config, chosen)
         if request.options["layout"] == TORCH and not request.options["config"]:  # tables say nothing of others
             entries = [
                 entry_for(request, name, seconds, config=given, host_seconds=host_s)

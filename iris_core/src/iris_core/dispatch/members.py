@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from iris_core.dispatch.team import Step, StepsDifferError
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
-from iris_core.world.failures import failure_of, name_ranks, on_all_ranks, raise_described
+from iris_core.world.failures import differences, failure_of, name_ranks, on_all_ranks, raise_described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from iris_core.dispatch.choice import Settled
+    from iris_core.dispatch.choice import Choice
     from iris_core.dispatch.team import Team
     from iris_core.world import World
 
@@ -53,21 +53,19 @@ class Members:
         self.world = world
         self.teams: dict[tuple[int, ...], Team] = {}
         self._numbers: dict[bytes, int] = {}
-        self._begun: set[bytes] = set()
         self._counts: dict[tuple[int, ...], int] = {}
         self._latest: dict[tuple[int, ...], deque[tuple[int, str]]] = {}
         self._left_out: dict[Any, dict[str, str]] = {}
-        self._settled: dict[Any, Settled] = {}
+        self._settled: dict[Any, Choice] = {}
         self.served_by: dict[Any, str] = {}
 
     def knows(self, members: tuple[int, ...], begin: Facts) -> bool:
         """Whether the members have agreed on such a request; `begin` is the operation, or all shared facts."""
-        return _digest(members, begin) in self._begun
+        return _digest(members, begin) in self._numbers
 
     def add(self, members: tuple[int, ...], facts: Facts, number: int, *begins: Facts) -> None:
         """Remember that the members have agreed; `begins` are parts of the facts that `knows` finds it by."""
-        self._numbers[_digest(members, facts)] = number
-        self._begun.update(_digest(members, begin) for begin in begins)
+        self._numbers.update((_digest(members, each), number) for each in (facts, *begins))
         latest = self._latest.setdefault(members, deque(maxlen=_DESCRIBED))
         latest.append((number, ", ".join(f"{name} {value}" for name, value in facts.items())))
 
@@ -77,7 +75,7 @@ class Members:
         texts = (text for found, text in reversed(latest) if found == number)
         return next(texts, "a call that is not known here")
 
-    def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Settled | None]:
+    def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Choice | None]:
         """Return for which algorithms memory was exhausted, on all members, and the choice for tensors that lie alike.
 
         A member may plan a call again that others have kept, and must choose the same algorithm.
@@ -85,7 +83,7 @@ class Members:
         left_out = self._left_out.setdefault((request.members, *shared.values()), {})
         return left_out, self._settled.get(_kind_of(request, shared, config))
 
-    def remember(self, request: Any, shared: Facts, config: Any, settled: Settled) -> None:
+    def remember(self, request: Any, shared: Facts, config: Any, settled: Choice) -> None:
         """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
         self._settled.setdefault(_kind_of(request, shared, config), settled)
 
@@ -168,20 +166,13 @@ class Members:
             if error is not None and all(each == refusals[0] for each in refusals):
                 raise error
             raise_described(refusals, error, "refused the call", IrisError, order)
-        names = dict.fromkeys(name for row in everyone for name in row)
-        differing = [name for name in names if len({row.get(name) for row in everyone}) > 1]
-        if not differing:
+        if not (differing := differences(everyone, order)):
             return
-
-        def by_rank(texts: list[str]) -> str:
-            return "; ".join(f"{text} on rank {rank}" for rank, text in zip(order, texts, strict=True))
-
-        lines = [f"  {name}: {by_rank([row.get(name, 'absent') for row in everyone])}" for name in differing]
-        hint = _FROM_TABLES if {"algorithm", "config"}.intersection(differing) else ""
-        if "algorithm" in differing and len(set(layouts)) > 1:
-            hint = f"\nIt depends on how tensors lie: {by_rank(layouts)}"
-        listed = "\n".join(lines) + hint
-        raise RankMismatchError(f"{facts['operation']}: the members of the group call differently:\n{listed}")
+        hint = _FROM_TABLES if differing.keys() & {"algorithm", "config"} else ""
+        if "algorithm" in differing and (lie := differences([{"": each} for each in layouts], order)):
+            hint = f"\nIt depends on how tensors lie: {lie['']}"
+        problem = f"{facts['operation']}: the members of the group call differently:"
+        raise RankMismatchError("\n  ".join([problem, *map(": ".join, differing.items())]) + hint)
 
 
 def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from iris_core.dispatch.requests import Here
-    from iris_core.types import DeviceTarget
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
 """Products of `ctx.ops`."""
@@ -62,7 +61,9 @@ class FusedCall(AnyCall):
         along, (scales, scale_strides) = _bias_along(op, out, a, b, bias), _scaled_by(op, a, b, *scale_tensors)
         down, right = (0, 0) if bias is None else (bias.stride(0), bias.stride(-1))
         options: dict[str, Any] = {"layout": layout, "config": {} if config is None else config.given(op)}
-        options |= {"tf32": _allows_tf32(a, config, here.target), "bias": along}
+        is_float32 = a.dtype is torch.float32 and here.target.type is not DeviceType.CPU
+        wish = None if config is None else config.allow_tf32
+        options |= {"tf32": is_float32 and (torch_allows_tf32() if wish is None else wish), "bias": along}
         options |= {} if gather_dim is None else {"gather_dim": gather_dim}
         a_al, b_al, out_al, bias_al = (each is None or each.data_ptr() % ROW_NBYTES == 0 for each in (a, b, out, bias))
         of: dict[str, Any] = {"m": m, "n": n, "k": k, "scales": scales, "scale_strides": scale_strides}
@@ -285,14 +286,6 @@ def torch_allows_tf32() -> bool:
     """
     setting: Any = torch.backends.cuda.matmul  # typed without the attribute
     return bool(setting.fp32_precision == _TF32)
-
-
-def _allows_tf32(a: torch.Tensor, config: FusedConfig | None, target: DeviceTarget) -> bool:
-    """Whether the call's products of float32 may be of TF32; False for other elements, and on the CPU."""
-    if target.type is DeviceType.CPU or a.dtype is not torch.float32:
-        return False
-    wish = None if config is None else config.allow_tf32
-    return torch_allows_tf32() if wish is None else wish
 
 
 @contextmanager

@@ -117,8 +117,8 @@ class CollectiveCall(AnyCall):
                 check_strided(op, name, each)
         elif op == "all_to_all" and first is not None:
             taken, given = first
-            options["in_splits"] = _split_sizes(given, inp, len(members), taken)
-            options["out_splits"] = _split_sizes(taken, out, len(members), given)
+            options["in_splits"] = _split_sizes(given, inp, len(members))
+            options["out_splits"] = _split_sizes(taken, out, len(members))
         is_root = rank == options.get("root")
         for name, tensor, needed in (
             ("output", out, op in (*ALL_HAVE_OUTPUT, "recv", "broadcast") or is_root),
@@ -134,7 +134,7 @@ class CollectiveCall(AnyCall):
             "layout": layout,
             "in_place": _in_place(op, out, inp, rank, layout),
             "aligned": all(each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in tensors),
-            "uneven": bool(splits) or options.get("in_splits") is not None,
+            "uneven": bool(splits) or "in_splits" in options,
             "config": {} if config is None else config.given(op),
         }
         options |= {} if inp is None else {"in_stride": inp.stride()}
@@ -229,10 +229,8 @@ def _index(op: str, members: tuple[int, ...], rank: Any) -> int:
     return members.index(rank)
 
 
-def _split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int, other: Any) -> tuple[int, ...] | None:
-    """Return split sizes as a tuple: equal parts if only the `other` side gave any; None if neither did."""
-    if sizes is None and other is None:
-        return None
+def _split_sizes(sizes: Sequence[int] | None, tensor: Any, size: int) -> tuple[int, ...]:
+    """Return split sizes as a tuple: equal parts if only the other side gave any."""
     if sizes is None:
         return ((tensor.shape[0] if tensor.dim() else 0) // size,) * size
     return tuple(operator.index(n) for n in sizes)

@@ -60,16 +60,16 @@ class Entry:
     dtype: str
     size: tuple[int, ...]
     algorithm: str
-    seconds: float
-    place: str = HEAP
-    gather_dim: int | None = None
+    seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
+    place: Annotated[str, Field(pattern="^(heap|ordinary|input|output)$")] = HEAP
+    gather_dim: Annotated[int, Field(ge=0, le=1)] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     group_size: int = 0
     measured: bool = True
     note: str = ""
-    num_nodes: int = 1
-    host_seconds: float = 0.0
+    num_nodes: Annotated[int, Field(ge=1, le=1 << 60)] = 1
+    host_seconds: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     @property
     def eager_seconds(self) -> float:
@@ -91,10 +91,6 @@ class Entry:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-_SIZES = ("nbytes", "m", "n", "k")
-_PLACES = (HEAP, ORDINARY, "input", "output")
-_LIMITS: dict[str, tuple[float, float]] = {**dict.fromkeys((*_SIZES, "num_nodes"), (1, 1 << 60)), "gather_dim": (0, 1)}
-_LIMITS |= {"seconds": (1e-9, 1e6), "host_seconds": (0, 1e6)}
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -102,12 +98,10 @@ def _checked(row: Any) -> Any:
     """Return the fields of an `Entry`, whose types are checked next: `nbytes`, or `m`, `n` and `k`, are its size."""
     if not isinstance(row, dict):
         return row
-    for name, (least, most) in _LIMITS.items():
-        if isinstance(row.get(name), int | float) and not least <= row[name] <= most:
-            raise ValueError(f"{name} must be from {least} to {most}, not {row[name]}")
-    if row.get("place", HEAP) not in _PLACES:
-        raise ValueError(f"place must be one of {', '.join(_PLACES)}")
-    sizes = {name: each for name in _SIZES if (each := row.pop(name, None)) is not None}
+    sizes = {name: each for name in ("nbytes", "m", "n", "k") if (each := row.pop(name, None)) is not None}
+    for name, each in sizes.items():
+        if isinstance(each, int | float) and not 1 <= each <= 1 << 60:
+            raise ValueError(f"{name} must be from 1 to {1 << 60}, not {each}")
     if "".join(sizes) not in ("mnk", "nbytes") or ("nbytes" in sizes and row.get("gather_dim") is not None):
         raise ValueError("a line has `nbytes`, or `m`, `n` and `k`")
     kind: Any = Config if "nbytes" in sizes else FusedConfig

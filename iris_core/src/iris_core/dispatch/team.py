@@ -357,30 +357,27 @@ class Team:
         rank, ours, theirs = (words[each] for each in (Mismatch.RANK, Mismatch.OURS, Mismatch.THEIRS))
         peer, code = self.members[words[Mismatch.PEER]], code_of(words[Mismatch.CODE])
         kinds = words[Mismatch.OUR_KIND], words[Mismatch.THEIR_KIND]
+        members, (op, call, latest) = self.members, self._last_call()
+        reset = "ctx.ccl.reset() on all members puts the group back to its beginning."
         if code == MismatchCode.MESSAGE:
-            types = dict(enumerate(ELEMENT_TYPES))
+            members, op, call, types = (rank, peer), "recv", "recv", dict(enumerate(ELEMENT_TYPES))
             own, other = (types.get(kind, f"an unknown type ({kind})") for kind in kinds)
             text = (
                 f"rank {rank} received from rank {peer} and expected {ours} elements of {own}, but {theirs} elements "
                 f"of {other} were sent. The output is as it was; later messages are not affected."
             )
-            return Meaning((rank, peer), peer, "recv", "recv", text)
-        if code == MismatchCode.SPLITS and kinds[0]:
-            text = (
-                f"all_to_all in {self._name}: rank {rank} is to give rank {peer} {theirs} elements "
-                f"(input_split_sizes), but its input has {ours}. They were sent; the result is not valid."
+        elif code == MismatchCode.SPLITS:
+            op = call = "all_to_all"
+            gives = (
+                f"is to give rank {peer} {theirs} elements (input_split_sizes), but its input has {ours}. They were "
+                "sent; the result is not valid."
             )
-            return Meaning(self.members, peer, "all_to_all", "all_to_all", text)
-        if code == MismatchCode.SPLITS:
-            text = (
-                f"all_to_all in {self._name}: rank {rank} takes {ours} elements from rank {peer} (output_split_sizes), "
-                f"which gives it {theirs} (input_split_sizes). The smaller number was copied; what the output has is "
-                "not valid."
+            takes = (
+                f"takes {ours} elements from rank {peer} (output_split_sizes), which gives it {theirs} "
+                "(input_split_sizes). The smaller number was copied; what the output has is not valid."
             )
-            return Meaning(self.members, peer, "all_to_all", "all_to_all", text)
-        op, call, latest = self._last_call()
-        reset = "ctx.ccl.reset() on all members puts the group back to its beginning."
-        if code == MismatchCode.OVERLAP:
+            text = f"all_to_all in {self._name}: rank {rank} {gives if kinds[0] else takes}"
+        elif code == MismatchCode.OVERLAP:
             text = (
                 f"two launches of {self._name}{latest}{latest and ','} ran at the same time on the device of rank "
                 f"{rank}: two graphs, or a graph and a call, that no stream orders. Their results are not valid, on "
@@ -393,7 +390,7 @@ class Team:
                 f"{describe(kinds[0])}; on rank {peer}, {describe(kinds[1])}. Their results are not valid. Let all "
                 f"ranks make the same calls in the same order; {reset}"
             )
-        return Meaning(self.members, peer, op, call, text)
+        return Meaning(members, peer, op, call, text)
 
 
 def control_words(size: int) -> int:

@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from iris_core.device.context_words import TRACE_WORDS
 from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
 from iris_core.tracing.clocks import Clock
 from iris_core.tracing.events import SCHEMA_VERSION, Events, event_lines, lines_of, write
-from iris_core.tracing.layout import (
-    CAPACITY_WORD,
-    COLUMNS,
-    COLUMNS_WORD,
-    COUNTER_WORD,
-    ENABLED_WORD,
-    EVENT_NAMES,
-    OP_INDEX_WORD,
-    TraceEvent,
-)
+from iris_core.tracing.layout import COLUMNS, EVENT_NAMES, TraceEvent
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
@@ -88,10 +78,7 @@ class Tracing:
         make = partial(self._make, context, max_events)
         backend, counters, columns = on_all_ranks(self._world, "could not begin to trace", make, IrisError)
         self._begin = backend.compare_clocks(context)
-        words = [0] * TRACE_WORDS
-        words[ENABLED_WORD], words[CAPACITY_WORD] = 1, max_events
-        words[COUNTER_WORD], words[OP_INDEX_WORD] = (each.data_ptr() for each in counters)
-        words[COLUMNS_WORD:] = (each.data_ptr() for each in columns)
+        words = [1, max_events, *(each.data_ptr() for each in (*counters, *columns))]  # see `iris_core.tracing.layout`
         backend.set_trace(context.get_device_context(), words, [counters, *columns])
         self._counters, self._columns = counters, columns
         self._world.barrier()

@@ -4,7 +4,7 @@ The first call at each point (one operation with one size or shape) measures all
 launches that the best of them offer (IRIS_TUNE=exhaustive).  Then each is called by name, on data that is checked; an
 algorithm that delivers wrong data is left out, and named.
 
-`iris_core.tuning.collectives` and `iris_core.tuning.matmuls` say what the points are.
+`iris_core.tuning.samples` says what the points are.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from iris_core.bench.runner import opened_on_this_rank
-from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.config import FusedConfig
 from iris_core.dispatch.first_calls import label
-from iris_core.errors import ArgumentError, HeapExhaustedError
+from iris_core.errors import HeapExhaustedError
+from iris_core.tuning.samples import SPOILED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iris_core.api import Iris
     from iris_core.bench import RunOptions
     from iris_core.dispatch.tables import Entry
+    from iris_core.tuning.samples import Point
     from iris_core.world import World
 
 _USEFUL = 2.0
@@ -38,37 +38,14 @@ _GRACE_S = 600.0
 """After the limit, a point may take so long until the ranks are ended: compiling, and waits that time out."""
 
 
-class Point(NamedTuple):
-    """One operation with one size or shape.
-
-    Attributes:
-        sample: a `Sample` or `FusedSample`: the call, and data whose result is known.
-        config: with which it is called.
-        where: the size or shape, for people.
-        dtype: element type that the table names; None for the call's.
-    """
-
-    sample: Any
-    config: Config | FusedConfig
-    where: str
-    dtype: str | None = None
-
-
 @dataclass(frozen=True)
 class Tuned:
-    """Results of tuning; the same on every rank.
+    """Results of tuning; the same on every rank."""
 
-    Attributes:
-        device: name of the device, as tables have it.
-        entries: of the table.
-        wrong: algorithms that delivered wrong data.
-        passed_over: what was not measured, with the reason.
-    """
-
-    device: str
-    entries: tuple[Entry, ...]
-    wrong: tuple[str, ...]
-    passed_over: tuple[str, ...]
+    device: str  # its name, as tables have it
+    entries: tuple[Entry, ...]  # of the table
+    wrong: tuple[str, ...]  # algorithms that delivered wrong data
+    passed_over: tuple[str, ...]  # what was not measured, with the reason
 
 
 def tune_on_this_rank(wanted: Any, options: RunOptions) -> Tuned:
@@ -136,7 +113,7 @@ class _Tuner:
         right = []
         for entry in sorted(found, key=lambda each: each.seconds):
             if out is not None:
-                out.fill_(sample.spoiled)
+                out.fill_(SPOILED)
             run(*tensors, config=replace(config, algorithm=entry.algorithm, **entry.config), **sample.options)
             everyone: list[bool] = self._world.all_gather_object(sample.is_right(out))
             if all(everyone):
@@ -145,11 +122,3 @@ class _Tuner:
                 ranks = ", ".join(str(rank) for rank, ok in enumerate(everyone) if not ok)
                 self.wrong.append(f"{name} {label(entry.algorithm, entry.config)} at {point.where}: ranks {ranks}")
         return right
-
-
-def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ArgumentError unless all names are known, and given once."""
-    if strange := [each for each in given if each not in known]:
-        raise ArgumentError(f"no {kind} {', '.join(strange)} can be tuned; there are {', '.join(known)}")
-    if not given or len(set(given)) < len(given):
-        raise ArgumentError(f"give each {kind} once, and one at least")

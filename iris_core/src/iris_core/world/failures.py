@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from iris_core import errors
 
@@ -22,15 +22,6 @@ _KINDS = (
     errors.CollectiveTimeoutError, errors.RankMismatchError, TypeError,
 )  # fmt: skip
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
-
-
-class _Ranks(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def all_gather_object(self, obj: Any) -> Any: ...
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]: ...
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -52,7 +43,7 @@ def list_ranks(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
 
 
 def on_all_ranks(
-    world: _Ranks,
+    world: Any,
     what: str,
     step: Callable[[], T],
     otherwise: type[errors.IrisError] = errors.HeapError,
@@ -65,7 +56,7 @@ def on_all_ranks(
     one is its cause.  In a world of one the original itself is raised.
 
     Args:
-        world: the ranks.
+        world: the `World` of the ranks.
         what: what a rank could not do, the words after "rank 1 ".
         step: what this rank does, alone.
         otherwise: raised where the first rank that failed had an error that is not one of `_KINDS`.
@@ -124,18 +115,21 @@ def raise_described(
     raise (otherwise if kind is None else _KINDS[kind])(text) from error
 
 
-def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
+def check_agreement(world: Any, facts: Mapping[str, str]) -> None:
     """Compare facts that must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
 
     Collective: every rank calls it.
     """
-    everyone = world.all_gather_object(dict(facts))
-    lines = []
-    for key in dict.fromkeys(key for row in everyone for key in row):
-        found = by_text(row.get(key, "absent") for row in everyone)
-        if len(found) > 1:
-            lines.append(f"\n  {key}: " + "; ".join(f"{value} on {named}" for named, value in found))
-    if lines:
-        raise errors.RankMismatchError(
-            "the ranks were not opened alike; all must have the same plugins, versions and sizes:" + "".join(lines)
-        )
+    if differing := differences(world.all_gather_object(dict(facts))):
+        problem = "the ranks were not opened alike; all must have the same plugins, versions and sizes:"
+        raise errors.RankMismatchError("\n  ".join([problem, *map(": ".join, differing.items())]))
+
+
+def differences(everyone: Sequence[Mapping[str, str]], ranks: Sequence[int] | None = None) -> dict[str, str]:
+    """Return which facts of the ranks differ, by name with all values: "4 on ranks 0, 2; absent on rank 1"."""
+    found = {}
+    for name in dict.fromkeys(name for facts in everyone for name in facts):
+        values = by_text((facts.get(name, "absent") for facts in everyone), ranks)
+        if len(values) > 1:
+            found[name] = "; ".join(f"{value} on {named}" for named, value in values)
+    return found
