@@ -5,9 +5,9 @@ import functools
 import jobs_examples
 import torch
 import torch.distributed as dist
-from jobs_torch_backend import start, whole
+from jobs_torch_backend import block, start, trained
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -20,13 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-SIZES = 8, 24, 8
-
-
-def block(device):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:])).to(device)
-
 
 def mesh_of(backend, device, program):
     """A mesh of all ranks, with a name of its own: torch keeps plans of equal meshes, and so of groups that ended."""
@@ -34,34 +27,15 @@ def mesh_of(backend, device, program):
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=names, backend_override={0: backend})
 
 
-def trained(net, device, part=lambda x: x):
-    """Losses, gradients and parameters of a few steps."""
-    found = []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(5):
-        optimizer.zero_grad()
-        x = whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step).to(device)
-        loss = net(part(x)).square().mean()
-        loss.backward()
-        optimizer.step()
-        found += [loss, *(each.grad for each in net.parameters())]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in (*found, *net.parameters())]
-
-
 def by_hook(name):
     """DDP with a communication hook."""
 
     def program(backend, group, device):
         hooks = {
-            "allreduce": (group, default_hooks.allreduce_hook),
             "fp16": (group, default_hooks.fp16_compress_hook),
             "powerSGD": (
                 powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
                 powerSGD_hook.powerSGD_hook,
-            ),
-            "post-local SGD": (
-                post_localSGD_hook.PostLocalSGDState(group, group, start_localSGD_iter=2),
-                post_localSGD_hook.post_localSGD_hook,
             ),
         }
         net = nn.parallel.DistributedDataParallel(block(device), process_group=group)
@@ -128,7 +102,7 @@ def by_ring(rotation):
 
 
 PROGRAMS = {
-    **{f"DDP, {name}": by_hook(name) for name in ("allreduce", "fp16", "powerSGD", "post-local SGD")},
+    **{f"DDP, {name}": by_hook(name) for name in ("fp16", "powerSGD")},
     "sequence parallel": by_sequence,
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
     "ring attention, all_to_all": by_ring("alltoall"),
