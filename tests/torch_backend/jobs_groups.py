@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs_common import said_by
-from jobs_torch_backend import IS_211, block, collectives, flat, start, trained, whole
+from jobs_torch_backend import IS_211, collectives, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -295,16 +295,16 @@ def memory_of_the_group(store):
     rank, _ = start(store)
     taken = []
 
-    def results(backend):
+    def parameters(backend):
         mesh = init_device_mesh(
             "cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override={0: backend, 1: backend}
         )
 
-        net = block()
-        for each in (*net, net):
-            fully_shard(each, mesh=mesh)
-            if backend == "iris":
-                each.set_allocate_memory_from_process_group_for_comm(True)
+        def divided(net):
+            for each in (*net, net):
+                fully_shard(each, mesh=mesh)
+                if backend == "iris":
+                    each.set_allocate_memory_from_process_group_for_comm(True)
 
         def look():
             if backend == "iris":
@@ -312,9 +312,9 @@ def memory_of_the_group(store):
                 buffers = [*operations._buffers["cpu"]]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
 
-        return trained(net, after=look)
+        return trained(divided, look)
 
-    assert all(map(torch.equal, results("iris"), results("gloo")))
+    assert all(map(torch.equal, parameters("iris"), parameters("gloo")))
     assert taken == [taken[0], *[(taken[1][0], True)] * 3]  # what the first steps have made is used again
     assert taken[0][0] > 0
     assert taken[0][1]

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from jobs_common import environment, said_by
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
@@ -18,7 +17,6 @@ from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 
 SHAPES = [(), (0,), (5,), (3, 4)]
-SIZES = 8, 24, 8
 IS_211 = torch.__version__ < "2.12"
 LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -334,39 +332,35 @@ def gradients(store):
     return wrong
 
 
-def block(device="cpu"):
+def trained(prepare, after):
+    """The parameters after four steps of a small net that `prepare` divides; `after` is called behind each step."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(*SIZES[:2]), nn.GELU(), nn.Linear(*SIZES[1:])).to(device)
-
-
-def trained(net, device="cpu", part=lambda x: x, after=lambda: None):
-    """Losses, gradients and parameters of a few steps, behind each of which `after` is called."""
-    found = []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
+    prepare(net)
     for step in range(4):
-        optimizer.zero_grad()
-        x = whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step).to(device)
-        loss = net(part(x)).square().mean()
-        loss.backward()
-        optimizer.step()
-        found += [loss, *(each.grad for each in net.parameters())]
+        net(whole((3, 8), torch.float32, 10 * dist.get_rank() + step)).square().mean().backward()
+        for each in net.parameters():
+            each.data.sub_(0.01 * each.grad)
+            each.grad = None
         after()
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in (*found, *net.parameters())]
+    return [each.full_tensor() for each in net.parameters()]
 
 
 def fsdp_on_the_heap(store):
     """FSDP2 trains alike with buffers on the heap; what the first step has made is used again."""
     start(store)
     ctx = torch_backend.context_of()
-    results, blocks = [], []
+    parameters, blocks = [], []
     for on_heap in (False, True):
-        net = block()
-        for each in (*net, net):
-            fully_shard(each)
-        if on_heap:
-            fsdp.use_heap(net, ctx)
-        results.append(trained(net, after=lambda: blocks.append(ctx.stats().num_blocks)))
-    assert all(map(torch.equal, *results))
+
+        def divided(net, on_heap=on_heap):
+            for each in (*net, net):
+                fully_shard(each)
+            if on_heap:
+                fsdp.use_heap(net, ctx)
+
+        parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
+    assert all(map(torch.equal, *parameters))
     assert blocks[:4] == [blocks[0]] * 4
     assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3
     dist.destroy_process_group()
