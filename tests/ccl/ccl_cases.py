@@ -136,13 +136,6 @@ def place_cases(known=CHOSEN):
         yield of(kind, "bfloat16", shape=(9, 101), place=place, config=several(kind))
 
 
-def column_cases(kind, places=("heap", "ordinary")):
-    """Runs of whole vectors, also with a rest behind them, and elements one by one."""
-    elements = ("bfloat16", (9, 8)), ("complex128", (5, 3)), ("int8", (40, 24)), ("int8", (40, 16)), ("int8", (9, 5))
-    for (dtype, shape), place in itertools.product(elements, places):
-        yield of(kind, dtype, layout="columns", shape=shape, place=place)
-
-
 def way_cases(size, known=CHOSEN):
     """What is peculiar to an operation: roots, working in place, other shapes, layouts, and algorithms by name."""
     for kind in known:
@@ -153,7 +146,9 @@ def way_cases(size, known=CHOSEN):
                 yield of(kind, in_place=True, place=place, root=size - 1)
             yield of(kind, "bfloat16", shape=(9, 301), in_place=True, root=1 % size, config=several(kind))
         if kind[1] and "columns" in registered()[kind].layouts:
-            yield from column_cases(kind)
+            for dtype, shape in (("bfloat16", (9, 8)), ("complex128", (5, 3)), ("int8", (40, 24)), ("int8", (9, 5))):
+                for place in ("heap", "ordinary"):  # runs of whole vectors, and elements one by one
+                    yield of(kind, dtype, layout="columns", shape=shape, place=place)
         if op in ("all_gather", "reduce_scatter", "gather", "scatter"):
             yield of(kind, stacked=True)
     if known is not CHOSEN:
@@ -163,6 +158,7 @@ def way_cases(size, known=CHOSEN):
         yield Case("all_to_all", splits="one way", shape=(5, 3), place=place)
         yield Case("all_to_all", splits="on device", shape=(40, 3), place=place)
         yield Case("all_to_all", splits="uneven", shape=(2000, 5), dtype="int8", place=place)
+        yield Case("all_to_all", layout="columns", shape=(9, 5), place=place)
     for algorithm, place in itertools.product(("one_shot", "two_shot"), PLACES):
         yield Case("all_reduce", shape=(9, 301), place=place, config={"algorithm": algorithm})
         yield Case("all_reduce", "bfloat16", shape=(3,), place=place, config={"algorithm": algorithm})

@@ -221,8 +221,7 @@ def fails(how, learn):
     reduce() if rank < 2 else None
     with configured(timeout_s=1.0):
         works = [reduce(async_op=True) for _ in range(3)] if rank == 0 else []
-        if how == "wait":
-            said += [said_by(work.wait) for work in works]
+        said += [said_by(work.wait) for work in works if how == "wait"]
         if how == "collective" and rank == 0:
             while not works[-1].is_completed():
                 time.sleep(0.01)

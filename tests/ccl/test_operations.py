@@ -83,8 +83,6 @@ def test_places(pool, some, encoding, num_ranks, device):
 def test_ways(pool, some, encoding, num_ranks, device):
     cases = served(ccl_cases.way_cases(num_ranks, kinds(encoding)), num_ranks)
     cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=5, named=5)
-    if not encoding and num_ranks == 3:
-        cases += ccl_cases.column_cases(("all_to_all", None), ("heap", "ordinary", "skewed", "strided"))
     check(pool, num_ranks, device, cases, turns=2, family=encoding)
 
 

@@ -73,19 +73,16 @@ def parts_as_lists():
             part.copy_(each)
         return mock.Mock(wait=lambda: None)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(TorchCollective, "_leave_out_node", as_nccl))
-        stack.enter_context(mock.patch.object(dist, "all_to_all", all_to_all))
+    as_lists = mock.patch.object(TorchCollective, "_leave_out_node", as_nccl)
+    with as_lists, mock.patch.object(dist, "all_to_all", all_to_all):
         yield
 
 
 @contextlib.contextmanager
 def small_chunks(nbytes=1024):
     """Let calls of some KiB go in several chunks."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes))
-        stack.enter_context(mock.patch.object(baseline, "_LEAST_NBYTES", nbytes))
-        stack.enter_context(mock.patch.object(baseline, "_LEAST_LINES", 4))
+    of_products = mock.patch.multiple(baseline, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
+    with of_products, mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes):
         yield
 
 
@@ -102,15 +99,10 @@ def late(rank, share=0.2):
 
         return step
 
-    steps = (
-        (Hierarchical, "_begin_chunk"),
-        (Hierarchical, "_end_chunk"),
-        (StraightAllToAll, "_near"),
-        (StraightAllToAll, "_end"),
-    )
     with contextlib.ExitStack() as stack:
-        for of, name in steps:
-            stack.enter_context(mock.patch.object(of, name, delayed(getattr(of, name))))
+        for of, names in ((Hierarchical, ("_begin_chunk", "_end_chunk")), (StraightAllToAll, ("_near", "_end"))):
+            changed = {name: delayed(getattr(of, name)) for name in names}
+            stack.enter_context(mock.patch.multiple(of, **changed))
         yield
 
 
