@@ -124,7 +124,7 @@ def call_in_other_order(device, algorithm):
     is_norm, config = algorithm.endswith(" norm"), {"algorithm": algorithm}
     cases = [Case("all_reduce", shape=(40,), reduction=each, config=config) for each in ("sum", "max")]
     if is_norm:
-        cases = [jobs_norm.Case(algorithm.removesuffix(" norm"), shape, "float32") for shape in ((3, 8), (1, 24))]
+        cases = [jobs_norm.Case(algorithm.removesuffix(" norm"), (3, 8), eps=eps) for eps in (1e-3, 1e-5)]
     with played(device, cases, IRIS_DEVICE_TIMEOUT="5") as (ctx, both):
         text, order = "", both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
         steps = [partial(jobs_ccl.jobs_of(tensors.case).call, ctx, tensors.case, tensors) for tensors in order]

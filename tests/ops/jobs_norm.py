@@ -28,6 +28,7 @@ class Case:
     weight: str = ""
     place: str = "ordinary"
     programs: int = 0
+    eps: float = EPS
     op, jobs = "all_reduce_rms_norm", "jobs_norm"
 
 
@@ -58,11 +59,11 @@ class Tensors:
         self.weight.copy_(weight)
         self.out.copy_(torch.full(self.case.shape, UNTOUCHED).float())
         stream = (self.parts.sum(0) + self.before).double()
-        return stream, torch.nn.functional.rms_norm(stream, stream.shape[-1:], weight.double(), EPS)
+        return stream, torch.nn.functional.rms_norm(stream, stream.shape[-1:], weight.double(), self.case.eps)
 
     @property
     def given(self):
-        return self.out, self.residual, self.x, self.weight, EPS
+        return self.out, self.residual, self.x, self.weight, self.case.eps
 
 
 def tolerance(case):
