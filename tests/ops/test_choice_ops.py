@@ -125,6 +125,17 @@ def test_models_leave_short_products_to_the_library():
             assert min(costs, key=costs.get) == want, (op, m, costs)
 
 
+def test_times_do_not_choose_where_bits_are_promised(tmp_path):
+    known = [Unfused(REQUEST.op) for _ in range(3)]
+    for number, each in enumerate(known):
+        each.name, each.cost = f"number {number}", lambda request, seconds=5.0 - number: seconds
+        each.deterministic = number > 0
+    write_table(tmp_path / "gpu-8.json", "gpu", 8, [], [Entry(REQUEST.op, "*", REQUEST.shape, "number 2", 1e-9)])
+    choice = Chooser(known, Tables(tmp_path, [], "gpu"), (), deterministic=True)
+    assert choice.choose(REQUEST, None).algorithm is known[1]
+    assert choice.contenders(REQUEST, None, few=False) == []  # nothing is measured
+
+
 def test_scales_go_to_who_takes_them(tmp_path):
     known = [Unfused(REQUEST.op) for _ in range(2)]
     known[0].scaled, known[1].name = ("rows",), "other"
